@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
+# What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
+$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED OUT,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -18,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -63,6 +65,9 @@ gallery: $(READY)  ## Render the examples of docs/gallery again, from their resu
 	@for results in docs/gallery/*/results.json; do
 	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
 	done
+
+screens: $(READY)  ## Pictures of every screen of the comparison that stands here: docs/gallery/screens/
+	@python -m tests.screens docs/gallery/screens
 
 diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
@@ -182,5 +187,5 @@ licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities 
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

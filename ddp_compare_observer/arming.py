@@ -53,13 +53,17 @@ class Observer:
         from ddp_compare_observer.around import Surroundings
         from ddp_compare_observer.clocks import Clocks, ScriptLines
         from ddp_compare_observer.computed import Computing
+        from ddp_compare_observer.device_clock import DeviceClock
         from ddp_compare_observer.fed import Loaders
         from ddp_compare_observer.steps import Steps
         from ddp_compare_observer.timeline import Place, Timeline
 
         place = Place(self._heartbeat, rank=self._rank)
         self.times, lines = Timeline(place), ScriptLines()
+        device_clock = DeviceClock(self.guard)
+        self.times.mark = device_clock.mark
         self.steps = Steps(self._record, self.guard, self.times, place, lines)
+        self.steps.take_device_seconds = device_clock.take
         clocks = Clocks(self._record, self.guard, self.times, lines)
         clocks.count_steps = lambda: self.steps.number
         around = self._around = Surroundings(self._record, self.guard, self.times)
@@ -80,6 +84,7 @@ class Observer:
 
         def finish() -> None:
             clocks.finish()
+            loaders.finish()
             around.finish()
             self._record.write("end", seconds=self.times.take())
 

@@ -52,6 +52,8 @@ class Loaders:
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_passes: dict[int, int] = {}
         self._evaluating: set[int] = set()
+        self._given_out: set[int] = set()
+        """Loaders all of whose batches were taken, and that nobody has asked for one more: as Lightning does."""
         self._lengths: dict[int, int | None] = {}
         self.given: deque[Given] = deque(maxlen=_KEPT_BATCHES)
         self.count_steps: Callable[[], int] = lambda: 0
@@ -103,6 +105,11 @@ class Loaders:
         dataloader._BaseDataLoaderIter.__next__ = observed_advance  # type: ignore[method-assign, assignment]
         dataloader._BaseDataLoaderIter._next_index = observed_index  # type: ignore[method-assign]
 
+    def finish(self) -> None:
+        """Write which passes were whole, where that is known at the end alone."""
+        for number in list(self._given_out):
+            self._write_end(number)
+
     def find(self, tensors: list[torch.Tensor], *, is_training: bool) -> tuple[Given | None, list[int] | None]:
         """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
 
@@ -147,18 +154,30 @@ class Loaders:
                 "loader", loader=number, num_rows=self._lengths[number], batch_size=getattr(loader, "batch_size", None),
                 sampler=type(inner).__name__, dataset=type(loader.dataset).__name__, num_workers=loader.num_workers,
             )  # fmt: skip
+        if number in self._given_out:
+            self._write_end(number)
         self._num_passes[number] = self._num_passes.get(number, 0) + 1
         iterator._ddp_compare_loader = number
+        if self._lengths[number] is not None:
+            iterator._ddp_compare_left = len(loader)
         self._record.write(
             "pass", loader=number, number=self._num_passes[number], is_over=False, step=self.count_steps()
         )
 
     def _end(self, iterator: Any, number: int) -> None:
         _clear_ids(iterator)
+        self._write_end(number)
+
+    def _write_end(self, number: int) -> None:
+        self._given_out.discard(number)
         pass_number = self._num_passes.get(number, 0)
         self._record.write("pass", loader=number, number=pass_number, is_over=True, step=self.count_steps())
 
     def _give(self, iterator: Any, number: int, batch: Any) -> None:
+        if (left := iterator.__dict__.get("_ddp_compare_left")) is not None:
+            iterator._ddp_compare_left = left - 1
+            if left == 1:
+                self._given_out.add(number)
         queue = iterator.__dict__.get("_ddp_compare_ids")
         ids = queue.popleft() if queue else None
         tensors = [tensor for _, tensor in list_tensors(batch) if tensor.dim()]

@@ -68,9 +68,10 @@ class Steps:
         self.on_first: Any = lambda _parameters: None
         self.on_step: Any = lambda: None
         self.on_lost: Any = lambda: None
+        self.take_device_seconds: Any = dict
         self.told: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
-        self._depth = 0
+        self._depth = self._num_inside = 0
         self._counts: dict[str, int] = {}
         self._num_collectives = self._num_unusual = 0
         self._clips: list[dict[str, Any]] = []
@@ -101,6 +102,7 @@ class Steps:
         if not self.micros:
             self._place.begin(self.number + 1)
         self.micros.append(micro)
+        self._num_inside += self._depth > 0
         self._wrapper = module
 
     def add_backward(self, loss: float | None, line: Line | None) -> None:
@@ -129,8 +131,7 @@ class Steps:
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
         if self.is_sampled:
-            gradients = [one.grad for one in parameters if one.grad is not None]
-            self._gradient = digest_tensors(gradients)
+            self._gradient = _digest_gradients(parameters)
         self._times.leave()
         self._times.enter(timeline.OPTIMIZER)
 
@@ -160,6 +161,9 @@ class Steps:
             fields["told"] = self.told
         if self._clips:
             fields["clips"] = self._clips
+        if self._num_inside:
+            # The optimizer was given a closure, and asked it for gradients: as LBFGS does, and Lightning.
+            fields["num_inside"] = self._num_inside
         # A step that exchanges more than the one before may be where models are averaged.
         is_unusual = fields["num_collectives"] != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
         self._num_unusual += is_unusual
@@ -170,19 +174,21 @@ class Steps:
             parameters = _list_parameters(optimizer)
             fields |= {
                 "weights": digest_tensors(parameters),
-                "gradient": self._gradient,
+                "gradient": _digest_gradients(parameters) if self._num_inside else self._gradient,
                 "traffic": read_traffic(self._counts, counts) if counts else {},
                 "ddp": _read_ddp_times(self._wrapper),
             }
         if self.number == 0:
             fields |= self._describe_setting(optimizer)
+        if device_seconds := self.take_device_seconds():
+            fields["device_seconds"] = device_seconds
         self.number += 1
         self._times.leave()
         fields["seconds"] = self._times.take()
         self._times.enter(timeline.OBSERVER)
         self._record.write("step", **fields)
         self._counts, self._clips, self._gradient, self.micros, self.is_lost = counts, [], None, [], False
-        self.told = {}
+        self.told, self._num_inside = {}, 0
         self.on_step()
 
     def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
@@ -261,6 +267,10 @@ def _describe(micro: Micro) -> dict[str, Any]:
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
+
+
+def _digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
+    return digest_tensors([one.grad for one in parameters if one.grad is not None])
 
 
 def _read_number(value: Any) -> float | None:

@@ -14,6 +14,7 @@ OBSERVER = "observer"
 
 _SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6}
 """As training/process/heartbeat.py of ddp-compare numbers them for its watchdog."""
+_ON_DEVICE = {FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION}
 _WORDS_PER_RANK, _PID, _POSITION = 8, 0, 1
 
 
@@ -47,6 +48,8 @@ class Timeline:
     def __init__(self, place: Place) -> None:
         self.total: dict[str, float] = {}
         """Since the start."""
+        self.mark: Callable[[str], None] = lambda _kind: None
+        """Told what a device works for from here on."""
         self._place = place
         self._stack = [SCRIPT]
         self._at = read_clock()
@@ -66,12 +69,14 @@ class Timeline:
         self._stack.append(kind)
         if section := _SECTIONS.get(kind):
             self._place.enter(section)
+        if kind in _ON_DEVICE:
+            self.mark(kind)
 
     def leave(self) -> None:
         """The innermost one ends."""
         self._count()
-        if len(self._stack) > 1:
-            self._stack.pop()
+        if len(self._stack) > 1 and self._stack.pop() in _ON_DEVICE:
+            self.mark(self._stack[-1])
 
     def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what the function returns; its time is the observer's own."""

@@ -4,7 +4,9 @@ import argparse
 import atexit
 import json
 import os
+import shutil
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +61,7 @@ def _run(cells: list[str], *, rebench: bool) -> None:
     from flows.ddp_compare import ddp_compare, outcome
     from flows.outage import tolerate_outage
 
-    server.wait_until_ready()
+    server.wait_until_ready(tell=_tell)
     with tolerate_outage("it may show this run as running until the next one") as errors:
         ddp_compare(rebench=rebench, return_state=True)
     if not outcome:
@@ -74,7 +76,10 @@ def _run(cells: list[str], *, rebench: bool) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+    told = f"{time.strftime('%H:%M:%S')} {line}"
+    if sys.stderr.isatty():
+        told = textwrap.fill(told, shutil.get_terminal_size().columns, subsequent_indent=" " * 9)
+    sys.stderr.write(f"{told}\n")
 
 
 def _report_outcome(state: "State[Any]") -> int:

@@ -27,6 +27,8 @@ DVC_CHATTER = (
     "Stage '",
     "To track the changes with git",
     "To enable auto staging",
+    "ERROR: failed to reproduce",
+    "\x1b[31mERROR\x1b[39m: failed to reproduce",
 )
 """How the lines begin in which DVC says what it does; a stage has no line that begins so."""
 

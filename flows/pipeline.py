@@ -70,10 +70,13 @@ def list_changes(*stages: str) -> dict[str, list[str]]:
         return {stage.addressing: _list_stage_changes(stage) for stage in collected}
 
 
-def reproduce(stage: str, *, environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
-    """Let DVC restore or run the stage, whose command gets `environment` on top of ours; return DVC's exit code."""
+def reproduce(*stages: str, environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
+    """Let DVC restore or run the stages in turn, up to one that fails; return its exit code.
+
+    Their commands get `environment` on top of ours.
+    """
     return run_child(
-        [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
+        [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", *stages],
         env={**make_environment(sys.executable), STARTER: str(os.getpid()), **environment},
         hear=hear,
     )
@@ -94,7 +97,7 @@ def find_cached(changes: Mapping[str, list[str]]) -> dict[str, str]:
     if not changes or not _is_cached(changes):
         return {}
     with contextlib.suppress(DvcException):
-        if all(reproduce(stage, environment={}, hear=lambda _: None) == 0 for stage in always):
+        if not always or reproduce(*always, environment={}, hear=lambda _: None) == 0:
             after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}

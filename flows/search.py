@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flows.child import make_environment, run_child
 from flows.fair_trials import read_epochs, require_comparable
@@ -79,6 +78,8 @@ class Search:
         """Name of whatever was trained -> folder of its longest run."""
         self.heldout: dict[str, float] = {}
         """Name of whatever was trained -> its last loss on the held-out rows."""
+        self.noise: dict[str, list[NoiseScale]] = {}
+        """Name of a trial that was alone in the last rung -> the gradient noise scale along its training."""
 
     def _plan(self, name: str, index: int, *, cell: str = "", **changes: int) -> Trial:
         drawn = self.asked.draw(index)
@@ -124,24 +125,32 @@ class Search:
 
     def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
         """Return name -> loss on the held-out rows."""
-        models = self._run_evaluate(trials, epochs).models
-        self.base_loss = models["base"].loss
-        return {trial.name: models[trial.name].loss for trial in trials}
+        is_last = len(trials) == 1 and epochs == self.asked.rungs[-1]
+        found = self._run_evaluate(trials, epochs, measures_noise=is_last)
+        if is_last:
+            self.noise[trials[0].name] = found.noise_scales
+        self.base_loss = found.models["base"].loss
+        return {trial.name: found.models[trial.name].loss for trial in trials}
 
     def measure_noise(self) -> list[NoiseScale]:
         """Return the gradient noise scale along the best trial's training: which batch sizes are worth a trial."""
-        return self._run_evaluate([self.trials[self.best]], self.asked.rungs[-1], quality={}).noise_scales
+        best = self.trials[self.best]
+        if best.name not in self.noise:
+            return self._run_evaluate([best], self.asked.rungs[-1], measures_noise=True).noise_scales
+        return self.noise[best.name]
 
-    def _run_evaluate(self, trials: Sequence[Trial], epochs: int, **sections: Any) -> EvaluationFile:
-        """Return what the stage `evaluate` finds of the trials, which keeps it; `sections`: others of params.yaml."""
+    def _run_evaluate(self, trials: Sequence[Trial], epochs: int, *, measures_noise: bool) -> EvaluationFile:
+        """Return what the stage `evaluate` finds of the trials, which keeps it."""
         shutil.rmtree(_EVALUATING, ignore_errors=True)
         for trial in trials:
             link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)
-        raw = read_raw_params({}, {trial.name: self.cell for trial in trials}) | sections
+        raw = read_raw_params({}, {trial.name: self.cell for trial in trials})
+        if measures_noise:
+            raw["quality"] = {}
         own = find_path("evaluate", "runs")
         options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
         options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
-        _run_stage("evaluate", read_command("evaluate", others=options))
+        _run_stages("evaluate", command=read_command("evaluate", others=options))
         return EvaluationFile.read(_EVALUATING / "found")
 
     def repeat(self) -> list[RepeatRecord]:
@@ -234,19 +243,19 @@ def _list_epochs(trial: Trial, epochs: int) -> list[TrialEpoch]:
     return [TrialEpoch(num_tokens=one.num_tokens, train_seconds=one.train_seconds) for one in facts]
 
 
-def _run_stage(stage: str, command: list[str] | None = None) -> None:
-    """Bring a stage up to date by DVC, or run its `command` by itself; raises the StageError that it ended with."""
-    output = StageOutput(_LOGS / f"search-{stage}.log", send=lambda _: None)
+def _run_stages(*stages: str, command: list[str] | None = None) -> None:
+    """Bring stages up to date by DVC, or run a `command` in their place; raises the StageError of one that fails."""
+    output = StageOutput(_LOGS / f"search-{stages[-1]}.log", send=lambda _: None)
     try:
         if command is None:
-            code = reproduce(stage, environment={}, hear=output.hear)
+            code = reproduce(*stages, environment={}, hear=output.hear)
         else:
             environment = {**make_environment(sys.executable), STARTER: str(os.getpid())}
             code = run_child(command, env=environment, hear=output.hear)
     finally:
         output.close()
     if code:
-        message = output.last_lines[-1] if output.last_lines else f"{stage} ended with {code}"
+        message = output.last_lines[-1] if output.last_lines else f"{stages[-1]} ended with {code}"
         if command is None:
             from flows.dvc_stage import explain_failure  # here, not above: it brings Prefect, which takes a second
 
@@ -261,8 +270,7 @@ def _main() -> None:
     if unfit := params.explain_unsearchable():
         raise ConfigurationError(f"params.yaml: {unfit}")
     with lock_workspace("make search"):
-        for stage in ("fingerprint", "download", "slice"):
-            _run_stage(stage)
+        _run_stages("fingerprint", "download", "slice")
         with lock_machine("make search"):
             search = Search(params)
             search.climb()

@@ -16,6 +16,7 @@ import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from flows.database import set_damaged_aside
@@ -28,6 +29,7 @@ from training.process.lifeline import set_parent_death_signal
 HOME = SERVED.parent
 LOG = Path(".work/logs/prefect_server.log")
 _STARTUP_SECONDS = 180.0
+_SECONDS_BETWEEN_WORDS = 5.0
 
 
 class Server:
@@ -47,9 +49,13 @@ class Server:
         """False once a server that was started here has ended; of another's nothing is known."""
         return self._process is None or self._process.poll() is None
 
-    def wait_until_ready(self) -> None:
-        """Return once the server answers. Raises ResourceError if it ends, or takes longer than three minutes."""
-        deadline = time.monotonic() + _STARTUP_SECONDS
+    def wait_until_ready(self, *, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Return once the server answers; `tell` hears every few seconds that it does not yet.
+
+        Raises ResourceError if it ends, or takes longer than three minutes.
+        """
+        started = said = time.monotonic()
+        deadline = started + _STARTUP_SECONDS
         while not _is_reachable(self.url):
             if self._process is None:
                 raise ResourceError(f"no Prefect server answers at {self.url}; start it, or unset PREFECT_API_URL")
@@ -57,6 +63,9 @@ class Server:
                 raise ResourceError(f"the Prefect server ended with {self._process.returncode}; see {LOG}")
             if time.monotonic() > deadline:
                 raise ResourceError(f"the Prefect server took over {_STARTUP_SECONDS:.0f} s to start; see {LOG}")
+            if (now := time.monotonic()) > said + _SECONDS_BETWEEN_WORDS:
+                said = now
+                tell(f"the Prefect server is still starting, since {now - started:.0f} s")
             time.sleep(0.1)
 
     def end(self) -> None:

@@ -5,12 +5,14 @@ reports the command's exit code and frees its locks, as after any other failure.
 """
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
 
 import psutil
 
+from flows.output import VERBOSE
 from training.process.lifeline import set_parent_death_signal
 
 
@@ -20,6 +22,10 @@ def _main() -> int:
     signal.signal(signal.SIGTERM, _end_if_idle)
     from dvc.cli import main
 
+    if not os.environ.get(VERBOSE):
+        # Its bars, one for every path of every stage, stay off at this level.
+        for name in ("dvc.progress", "dvc_data.callbacks"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # Eight stages would say eight times how to add dvc.lock to git.
     logging.getLogger("dvc.repo.scm_context").setLevel(logging.WARNING)
     return int(main(arguments))

@@ -1,4 +1,4 @@
-"""The verdict on the terminal: a line per cell, and the sentence."""
+"""The verdict on the terminal: a line per cell, what kind of demonstration it is, and the sentence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +19,15 @@ from tasks.process.wording import (
 
 def print_verdict(results: Mapping[str, Any]) -> None:
     """Print what results.json says of the comparison, as wide as the terminal allows."""
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = Console(highlight=False, markup=False)
     table = Table("cell", "per epoch", "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
     for cell in results["cells"]:
         table.add_row(cell["cell"], format_seconds(cell["seconds_per_epoch"]), *_tell_speedup(cell))
     if table.rows:
-        console.print(table, soft_wrap=False)
-    console.print(results["verdict"])
+        console.print(table)
+    for sentence in filter(None, (results.get("label"), results["verdict"])):
+        # Whole where something reads it that is no terminal.
+        console.print(sentence, soft_wrap=not console.is_terminal)
 
 
 def _tell_speedup(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:

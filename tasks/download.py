@@ -75,6 +75,7 @@ def _place_texts(
         template=_read_template(dataset),
         **facts,
         license="the open-source licence of each package" if is_builtin else stored.license,
+        languages=["en"] if is_builtin else stored.languages,
         label=_make_label(dataset, facts.get("class_names", [])),
         packages=read_package_versions() if is_builtin else {},
         source_digest=stored.source_digest,
@@ -132,7 +133,7 @@ def download_model(params: Params, base_model: Path, *, class_names: Sequence[st
     It tells these classes apart, if there are any.
     """
     if params.dataset.holds_images:
-        stored = store_image_model(params.model, class_names=class_names)
+        stored = store_image_model(params.model, class_names=class_names, image_size=params.dataset.image_size)
     else:
         stored = store_model(params.model, commit=_find_commit(params.model, "model"), class_names=class_names)
     _clear(base_model)

@@ -22,6 +22,8 @@ from tasks.records.run import RunFile, SegmentReceipt
 from tasks.reporting.model_card import Revision, collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
+from tasks.services.tracked import PublishedModel
+from tasks.services.tracker import register_published
 from tasks.store.links import link_file
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_file
@@ -191,6 +193,11 @@ def _link_report(reports: Path, staged: Path) -> None:
         if not file.is_file():
             raise DataError(f"{file}: missing; run `dvc repro report`")
         link_file(file, staged / "report" / file.relative_to(reports))
+    # What the page links to; an earlier version's report has not all of them.
+    beside = [reports / name for name in ("epochs.csv", "losses.csv", "blocks.parquet")]
+    for file in [*beside, *sorted((reports / "timelines").glob("*"))]:
+        if file.is_file():
+            link_file(file, staged / "report" / file.relative_to(reports))
 
 
 def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str], revision: Revision | None) -> str:
@@ -201,11 +208,13 @@ def _make_card(params: Params, results: Results, cell: str, checkpoints: list[st
     return hub.make_model_card(
         body,
         name=f"{params.name}-{cell}",
-        base_model=_find_hub_id(model.source),
+        base_model=None if model.is_random_weights else _find_hub_id(model.source),
         dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
         dataset_split=params.dataset.split if dataset.commit else None,
         dataset_revision=dataset.commit,
+        languages=dataset.languages,
+        source=params.upload.repo_id,
         license_id=model.license if _find_hub_id(model.source) else None,
         metrics=collect_metrics(results, cell, revision),
         task=_name_task(params.workload),
@@ -293,7 +302,14 @@ def _main() -> None:
     manifest = stage_publication(params, sources, arguments.staged)
     revisions = stage_revisions(params, sources, arguments.staged)
     snapshot.require_unchanged()
-    _publish(params, arguments.staged, manifest, revisions).write(arguments.receipt)
+    receipt = _publish(params, arguments.staged, manifest, revisions)
+    if receipt.url is not None:
+        published = PublishedModel(
+            name=params.name, cell=receipt.cell, source=receipt.url,
+            results_digest=digest_file(arguments.reports / "results.json"),
+        )  # fmt: skip
+        register_published(params, published)
+    receipt.write(arguments.receipt)
 
 
 if __name__ == "__main__":

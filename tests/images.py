@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tasks.data.builtin.resnet import write_resnet18
+from tasks.data.builtin.image_networks import write_image_network
 from tests.tiny import with_manifest
 from training.process.files import digest_file, digest_json, write_json
 
@@ -69,5 +69,5 @@ def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: 
 def make_image_model(folder: Path) -> Path:
     """Write the built-in model for these classes; return its folder."""
     folder.mkdir(parents=True)
-    write_resnet18(folder, CLASS_NAMES)
+    write_image_network(folder, "resnet18", CLASS_NAMES)
     return with_manifest(folder, num_parameters=0, model_type="resnet18")

@@ -47,7 +47,7 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
             _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
             launched = launch_script(request, cell, folder / f"{cell}-{turn + 1}", stop=stop)
             audit.launches[cell].append(launched)
-            require_steps(launched)
+            require_steps(launched, started_in=request.folder)
     gates, speeds = ask_all(audit), compute_speeds(audit)
     standings = compute_standings(gates, list(request.cells))
     document = make_document(audit, gates, speeds, standings)
@@ -60,9 +60,12 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     return redact("".join(f"{line}\n" for line in told))
 
 
-def require_steps(launched: Launched) -> None:
+def require_steps(launched: Launched, *, started_in: Path) -> None:
     """Raise the error of a launch that says nothing about a training."""
-    told = f"{launched.cell}: the script's output is in {launched.folder / 'logs'}"
+    told = (
+        f"{launched.cell}: it was started in {started_in} (FOLDER=... starts it elsewhere), its output is in "
+        f"{launched.folder / 'logs'}"
+    )
     if launched.is_failed:
         ending, _, words = launched.ending.partition("\n")
         if words:

@@ -83,8 +83,10 @@ def do_parameters_differ(ranks: Sequence[RankRecord]) -> bool:
 
 
 def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
-    """Return the samples of each step, all ranks together; None where a rank's are not known."""
+    """Return the samples of each step, all ranks together; None where a rank's are not known, or learned from twice."""
     found = []
+    if any(step.get("num_inside", 0) > 1 for rank in ranks for step in rank.steps):
+        return None
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         micros = [micro for step in steps for micro in step["micros"]]
         counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]

@@ -7,7 +7,7 @@ from tasks.auditing.checks import find_remedy
 from tasks.auditing.evidence import NOT_OBSERVABLE
 from tasks.auditing.launched import Audit
 from tasks.auditing.speed import Speed
-from tasks.auditing.split import find_exposed_seconds, split_steps, sum_other_work
+from tasks.auditing.split import find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 from tasks.process import wording
 from tasks.records.gate import Gate, Standing
 from tasks.reporting.blocks import (
@@ -211,19 +211,20 @@ def _tell_ratio(speed: Speed, standings: dict[str, Standing]) -> str:
 
 def _make_split(audit: Audit) -> Iterator[Block]:
     cells = list(audit.request.cells)
-    splits = {cell: split_steps(audit.first(cell)) for cell in cells}
     if audit.device != "cpu":
+        of_device = {cell: split_device_steps(audit.first(cell)) for cell in cells}
+        if any(of_device.values()):
+            yield _tabulate_split("Where the GPU's time goes, mean over ranks and steps", of_device)
+            yield Text(
+                "By events on the stream that the script computes on. Between the parts it copies, computes a loss, or "
+                "has nothing to do; the next table, which is the host's, says what is waited for meanwhile."
+            )
         yield Text(
-            "The time split is that of the host: a GPU works on while the host goes on, and what waits for it last is "
-            "charged for it. Where the GPU's time goes is not observable here.", role="notice",
+            "The following split is that of the host: a GPU works on while the host goes on, and what waits for it "
+            "last is charged for it.", role="notice",
         )  # fmt: skip
-    kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
-    rows = [[_WORDS[kind], *(_tell_part(splits[cell], kind) for cell in cells)] for kind in kinds]
-    yield Table(
-        "Where a step goes, mean over ranks and steps",
-        ["Part of a step", *cells],
-        rows,
-        words=dict.fromkeys(cells, "Cell"),
+    yield _tabulate_split(
+        "Where a step goes, mean over ranks and steps", {cell: split_steps(audit.first(cell)) for cell in cells}
     )
     for cell in cells:
         exposed = find_exposed_seconds(audit.first(cell))
@@ -240,6 +241,12 @@ def _make_split(audit: Audit) -> Iterator[Block]:
     ]
     if rows:
         yield Table("What is no step, in the whole run", ["Kind", *cells], rows, words=dict.fromkeys(cells, "Cell"))
+
+
+def _tabulate_split(title: str, splits: dict[str, dict[str, float]]) -> Table:
+    kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
+    rows = [[_WORDS[kind], *(_tell_part(split, kind) for split in splits.values())] for kind in kinds]
+    return Table(title, ["Part of a step", *splits], rows, words=dict.fromkeys(splits, "Cell"))
 
 
 def _tell_part(split: dict[str, float], kind: str) -> str:

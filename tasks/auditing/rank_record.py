@@ -54,19 +54,33 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             fields = json.loads(line)
-            kind = fields.pop("kind")
-        except (ValueError, KeyError, AttributeError):
-            # The last line of a rank that was killed.
+            kind = str(fields.pop("kind"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            # The last line of a rank that was killed, or what the script itself wrote there.
             continue
         if kind == "step":
-            found.steps.append(fields)
-        elif kind == "window":
+            if _is_step(fields):
+                found.steps.append(fields)
+        elif kind == "window" and {"begin", "end"} <= set(fields):
             windows[f"{fields['begin']} {fields['end']}"] = fields
         else:
             lines[kind].append(fields)
     found.lines, found.windows = dict(lines), list(windows.values())
     found.start = found.first("start")
     return found
+
+
+def _is_step(fields: Fields) -> bool:
+    """Return whether a line is what the observer writes of a step: the script has the file open, too."""
+    micros, seconds = fields.get("micros"), fields.get("seconds")
+    return (
+        isinstance(fields.get("step"), int)
+        and isinstance(micros, list)
+        and len(micros) > 0
+        and all(isinstance(micro, dict) for micro in micros)
+        and isinstance(seconds, dict)
+        and all(isinstance(spent, int | float) for spent in seconds.values())
+    )
 
 
 def tell_line(line: Any) -> str:

@@ -40,8 +40,8 @@ class Request:
 
     @property
     def told(self) -> str:
-        """The script and its arguments, as they are typed."""
-        return shlex.join(self.words)
+        """The script and its arguments, as they are typed; the script by its place in the folder."""
+        return shlex.join([self.words[0].removeprefix(f"{self.folder}/"), *self.words[1:]])
 
     def words_for(self, cell: str) -> list[str]:
         """Return the script and its arguments for a cell."""

@@ -55,7 +55,7 @@ def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.
             while is_running and not stop.is_set() and hang is None and not was_ended:
                 is_running = launch.is_running
                 for rank, reader in enumerate(readers):
-                    num_steps[rank] += sum(event.get("kind") == "step" for event in reader.read_new())
+                    num_steps[rank] += count_new_steps(reader)
                 was_ended = request.most_steps is not None and min(num_steps) >= request.most_steps
                 if time.monotonic() - said_at > _SECONDS_BETWEEN_WORDS:
                     said_at = time.monotonic()
@@ -78,6 +78,15 @@ def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.
     elif exit_code != 0 and not was_ended:
         ending = redact(launch.explain_end())
     return Launched(cell, folder, ranks, exit_code if hang is None else _KILLED_BY_US, ending, was_ended)
+
+
+def count_new_steps(reader: EventReader) -> int:
+    """Return the steps in what a rank has written since the last look."""
+    try:
+        return sum(event.get("kind") == "step" for event in reader.read_new())
+    except (ValueError, AttributeError, RecursionError):
+        # The script has the file open, too, and may have written into it what the observer never does.
+        return 0
 
 
 def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:

@@ -28,6 +28,13 @@ def split_steps(launched: Launched) -> dict[str, float]:
     return {kind: fmean(step["seconds"].get(kind, 0.0) for step in steps) for kind in kinds} if steps else {}
 
 
+def split_device_steps(launched: Launched) -> dict[str, float]:
+    """Return activity -> mean seconds of the GPU per step over all ranks, other work left out; empty without one."""
+    found = [step for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get("device_seconds")]
+    kinds = dict.fromkeys(kind for step in found for kind in step["device_seconds"] if kind not in OTHER_WORK)
+    return {kind: fmean(step["device_seconds"].get(kind, 0.0) for step in found) for kind in kinds} if found else {}
+
+
 def sum_other_work(launched: Launched) -> dict[str, float]:
     """Return activity that is no step's -> its seconds in the whole launch, of the rank with most of it."""
     found = {}

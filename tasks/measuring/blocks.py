@@ -1,5 +1,6 @@
 """Blocks of real optimizer steps, run by waiting ranks while everything else is idle."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,8 @@ class Timed:
     """Whether more processes computed on one of these than when the ranks had been started."""
     metered_seconds: float = 0.0
     """Seconds that those figures are of."""
+    started_at: float | None = None
+    """When it was asked for, seconds since 1970."""
 
     @property
     def num_positions(self) -> int:
@@ -294,7 +297,7 @@ class Bench:
         segment, own = self._locate_steps(steps)
         block = {"steps": own, "segment": segment, "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
-        figures = None
+        figures, started_at = None, time.time()
         if self._meter is None:
             found = group.ask("run", ranks=ranks, **asked)
         else:
@@ -317,6 +320,7 @@ class Bench:
             gpus=gpus,
             has_others_on_gpu=self._find_others_on_gpu(arm, gpus),
             metered_seconds=figures.seconds if figures else 0.0,
+            started_at=started_at,
         )
 
     def _find_others_on_gpu(self, arm: Arm, gpus: Sequence[GpuFigures]) -> bool:

@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tasks.measuring.probe import Swept
+from tasks.records.measurement import LinkSpeed
 from tasks.strategies.communication import Draws
 
 _RING: Mapping[str, Callable[[int], float]] = {
@@ -16,6 +18,26 @@ _RING: Mapping[str, Callable[[int], float]] = {
     "send": lambda n: 1.0,
 }
 """Kind of exchange -> how often each byte of the whole tensor goes over one link of a ring of n ranks."""
+
+
+def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:
+    """Return what the largest exchange of a sweep (training/probing/sweep.py) came to; None where it has none.
+
+    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
+    """
+    if not sweep["points"]:
+        return None
+    largest, world_size = sweep["points"][-1], sweep["world_size"]
+    over_a_link = _RING[sweep["kind"]](world_size) * largest["num_bytes"]
+    return LinkSpeed(
+        world_size=world_size,
+        kind=sweep["kind"],
+        backend=sweep["backend"],
+        num_bytes=largest["num_bytes"],
+        seconds=largest["median_seconds"],
+        bus_gb_per_second=over_a_link / largest["median_seconds"] / 1e9,
+        is_slept_for=sweep["is_slept_for"],
+    )
 
 
 class Link:

@@ -77,11 +77,12 @@ def probe_cells(
     *,
     seconds: float = _SWEEP_SECONDS,
     make_ready: Callable[[Arm], None] = lambda _: None,
+    hear_sweep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[Probe]:
     """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in `trials`.
 
     Returns one probe for each group of cells. `seconds`: for the sweeps of one number of ranks; `make_ready` is told
-    whose ranks are about to be asked.
+    whose ranks are about to be asked, `hear_sweep` what each sweep found.
     """
     baseline, groups = probed.baseline, probed.groups
     exchanges = [_ask_exchange(workers, group[-1], make_ready) for group in groups]
@@ -93,6 +94,7 @@ def probe_cells(
         swept = sweep_link(workers[by_size[size].name], by_size[size], kinds, seconds=seconds)
         for kind, sweep in swept.items():
             sweeps.setdefault(kind, {})[size] = sweep
+            hear_sweep(sweep)
     for kind, beyond in probed.sweeps_beyond_cells.items():
         # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
         reach = min(_compute_reach(sweep) for sweep in sweeps[kind].values()) / _SHORTER_REACH
@@ -191,17 +193,19 @@ def predict_cells(
     *,
     seed: int,
     make_ready: Callable[[Arm], None] = lambda _: None,
+    hear_sweep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[Prediction]:
     """Return what other numbers of ranks would give each group of cells; none without a cell that can be predicted.
 
-    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the counterfactuals.
+    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the counterfactuals;
+    `hear_sweep` is told what the link can do, whatever becomes of the prediction.
     """
     if not probed.cells or trials is None:
         return []
     if not speedups:
         raise ValueError("it begins at a measured speedup, and none has an interval")
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probes = probe_cells(probed, workers, trials, make_ready=make_ready)
+    probes = probe_cells(probed, workers, trials, make_ready=make_ready, hear_sweep=hear_sweep)
     return [
         make_prediction(
             probe,

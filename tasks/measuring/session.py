@@ -21,6 +21,7 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, find_alikeness
+from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, list_kinds, predict_cells, sweep_link
@@ -31,7 +32,7 @@ from tasks.process.failure import DistributedError, PreemptedError, ResourceErro
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
-from tasks.records.measurement import Advice, MeasurementFile, Prediction, RankTimeline, Waterfall
+from tasks.records.measurement import Advice, LinkSpeed, MeasurementFile, Prediction, RankTimeline, Waterfall
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -52,6 +53,7 @@ class _Further:
 
     predictions: list[Prediction] = field(default_factory=list)
     advice: Advice | None = None
+    links: list[LinkSpeed] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -122,6 +124,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
         memory=rehearse_memory(session, observed),
+        links=more.links,
         waits=waits,
         timelines=timelines,
         devices_of_starts=devices,
@@ -210,7 +213,7 @@ def _predict_and_advise(
     """Return the prediction and the advice; the speedups are measured, and what fails here must not cost them."""
     more = _Further()
     try:
-        more.predictions = _predict(session, bench, workers, measured, stop)
+        more.predictions = _predict(session, bench, workers, measured, stop, more.links)
     except PreemptedError:
         raise
     except ValueError as error:
@@ -266,8 +269,14 @@ def _advise(
 
 
 def _predict(
-    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
+    session: Session,
+    bench: Bench,
+    workers: Mapping[str, Workers],
+    measured: Measured,
+    stop: threading.Event,
+    links: list[LinkSpeed],
 ) -> list[Prediction]:
+    """Return the predictions; what the links can do is added to `links` as soon as it is known."""
     comparison = session.comparison
     cells = comparison.predicted
     if not cells:
@@ -288,7 +297,14 @@ def _predict(
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
     trials = select_quiet_turns(measured.beside, comparison.most_share)
-    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready)
+
+    def hear_sweep(sweep: dict[str, Any]) -> None:
+        if (found := compute_link_speed(sweep)) is not None:
+            links.append(found)
+
+    return predict_cells(
+        probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep
+    )
 
 
 def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[str, dict[int, dict[str, Any]]]:

@@ -193,6 +193,8 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
     def add_up(name: str) -> Any:
         return sum(one[name] for one in found)
 
+    used = [one["cpu_use"] for one in found]
+    held = [one["resident_bytes"] for one in used]
     norm, loss = max(one["grad_norm_sum"] for one in found), add_up("loss_sum")
     is_recorded = all(one["exchange_bytes"] is not None for one in found)
     return BlockWork(
@@ -202,6 +204,12 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
         has_others_on_gpu=block.has_others_on_gpu,
         gpu_clocks_mhz=[gpu.clock_mhz for gpu in block.gpus] or None,
         gpu_slowed_shares=[gpu.slowed_share for gpu in block.gpus] or None,
+        gpu_utilisations=[gpu.utilisation for gpu in block.gpus] or None,
+        gpu_watts=[gpu.power_watts for gpu in block.gpus] or None,
+        gpu_memory_gib=[gpu.peak_memory_gib for gpu in block.gpus] or None,
+        started_at=block.started_at,
+        cores_used=[one["own_seconds"] / one["seconds"] for one in used],
+        host_gib=None if None in held else [num_bytes / 2**30 for num_bytes in held],
         range=told["range"],
         steps=told["steps"],
         step_seconds=block.step_seconds.tolist(),

@@ -15,7 +15,7 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
-BUILTIN_IMAGE_MODELS = ("resnet18",)
+BUILTIN_IMAGE_MODELS = ("resnet18", "resnet50", "vit-b-16")
 BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
 BUILTIN_IMAGES = ("digits",)
 BUILTIN_INSTRUCTIONS = ("instructions",)
@@ -118,16 +118,26 @@ class ModelParams(Source):
 
     name: str
     """Short name in checkpoint files: `<name>_<start>-<end>-epoch-<n>.pt`."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """random: from scratch, with config.json and the tokenizer of the source alone; language models only."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_source(BUILTIN_MODELS)
         require_name("name", self.name)
+        if self.weights == "random" and self.kind == "builtin":
+            raise ValueError(
+                f"weights: got random for {self.source}, whose weights are; allowed: none for built-in models"
+            )
         return self
 
 
 def require_model_for(workload: str, model: ModelParams) -> None:
     """Raise ValueError for a built-in model that does not do what the workload learns."""
+    if model.weights == "random" and (has_labels(workload) or read_unit(workload) == "image"):
+        raise ValueError(
+            f"model.weights: got random with workload {workload}; allowed: pretrained, or a language model"
+        )
     of_texts = [name for name in BUILTIN_MODELS if name not in BUILTIN_IMAGE_MODELS]
     does = [name for name in of_texts if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
     if read_unit(workload) == "image":

@@ -164,8 +164,8 @@ def format_count(value: int) -> str:
 
 
 def format_plural(number: int, noun: str) -> str:
-    """Return `1 gate`, `2 gates`, `2 launches`."""
-    ending = "es" if noun.endswith("ch") else "s"
+    """Return `1 gate`, `2 gates`, `2 launches`, `2 epochs`."""
+    ending = "es" if noun.endswith("ch") and noun != "epoch" else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 

@@ -29,6 +29,18 @@ class BlockWork(Record):
     """Mean clock of each GPU; null on the CPU."""
     gpu_slowed_shares: list[float | None] | None = None
     """Share of the block in which heat or hardware held each GPU's clocks down; null on the CPU."""
+    gpu_utilisations: list[float | None] | None = None
+    """Share of the block in which each GPU ran any kernel, 0..1; null on the CPU."""
+    gpu_watts: list[float | None] | None = None
+    """Mean power of each GPU; null on the CPU."""
+    gpu_memory_gib: list[float | None] | None = None
+    """Most memory of each GPU in use, by whomever; null on the CPU."""
+    started_at: float | None = None
+    """When it was asked for, seconds since 1970; null in results of an earlier version."""
+    cores_used: list[float] | None = None
+    """Cores' worth of time that each rank used; null likewise."""
+    host_gib: list[float] | None = None
+    """Memory of the host that each rank held at its end; null where the system does not tell."""
     step_seconds: list[list[float]]
     """Seconds of each step, rank by rank."""
     range: str

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
@@ -53,6 +53,8 @@ class DatasetFacts(SourceFacts):
     """The split that was read."""
     text_column: str | None
     """The column that holds the text."""
+    languages: list[str] = Field(default_factory=list)
+    """The languages of its texts, such as en, as its source names them; empty where that is not known."""
     num_rows: int
     """Rows that were read."""
     num_duplicate_rows: int = 0

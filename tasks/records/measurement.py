@@ -252,6 +252,25 @@ class BatchSpeed(Record):
     """Tokens per second / the baseline's at its own batch, with a 90 % interval; not that of an equally good model."""
 
 
+class LinkSpeed(Record):
+    """How fast the ranks of a cell exchange the largest tensor that was tried, with nothing beside it."""
+
+    world_size: int
+    """Number of ranks."""
+    kind: str
+    """Kind of exchange, such as all_reduce."""
+    backend: str | None
+    """What carried it: gloo or nccl."""
+    num_bytes: float
+    """Size of the tensor."""
+    seconds: float
+    """Median of the repeats, each of its slowest rank."""
+    bus_gb_per_second: float
+    """10^9 bytes that go over one link of a ring each second, as nccl-tests counts bus bandwidth."""
+    is_slept_for: bool = False
+    """Whether nothing was exchanged: an emulated link sleeps for as long as it would take."""
+
+
 class Prediction(Record):
     """What more ranks would give to one way of spreading the work."""
 
@@ -382,6 +401,8 @@ class Measurement(Record):
     """What to change; null where it was not asked for."""
     memory: list[CellMemory] = Field(default_factory=list)
     """What a step takes of memory, cell by cell; empty in earlier results."""
+    links: list[LinkSpeed] = Field(default_factory=list)
+    """What the link between the ranks can do; empty where no prediction asked for it, and in earlier results."""
     waits: list[str] = Field(default_factory=list)
     """How long ranks that need each other in every pass wait for each other, in whole sentences; of such cells only."""
     left_out: list[str] = Field(default_factory=list)

@@ -45,6 +45,8 @@ class StoredManifest(StageFile):
     """Rows that are there."""
     license: str | None = None
     """As the data set's card on the Hub names it; null where that is not known."""
+    languages: list[str] = Field(default_factory=list)
+    """Likewise; empty where they are not known."""
     class_names: list[str] = Field(default_factory=list)
     """Images only: the classes, in the order of their numbers."""
     identity: dict[str, Any]

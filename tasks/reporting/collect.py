@@ -22,6 +22,7 @@ from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.goodput import compute_goodput
+from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
@@ -75,6 +76,7 @@ def collect_results(outputs: Outputs) -> Results:
         if outputs.measurement and measurement
         else [],
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
+        hardware=collect_hardware(outputs.measurement) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
         time_to_quality=compute_time_to_quality(outputs, found),
         goodput=compute_goodput(outputs, measurement),

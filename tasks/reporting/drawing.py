@@ -149,13 +149,15 @@ def draw_svg(name: str, chart: Chart, results: Results) -> str:
     told = f"{make_caption(chart, results)} {tell_figures(chart, results)}".strip()
     description = f"<title>{_escape(chart.TITLE)}</title><desc>{_escape(told)}</desc>"
     head, _, rest = svg.partition(">")
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
     return f'{head} role="img" font-family="system-ui, sans-serif">{_make_stylesheet()}{description}{rest}'
 
 
 def inline(svg: str) -> str:
     """Return the SVG for use inside a page that sets the colours and names the chart itself."""
     svg = re.sub(r"<style data-standalone.*?</style><title>.*?</title><desc>.*?</desc>", "", svg, flags=re.DOTALL)
+    # By itself it is as large as it was drawn; on the page as wide as there is room.
+    head, _, rest = svg.partition(">")
+    svg = re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
     return svg.replace(' role="img"', ' aria-hidden="true" focusable="false"', 1)
 
 

@@ -45,7 +45,7 @@ def render_model_card(
         PageSection(
             "published",
             "What is published",
-            [_tell_published(results, published, revision), _tabulate_files(checkpoints, revision)],
+            [_tell_published(results, published, revision), _tabulate_files(results, checkpoints, revision)],
         ),
         PageSection("limits", "Intended use and limits", [Items(_tell_limits(results, published))]),
         make_section(compared, results),
@@ -75,14 +75,38 @@ def collect_metrics(results: Results, cell: str, revision: Revision | None = Non
 
 
 def _tell_loading(results: Results, repo_id: str | None, revision: Revision | None) -> Block:
+    name, title = f'"{repo_id or "OWNER/NAME"}"', "How to load it"
+    if results.unit == "image":
+        return Code(
+            _load_network(results, name, f', revision="{revision.branch}"' if revision else ""), "python", title
+        )
     kind = "AutoModelForSequenceClassification" if results.quality.is_classified else "AutoModelForCausalLM"
-    name = f'"{repo_id or "OWNER/NAME"}"' + (f', revision="{revision.branch}"' if revision else "")
+    name += f', revision="{revision.branch}"' if revision else ""
     code = (
         f"from transformers import {kind}, AutoTokenizer\n\n"
         f"model = {kind}.from_pretrained({name})\n"
         f"tokenizer = AutoTokenizer.from_pretrained({name})"
     )
-    return Code(code, "python", "How to load it")
+    return Code(code, "python", title)
+
+
+def _load_network(results: Results, name: str, revision: str) -> str:
+    """Return the code that builds torchvision's network and reads its weights: transformers knows nothing of it."""
+    is_vit = results.comparison.model.model_type == "vit"
+    build = (
+        "sizes = {key: size for key, size in config.items() if isinstance(size, int)}\n"
+        'model = torchvision.models.VisionTransformer(**sizes, num_classes=len(config["class_names"]))'
+        if is_vit
+        else 'norm = functools.partial(torch.nn.GroupNorm, config["num_groups"])\n'
+        'build = getattr(torchvision.models, config["model_type"])\n'
+        'model = build(num_classes=len(config["class_names"]), norm_layer=norm)'
+    )
+    return (
+        f"{'' if is_vit else 'import functools' + chr(10)}import json\n\n{'' if is_vit else 'import torch' + chr(10)}"
+        "import torchvision\nfrom huggingface_hub import hf_hub_download\nfrom safetensors.torch import load_model\n\n"
+        f'config = json.load(open(hf_hub_download({name}, "config.json"{revision})))\n{build}\n'
+        f'load_model(model, hf_hub_download({name}, "model.safetensors"{revision}))'
+    )
 
 
 def _tell_limits(results: Results, cell: CellResults) -> list[str]:
@@ -118,13 +142,14 @@ def _tell_published(results: Results, cell: CellResults, revision: Revision | No
     )
 
 
-def _tabulate_files(checkpoints: Sequence[str], revision: Revision | None) -> Table:
+def _tabulate_files(results: Results, checkpoints: Sequence[str], revision: Revision | None) -> Table:
     which = "final" if revision is None else "same"
     weights = "the weights after that range and epoch, for torch.load(file, weights_only=True)"
+    is_image = results.unit == "image"
     rows = [
         [
-            "model.safetensors, config.json, tokenizer",
-            f"the {which} weights, for from_pretrained",
+            f"model.safetensors, config.json{'' if is_image else ', tokenizer'}",
+            f"the {which} weights, for {'torchvision' if is_image else 'from_pretrained'}",
         ],
         *([f"checkpoints/{name}", weights] for name in checkpoints),
         ["report/", "the whole report: index.html, report.md, and results.json for machines"],

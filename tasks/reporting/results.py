@@ -19,6 +19,7 @@ from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.evidence import PairedBlock, Residual
 from tasks.reporting.goodput import Goodput
+from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
 from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
@@ -86,6 +87,8 @@ class Results(Record):
     """What the cells cost whose speedup is given; null if none is."""
     timelines: list[CellTimeline] = Field(default_factory=list)
     """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
+    hardware: list[CellHardware] = Field(default_factory=list)
+    """What ranks and GPUs did while the speed was measured; empty in results of an earlier version."""
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""
     time_to_quality: TimeToQuality | None = None

@@ -20,7 +20,7 @@ from tasks.process.failure import ConfigurationError, DataError, ResourceError, 
 from tasks.records.publication import PublicationManifest
 from tasks.services import network
 from tasks.services.manifest import compute_git_hash, list_differences, read_digests, read_paths
-from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
+from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
 from training.process.files import digest_file
 
@@ -30,7 +30,11 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _MAX_CARD_BYTES = 2**20
+_LANGUAGE, _MOST_LANGUAGES = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*"), 20
+"""As cards name them: ISO 639-1, 639-2 or 639-3."""
 MAIN_BRANCH = "main"
+RESULTS_PATH = "report/results.json"
+"""Where what a comparison found stands in the repository."""
 _patience = network.Patience()
 
 
@@ -52,15 +56,15 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
     return commit
 
 
-def download_model(repo_id: str, commit: str, folder: Path) -> None:
-    """Fill `folder` with the model's config, safetensors weights and tokenizer, as real files.
+def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool = True) -> None:
+    """Fill `folder` with the model's config, safetensors weights (unless told otherwise) and tokenizer, as real files.
 
     Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
     Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
     """
     from huggingface_hub import snapshot_download
 
-    wanted = (*SMALL_FILES, *WEIGHTS_FILES)
+    wanted = (*SMALL_FILES, *WEIGHTS_FILES) if has_weights else tuple(name for name in SMALL_FILES if name != INDEX)
 
     def fetch() -> str:
         # Folders of a repository ("*/*") hold other formats of the same model.
@@ -74,7 +78,7 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
     names = {file.name for file in files}
     if "config.json" not in names:
         raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
-    if not any(name.endswith(".safetensors") for name in names):
+    if has_weights and not any(name.endswith(".safetensors") for name in names):
         raise DataError(
             f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
             "model with safetensors, or convert it (https://huggingface.co/spaces/safetensors/convert)"
@@ -112,17 +116,30 @@ def _require_stated_hash(file: Path, place: str) -> None:
 
 def find_license(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
     """Return the licence that the repository's card names, such as apache-2.0; None if it cannot be told."""
+    found = _read_card(repo_id, commit, kind).get("license")
+    return found if isinstance(found, str) and found.isprintable() and len(found) <= 64 else None
+
+
+def find_languages(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> list[str]:
+    """Return the languages that the repository's card names, such as en; none if it cannot be told."""
+    found = _read_card(repo_id, commit, kind).get("language")
+    named = found if isinstance(found, list) else [found]
+    return [one for one in named if isinstance(one, str) and _LANGUAGE.fullmatch(one)][:_MOST_LANGUAGES]
+
+
+def _read_card(repo_id: str, commit: str, kind: Literal["model", "dataset"]) -> dict[str, Any]:
+    """Return the metadata of a repository's card; {} if there is none that can be read."""
     from huggingface_hub import hf_hub_download, metadata_load
 
     try:
         with _translate_read_errors(f"{kind} {repo_id}", commit):
             card = _call(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
         is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
-        found = None if is_bomb else (metadata_load(card) or {}).get("license")
+        found = None if is_bomb else metadata_load(card)
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
-        _log.info("%s %s: its licence is not known (%s)", kind, repo_id, network.name_error(error))
-        return None
-    return found if isinstance(found, str) and found.isprintable() and len(found) <= 64 else None
+        _log.info("%s %s: its card cannot be read (%s)", kind, repo_id, network.name_error(error))
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -215,6 +232,8 @@ def make_model_card(
     dataset_split: str | None,
     dataset_revision: str | None,
     license_id: str | None,
+    languages: list[str],
+    source: str | None,
     metrics: dict[str, float],
     task: str,
     tags: list[str],
@@ -223,9 +242,10 @@ def make_model_card(
 
     `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
     value) were measured on, `dataset_split` and `dataset_revision` where in its repository that stands; `license_id` is
-    the base model's, and `task` the model's, as the Hub names them.
+    the base model's, `languages` the data set's and `task` the model's, as the Hub names them; `source` is the
+    repository in which `metrics` can be looked up.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData, constants
 
     evaluations = [
         EvalResult(
@@ -237,6 +257,8 @@ def make_model_card(
             metric_name=metric,
             dataset_split=dataset_split,
             dataset_revision=dataset_revision,
+            source_name=None if source is None else "ddp-compare, results.json",
+            source_url=None if source is None else f"{constants.ENDPOINT}/{source}/blob/main/{RESULTS_PATH}",
         )
         for metric, value in metrics.items()
     ]
@@ -245,6 +267,7 @@ def make_model_card(
         base_model_relation=None if base_model is None else "finetune",
         metrics=list(metrics) or None,
         license=license_id,
+        language=languages or None,
         datasets=None if dataset is None else [dataset],
         library_name=None if task.startswith("image") else "transformers",
         pipeline_tag=task,

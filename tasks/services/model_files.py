@@ -1,7 +1,8 @@
 """Which files of a transformers model are taken, from anywhere: never pickles (.bin, .pt) and never code (.py)."""
 
+INDEX = "model.safetensors.index.json"
 SMALL_FILES = (
-    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+    "config.json", "generation_config.json", INDEX, "tokenizer.json",
     "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip

@@ -3,8 +3,8 @@
 import datetime
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,14 @@ _EPOCH_METRICS = (
     "peak_reserved_gib",
 )  # fmt: skip
 
+_SYSTEM_METRICS = {
+    "cores_used": ("rank_{}_cpu_utilization_percentage", 100.0),
+    "host_gib": ("rank_{}_memory_usage_megabytes", 2**30 / 1e6),
+    "gpu_utilisations": ("gpu_{}_utilization_percentage", 100.0),
+    "gpu_watts": ("gpu_{}_power_usage_watts", 1.0),
+    "gpu_memory_gib": ("gpu_{}_memory_usage_megabytes", 2**30 / 1e6),
+}
+"""Field of a reading (tasks/reporting/hardware.py) -> name of its figures rank by rank, and what multiplies them."""
 
 _NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
 """Names in reports/."""
@@ -79,25 +87,6 @@ class TrackedComparison(Record):
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a finished comparison came to."""
-
-    files: dict[str, Path]
-    """Path inside the report -> file."""
-    figures: Figures
-    """The final figures; a withheld one is absent."""
-    tables: dict[str, Rows]
-    """Name -> rows; a withheld figure is None."""
-    tags: Tags
-    """Gates and what they leave of the speedups."""
-
-    @property
-    def digest(self) -> str:
-        """Of the files' content."""
-        return digest_json({name: digest_file(path) for name, path in self.files.items()})
-
-
-@dataclass(frozen=True)
 class Point:
     """The metrics of one optimizer step, or of one segment at its last step."""
 
@@ -116,6 +105,40 @@ class Point:
     def place(self) -> tuple[bool, int]:
         """Its place in a run: no two points of a run have the same; steps come before what segments came to."""
         return self.is_epoch, self.step
+
+
+class PublishedModel(Record):
+    """What of a comparison stands on the Hub."""
+
+    name: str
+    """Name of the comparison."""
+    cell: str
+    """The cell whose weights they are."""
+    source: str
+    """Address of the commit."""
+    results_digest: str
+    """sha256 of the results.json that was published with it: the run that has the same is where it comes from."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a finished comparison came to."""
+
+    files: dict[str, Path]
+    """Path inside the report -> file."""
+    figures: Figures
+    """The final figures; a withheld one is absent."""
+    tables: dict[str, Rows]
+    """Name -> rows; a withheld figure is None."""
+    tags: Tags
+    """Gates and what they leave of the speedups."""
+    system: dict[str, list[Point]] = field(default_factory=dict)
+    """Cell -> what its ranks took of cores, memory and GPUs, block by block of measuring."""
+
+    @property
+    def digest(self) -> str:
+        """Of the files' content."""
+        return digest_json({name: digest_file(path) for name, path in self.files.items()})
 
 
 def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> TrackedComparison:
@@ -192,7 +215,28 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {str(name): path for name, path in found.items() if name.parts[0] not in _NOT_OF_REPORT}
     figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
-    return Report(files=files, figures=figures, tables=tables, tags=tags)
+    return Report(files=files, figures=figures, tables=tables, tags=tags, system=collect_system_points(results))
+
+
+def collect_system_points(results: Mapping[str, Any]) -> dict[str, list[Point]]:
+    """Return cell -> what was read of hardware in each block of measuring, under the names that MLflow gives its own.
+
+    The records of the measurement, not a sampler beside the training: that one would use the cores that are timed.
+    """
+    return {
+        one["cell"]: [
+            Point(number, round(reading["started_at"] * 1000), dict(_list_system_values(reading)))
+            for number, reading in enumerate(one["readings"], start=1)
+        ]
+        for one in results.get("hardware", [])
+    }
+
+
+def _list_system_values(reading: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, (name, factor) in _SYSTEM_METRICS.items():
+        for number, value in enumerate(reading[key] or []):
+            if value is not None:
+                yield f"system/{name.format(number)}", value * factor
 
 
 def collect_final_figures(results: Mapping[str, Any]) -> Figures:

@@ -16,7 +16,14 @@ from tasks.process.failure import PreemptedError
 from tasks.records.run import CellFacts, RunFile
 from tasks.records.stage_file import StageFile
 from tasks.services.follower import Follower, Followers, attempt_within, send_segments
-from tasks.services.tracked import Report, TrackedComparison, collect_report, describe_comparison, flatten
+from tasks.services.tracked import (
+    PublishedModel,
+    Report,
+    TrackedComparison,
+    collect_report,
+    describe_comparison,
+    flatten,
+)
 from tasks.services.trackers import Runs, TrackedRun, load_tracker
 from training.process.files import digest_file
 from training.process.redaction import redact
@@ -27,6 +34,8 @@ PENDING = Path(".work/tracking/pending.json")
 """The comparison whose last report some tracker missed; the next report or `make mlflow` sends it."""
 REPORT_SECONDS = 300.0
 """At most, for sending a whole report."""
+REGISTER_SECONDS = 60.0
+"""At most, for telling a registry of a model."""
 
 
 class PendingReport(StageFile):
@@ -108,6 +117,21 @@ def send_report(
     digests = {folder: digest_file(RunFile.path_in(folder)) for folder in cells}
     PendingReport(comparison=comparison, trackers=missed, reports=reports, cells=digests).write(PENDING)
     return False
+
+
+def register_published(params: Params, published: PublishedModel) -> None:
+    """Have every tracker with a registry point at what was published; a failure is one warning line."""
+    for kind in params.tracking.kinds:
+        tracker = load_tracker(kind)
+        register = functools.partial(
+            tracker.register_model, published,
+            experiment=params.tracking.experiment, uri=tracker.choose_uri(params.tracking.uri),
+        )  # fmt: skip
+        has_registry, problem = attempt_within(REGISTER_SECONDS, register)
+        if problem is not None:
+            _log.warning("%s: %s; what was published is not registered there", kind, problem)
+        elif has_registry:
+            _log.info("%s: registered as a version of the model %s", kind, published.name)
 
 
 def send_trials(

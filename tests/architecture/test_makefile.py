@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ODD = 'it\'s a [tëst] "$HOME" `ordner` *'
+_RUNS = "$(shell touch was-run) $$x"
 
 # Their values are ours and hold no sign that a shell knows.
 _PLAIN = {"VENV", "READY", "MAKE", "@"}
@@ -90,13 +91,14 @@ def test_the_extras_are_added_by_hash_once_and_again_where_the_environment_was_m
     assert len(_make(odd, "extras")) == calls
 
 
-def test_a_preset_or_a_python_with_odd_signs_is_one_word(odd: Path) -> None:
+def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd: Path) -> None:
     (odd / ".venv" / ".ready").touch()
-    assert _make(odd, "use", f"PRESET={ODD}".replace("$", "$$"))[-1] == ODD
+    assert _make(odd, "use", f"PRESET={ODD}{_RUNS}")[-1] == f"{ODD}{_RUNS}"
+    assert not (odd / "was-run").exists()
     other = odd / "a python"
     shutil.copy(odd / ".venv" / "bin" / "python", other)
     (odd / ".venv" / ".ready").unlink()
-    assert _make(odd, "setup", f"PYTHON={other}".replace("$", "$$"))[0] == "a python"
+    assert _make(odd, "setup", f"PYTHON={other}")[0] == "a python"
 
 
 def test_help_lists_every_target_with_its_remark_in_the_group_that_it_stands_in(project: Path) -> None:

@@ -74,7 +74,7 @@ def test_every_link_of_every_page_leads_somewhere(project: Path) -> None:
 @pytest.mark.parametrize("link", ["nowhere.md", "docs/ray.md#nowhere", "#nowhere", "docs"])
 def test_a_link_that_leads_nowhere_is_found(project: Path, link: str) -> None:
     page = project / "README.md"
-    found = _broken(page, f"# Here\n\n[a](#here), [b](docs/ray.md#under-slurm) ![c]({link})\n")
+    found = _broken(page, f"# Here\n\n[a](#here), [b](docs/clusters.md#under-slurm) ![c]({link})\n")
     assert found == ([] if link == "docs" else [link])
 
 

@@ -6,6 +6,7 @@ torchrun gives it; what the import hook does before is left out, and tests/audit
 outside, under torchrun.
 """
 
+import importlib.util
 import json
 import os
 import runpy
@@ -60,6 +61,10 @@ def _serve() -> None:
 
     # Some are imported by their first use only.
     assert all((accelerate.Accelerator, transformers.Trainer, transformers.Qwen2ForCausalLM, torch.distributed))
+    if importlib.util.find_spec("pytorch_lightning"):
+        import pytorch_lightning
+
+        assert pytorch_lightning.Trainer
     import ddp_compare_observer.around
     import ddp_compare_observer.computed  # noqa: F401
 

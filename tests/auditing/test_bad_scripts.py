@@ -68,23 +68,25 @@ def launch(forked: ForkedScripts, tmp_path: Path) -> Callable[[str], Launched]:
 
 
 @pytest.mark.slow
-def test_a_script_that_only_forks_is_told_so(launch: Callable[[str], Launched]) -> None:
+def test_a_script_that_only_forks_is_told_so(launch: Callable[[str], Launched], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no optimizer step .* it forked 3 processes, which are not observed"):
-        require_steps(launch(_FORKS))
+        require_steps(launch(_FORKS), started_in=tmp_path)
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(launch: Callable[[str], Launched]) -> None:
+def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(
+    launch: Callable[[str], Launched], tmp_path: Path
+) -> None:
     launched = launch(f"{_ONE_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
-    with pytest.raises(DistributedError):
-        require_steps(launched)
+    with pytest.raises(DistributedError, match=f"it was started in {tmp_path} "):
+        require_steps(launched, started_in=tmp_path)
 
 
 @pytest.mark.slow
 def test_one_step_is_a_record_and_no_speed(launch: Callable[[str], Launched], tmp_path: Path) -> None:
     launched = launch(_ONE_STEP)
-    require_steps(launched)
+    require_steps(launched, started_in=tmp_path)
     audit = Audit(parse_request({"SCRIPT": "script.py", "CELLS": "1", "FOLDER": str(tmp_path)}), {"1proc": [launched]})
     assert compute_speeds(audit) == []
     assert all(gate.verdict != "failed" for gate in ask_all(audit))

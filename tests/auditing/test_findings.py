@@ -1,6 +1,7 @@
 """Every known defect is found and named, and nothing is found where nothing is wrong: scripts of several styles."""
 
 import dataclasses
+import importlib.util
 import shutil
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from tasks.auditing.checks import QUESTIONS, ask_all
-from tasks.auditing.findings import data_wait, exchange, own_device, rows_of_its_own, start_weights
+from tasks.auditing.findings import data_wait, epochs, exchange, own_device, rows_of_its_own, start_weights
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.records.gate import Gate
@@ -22,7 +23,13 @@ from tests.auditing.forked_scripts import ForkedScripts
 SCRIPTS = Path(__file__).parent / "scripts"
 TOLD_BY_SECONDS = {data_wait.NAME, own_device.NAME}
 """What a tiny script on a busy machine may really be: bound by its data, or by too few cores."""
-CORRECT = sorted(file.stem for file in SCRIPTS.glob("*.py"))
+needs_lightning = pytest.mark.skipif(
+    importlib.util.find_spec("pytorch_lightning") is None, reason="no pytorch-lightning: make extras installs it"
+)
+CORRECT = [
+    pytest.param(name, marks=needs_lightning) if name == "lightning_module" else name
+    for name in sorted(file.stem for file in SCRIPTS.glob("*.py"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +114,28 @@ def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Calla
     assert unseen == {start_weights.NAME}
     assert gates[exchange.NAME].compared.startswith("2proc: 1 exchange per update of 2 micro-batches (1.00 times")
     assert gates[rows_of_its_own.NAME].compared.startswith("2proc: 48 different rows among the 48")
+
+
+@pytest.mark.slow
+@needs_lightning
+def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(
+    correct: Callable[[str], Audit],
+) -> None:
+    audit = correct("lightning_module")
+    gates = {gate.name: gate for gate in ask_all(audit)}
+    assert "2proc: max_epochs=2, and as many passes" in gates[epochs.NAME].compared
+    assert gates[exchange.NAME].compared.startswith("2proc: 1 exchange per update of 2 micro-batches (1.00 times")
+    # Its gradient is there at the end of the optimizer's step, and not at the beginning.
+    assert audit.ranks("2proc")[0].steps[0]["gradient"]["digests"]
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_asks_for_several_gradients_per_step_exchanges_nothing_too_often(
+    correct: Callable[[str], Audit],
+) -> None:
+    gate = next(gate for gate in ask_all(correct("closure")) if gate.name == exchange.NAME)
+    assert gate.verdict == "not checked"
+    assert "asks for several gradients per step" in gate.compared
 
 
 @pytest.mark.slow

@@ -63,8 +63,8 @@ PARTS = [
         key="ray",
         fault="SIGKILL to an actor, a rank, a raylet, the stage, the head of a Ray cluster of two raylets, in turn; "
         "every other five while it starts",
-        survives="said in one line, exit code 6, no rank and no actor left, nothing saved is lost, torchrun's weights "
-        "to the bit; seconds until nobody was left",
+        survives="said in one line, exit code 6, or 4 while it starts, no rank and no actor left, nothing saved is "
+        "lost, torchrun's weights to the bit; seconds until nobody was left",
         trials=partial(ray_kills.ray_trials, num_trials=20),
         num_trials=20,
     ),

@@ -180,5 +180,5 @@ def ray_trials(root: Path, *, num_trials: int, seed: int = 3) -> Iterator[Trial]
     """Yield them on a cluster of their own."""
     here, starts = find_own_address(), (subprocess.Popen, subprocess.Popen)
     with two_raylets(root, addresses=(here, here), starts=starts) as cluster:
-        training = RayTraining(root, cluster, num_steps=120 * num_trials)
+        training = RayTraining(root, cluster, num_steps=60 * num_trials)
         yield from kill_trials(training, num_trials=num_trials, choose=random.Random(seed))

@@ -1,10 +1,16 @@
 """A stage's output reaches file and log: whole here, bounded there, without the codes of a terminal."""
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flows.output import VERBOSE, StageOutput
+from tests.conftest import PROJECT
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +109,28 @@ def test_a_line_that_waits_for_the_letter_that_tells_is_shown_at_the_end(
     assert capfd.readouterr().err == ""
     output.close()
     assert capfd.readouterr().err == "Runn"
+
+
+@pytest.mark.slow
+def test_of_a_stage_that_dvc_runs_on_a_terminal_only_the_stages_own_words_are_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n  one:\n    cmd: echo words && mkdir out && touch out/a\n    outs: [out]\n"
+    )
+    monkeypatch.delenv(VERBOSE, raising=False)
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "DVC_NO_ANALYTICS": "1"}
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=tmp_path, env=environment, check=True)
+    reading, writing = pty.openpty()
+    command = [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", "one"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=writing, stderr=writing):
+        os.close(writing)
+        output = StageOutput(tmp_path / "one.log", send=lambda _: None)
+        with contextlib.suppress(OSError):  # how Linux says that nobody has the other end open any more
+            while chunk := os.read(reading, 65_536):
+                output.hear(chunk)
+        output.close()
+    os.close(reading)
+    # The last of what DVC does is to set the colours of the terminal back.
+    assert capfd.readouterr().err.replace("\x1b[0m", "").split() == ["words"]
+    assert output.first_lines[0] == "Running stage 'one':", "the flow tells by this line that it was not restored"

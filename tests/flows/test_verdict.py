@@ -43,3 +43,17 @@ def test_each_cell_has_its_line(
     assert rows["2proc"] == "20.0 s 1.58x 1.43x to 1.80x 79 % proven"
     assert rows["3proc"] == "20.0 s 1.70x – 85 % unproven"
     assert rows["4proc"] == "20.0 s withheld – – withheld"
+
+
+def test_a_terminal_gets_sentences_broken_between_words_and_the_label_of_a_demonstration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told = {"label": "This demonstration says nothing about GPUs.", "verdict": "word " * 30 + "end.", "cells": []}
+    print_verdict(told)
+    assert capsys.readouterr().out.splitlines() == [told["label"], told["verdict"]]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_verdict(told)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == f"{told['label']} {told['verdict']}"

@@ -158,11 +158,14 @@ def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Read
 def test_the_licence_is_the_one_that_the_card_names_and_what_cannot_be_told_is_none(reader: Reader) -> None:
     program = (
         "import sys\nfrom tasks.services import hub\n"
-        "print(hub.find_license(sys.argv[1], sys.argv[2], kind='model'))\n"
+        "print(hub.find_license(sys.argv[1], sys.argv[2], kind='model'),"
+        " *hub.find_languages(sys.argv[1], sys.argv[2], kind='model'))\n"
     )  # fmt: skip
     repo = reader.hub.repos["model", "owner/model"]
     cards = {
         "---\nlicense: apache-2.0\ntags: [a]\n---\n# A model": "apache-2.0",
+        "---\nlicense: mit\nlanguage: [en, pt-BR, 7, '<script>', {a: b}]\n---\n": "mit en pt-BR",
+        "---\nlanguage: de\n---\n": "None de",
         "# A model without metadata": "None",
         "---\nlicense: [mit, other]\n---\n": "None",
         "---\nlicense: {a: [\n---\n": "None",

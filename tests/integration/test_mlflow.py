@@ -27,7 +27,8 @@ from playwright.sync_api import Browser, expect
 from tasks.params import Params
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
-from tasks.services.tracker import PENDING, follow_cell, log_report
+from tasks.services.tracked import PublishedModel
+from tasks.services.tracker import PENDING, follow_cell, log_report, register_published
 from tasks.services.tracker_ui import send_pending
 from tests.tracked_run import (
     NUM_STEPS,
@@ -39,6 +40,7 @@ from tests.tracked_run import (
     write_comparison,
     write_report,
 )
+from training.process.files import digest_file
 
 ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
@@ -165,6 +167,48 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Pl
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}
     assert files == {"index.html", "results.json", "charts/speedup.svg", *tables}
+
+
+def test_a_cell_has_system_metrics_of_its_blocks_once(place: Place) -> None:
+    reading = {"started_at": 1.7e9, "cores_used": [0.5, 0.75], "host_gib": None, "gpu_utilisations": [None, 0.9]}
+    absent = dict.fromkeys(("gpu_watts", "gpu_memory_gib"))
+    readings = [{**reading, **absent, "started_at": 1.7e9 + number} for number in range(3)]
+    results = {**report_results(place.params, speedup=1.5), "hardware": [{"cell": "2proc", "readings": readings}]}
+    write_report(place.folder / "reports", results)
+    for _ in range(2):
+        log_report(place.params, results, reports=place.folder / "reports", runs=place.folder / "runs", **place.where)
+    assert place.steps("2proc", "system/rank_1_cpu_utilization_percentage") == [1, 2, 3]
+    metrics = place.runs()["2proc"].data.metrics
+    assert {key: value for key, value in metrics.items() if key.startswith("system/")} == {
+        "system/rank_0_cpu_utilization_percentage": 50.0,
+        "system/rank_1_cpu_utilization_percentage": 75.0,
+        "system/gpu_1_utilization_percentage": 90.0,
+    }
+    assert not [key for key in place.runs()["1proc"].data.metrics if key.startswith("system/")]
+
+
+def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(place: Place) -> None:
+    from mlflow import MlflowClient
+
+    place.report(speedup=1.5)
+    published = PublishedModel(
+        name="small", cell="2proc", source="https://hub.example/me/small/tree/abc",
+        results_digest=digest_file(place.folder / "reports" / "results.json"),
+    )  # fmt: skip
+    for _ in range(2):
+        register_published(place.params, published)
+    (version,) = MlflowClient(tracking_uri=f"sqlite:///{place.store}").search_model_versions("name = 'small'")
+    assert version.source == published.source
+    assert version.run_id == place.runs()["2proc"].info.run_id
+
+
+def test_a_registry_that_is_gone_costs_the_publication_one_warning(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = tracked_params(uri=f"http://127.0.0.1:{_closed_port()}")
+    register_published(params, PublishedModel(name="small", cell="2proc", source="x", results_digest="y"))
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert warning.endswith("what was published is not registered there")
 
 
 def test_the_tables_are_those_of_the_last_report(place: Place) -> None:

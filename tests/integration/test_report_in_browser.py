@@ -32,7 +32,7 @@ SECTIONS = [
     "history",
 ]
 FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
-NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
+NUM_CHARTS = {"given": 10, "withheld": 10, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900
 """Pixels from top to bottom of a laptop's window."""
@@ -120,6 +120,20 @@ def test_the_first_screen_of_a_laptop_has_the_verdict_and_a_chart_and_the_page_i
     assert page.evaluate("document.documentElement.scrollHeight") < 8000
     order: list[str] = page.evaluate("[...document.querySelectorAll('main > section')].map(section => section.id)")
     assert order == [*SECTIONS, *FOLDED]
+
+
+@pytest.mark.parametrize("opened", [("withheld", 1280, "light")], indirect=True, ids=str)
+def test_where_no_speedup_is_given_the_first_screen_says_so_to_every_question(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    answers = page.locator(".answers > div")
+    asked = [answers.nth(place).locator("dt").inner_text() for place in range(answers.count())]
+    assert asked == [question.replace("2x", "more") for question in QUESTIONS]
+    for place in range(answers.count()):
+        box = answers.nth(place).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < SCREEN
+    assert "no speedup is given" in answers.nth(0).inner_text()
+    assert "Do not divide them" in answers.nth(4).inner_text()
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model
 from training.process.files import digest_file, digest_json, write_json
@@ -46,7 +47,7 @@ def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int, dro
     elif workload == "sequence_classification":
         make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
     else:
-        _write_resnet(folder)
+        _write_resnet(folder, seed=seed)
 
 
 def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, min_len: int, seed: int) -> None:
@@ -63,11 +64,19 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
     )  # fmt: skip
 
 
-def _write_resnet(folder: Path) -> None:
-    from tasks.data.builtin.resnet import write_resnet18
+def _write_resnet(folder: Path, *, seed: int) -> None:
+    """Write the built-in network with weights of this seed: each its own, moved by a tenth of how far they spread."""
+    from tasks.data.builtin.image_networks import write_image_network
 
     folder.mkdir(parents=True)
-    write_resnet18(folder, [str(digit) for digit in range(10)])
+    write_image_network(folder, "resnet18", [str(digit) for digit in range(10)])
+    weights = load_file(folder / "model.safetensors")
+    chance = np.random.default_rng(seed)
+    moved = {
+        name: (one + 0.1 * one.std() * chance.standard_normal(one.shape)).astype(one.dtype)
+        for name, one in sorted(weights.items())
+    }
+    save_file(moved, folder / "model.safetensors")
     files = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     facts: dict[str, Any] = {
         "source": "builtin:resnet18",

@@ -63,6 +63,9 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     assert [rank.lines.get("broken") for rank in launched.ranks] == [None, None]
     assert launched.num_steps == 20
     assert launched.ranks[1].steps[0]["device"] == "cuda"
+    # What events on the stream say has come without waiting, and is read a step later at most.
+    parts = [set(step.get("device_seconds", {})) for step in launched.ranks[1].steps]
+    assert all({"forward", "backward", "optimizer", "script"} <= found for found in parts[1:])
     # Numbers mean nothing on such a card; which rows were fed is known on the host.
     verdicts = {gate.name: gate.verdict for gate in ask_all(Audit(request, {"2proc": [launched]}))}
     assert verdicts[rows_of_its_own.NAME] == verdicts[exchange.NAME] == "passed"

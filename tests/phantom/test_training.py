@@ -45,6 +45,9 @@ _CELLS: dict[str, dict[str, Any]] = {
     "images": {"workload": "image_classification", "precision": "fp32"},
     "images on 2": {"workload": "image_classification", "precision": "fp16", "world_size": 2},
     "shards on 2": {"strategy": "fsdp2", "precision": "bf16", "world_size": 2},
+    "shards on 8": {"strategy": "fsdp2", "precision": "bf16", "world_size": 8, "global_batch_size": 16},
+    "shares on 2": {"strategy": "zero1", "precision": "bf16", "world_size": 2},
+    "shares on 8": {"strategy": "zero1", "world_size": 8, "global_batch_size": 16},
     "responses on 2": {
         "workload": "instruction", "packing": True, "strategy": "fsdp2", "precision": "bf16", "world_size": 2
     },

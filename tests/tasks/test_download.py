@@ -19,6 +19,7 @@ from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.params.source_digest import digest_source
+from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records import sorted_numbers
 from training.process.files import digest_file, digest_json
@@ -305,6 +306,33 @@ def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(
     monkeypatch.setattr(models, "_fill", lambda *_: pytest.fail("made again"))
     download_model(ask(defaults), Path("data/base_model"))
     assert json.loads(Path("data/base_model/manifest.json").read_text()) == manifest
+
+
+@pytest.mark.slow
+def test_a_model_from_scratch_has_config_and_tokenizer_of_its_source_and_new_weights(model: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    # The built-in model has been drawn in the same way: this one has learned something since.
+    learned = {name: value + 0.5 for name, value in load_file(model / "model.safetensors").items()}
+    save_file(learned, model / "model.safetensors", metadata={"format": "pt"})
+    source = ModelParams(source=f"path:{model}", name="own")
+    scratch = source.model_copy(update={"weights": "random"})
+    kept, drawn = models.store_model(source), models.store_model(scratch)
+    facts = json.loads((drawn / "manifest.json").read_text())
+    assert facts["is_random_weights"] is True
+    assert facts["label"].endswith(", random weights")
+    assert (drawn / "tokenizer.json").read_bytes() == (kept / "tokenizer.json").read_bytes()
+    before, after = (load_file(folder / "model.safetensors") for folder in (kept, drawn))
+    assert {name: value.shape for name, value in after.items()} == {name: value.shape for name, value in before.items()}
+    assert not any(bool((after[name] == value).all()) for name, value in before.items() if value.ndim == 2)
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    # The weights of the source are no part of it.
+    assert models.store_model(scratch) == drawn
+    hostile = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 10**9}
+    (model / "config.json").write_text(json.dumps(hostile))
+    with pytest.raises(DataError, match=r"num_hidden_layers is 1000000000"):
+        models.store_model(scratch)
 
 
 def test_a_model_with_pickled_weights_alone_is_refused(defaults: dict[str, Any], model: Path) -> None:

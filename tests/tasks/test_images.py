@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tasks.data.builtin import image_networks
 from tasks.data.builtin.digits import NUM_IMAGES
 from tasks.data.slicing.image_classification import Images
 from tasks.data.sources import image_rows
@@ -280,6 +281,20 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
         store_image_model(model, class_names=CLASS_NAMES)
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
         store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
+
+
+def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    monkeypatch.setitem(image_networks.CONFIGS, "vit-b-16", {**image_networks.CONFIGS["vit-b-16"], **small})
+    model = ModelParams(source="builtin:vit-b-16", name="vit")
+    with pytest.raises(ConfigurationError, match=r"dataset\.image_size: got 20 for builtin:vit-b-16; allowed: .* of 8"):
+        store_image_model(model, class_names=CLASS_NAMES, image_size=20)
+    stored = store_image_model(model, class_names=CLASS_NAMES, image_size=16)
+    assert json.loads((stored / "manifest.json").read_text())["label"].startswith("vision transformer, 0.0 M")
+    assert stored != store_image_model(model, class_names=CLASS_NAMES, image_size=24)
+    own = ModelParams(source=f"path:{stored}", name="vit")
+    with pytest.raises(DataError, match=r"it is for images of 16 pixels a side, and dataset\.image_size is 32"):
+        store_image_model(own, class_names=CLASS_NAMES, image_size=32)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.params import Params, load_params
+from tasks.params.sources import ModelParams, require_model_for
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
 from tests.ray_cluster import needs_ray
@@ -309,12 +310,30 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
     [
         "embedded", "opt-dolly", "lora", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
         "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies", "scan-8gpu", "qwen3-arxiv",
+        "gpt2-scratch", "llama-1b",
     ],
 )  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     if extra := {"bloomz-zero3-ray": "ray", "lora": "peft"}.get(name):
         pytest.importorskip(extra, reason="`make extras` installs it", exc_type=ImportError)
     assert load_params(project / "presets" / f"{name}.yaml").name == name
+
+
+@pytest.mark.parametrize(
+    ("source", "workload", "why"),
+    [
+        ("builtin:tiny-qwen2", "causal_lm", "weights: got random for builtin:tiny-qwen2"),
+        ("hub:me/mine", "sequence_classification", "model.weights: got random with workload sequence_classification"),
+    ],
+)
+def test_random_weights_are_refused_where_there_is_nothing_to_draw(source: str, workload: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        require_model_for(
+            workload,
+            ModelParams(
+                source=source, revision="main" if source.startswith("hub") else None, name="x", weights="random"
+            ),
+        )
 
 
 def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work_that_they_are_known_for(
@@ -346,7 +365,7 @@ def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(pr
     assert bloomz.train.checkpoint_every_steps == 200
 
 
-@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])
+@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes", "resnet50-imagefolder", "vit-imagefolder"])
 def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
     if name == "resnet18-2nodes":
         pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)

@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
+from tasks.reporting import document
 from tasks.reporting.model_card import render_model_card
 from tasks.services.manifest import compute_git_hash
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
@@ -241,6 +244,61 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert "**Model**: random weights; qwen2, 99,999 parameters" in body
     assert "## Intended use and limits" in body
     assert "Figures hold for this model, data, batch size, machine and these versions" in body
+
+
+def test_every_file_that_the_published_page_names_is_published(comparison: Path) -> None:
+    reports = comparison / "reports"
+    names = ["epochs.csv", "losses.csv", "blocks.parquet", "timelines/2proc.json.gz"]
+    (reports / "timelines").mkdir()
+    for name in names:
+        (reports / name).write_bytes(name.encode())
+    upload.stage_publication(load_params(), sources(), reports / "hub")
+    published = reports / "hub/report"
+    assert [(published / name).read_bytes().decode() for name in names] == names
+    linked = {href for _, href, _ in document._FILES.links}
+    assert all((published / href).exists() for href in linked), linked
+
+
+def test_card_says_the_language_and_where_its_figures_can_be_looked_up(comparison: Path) -> None:
+    content = read_json(comparison / "reports/results.json")
+    content["comparison"]["dataset"]["languages"] = ["en"]
+    write_json(comparison / "reports/results.json", content)
+    params = load_params()
+    published = params.model_copy(update={"upload": params.upload.model_copy(update={"repo_id": "me/mine"})})
+    upload.stage_publication(published, sources(), comparison / "reports/hub")
+    metadata = yaml.safe_load((comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)[1])
+    assert metadata["language"] == ["en"]
+    (result,) = metadata["model-index"][0]["results"]
+    assert result["source"]["url"].endswith("/me/mine/blob/main/report/results.json")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit-b-16"])
+def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    from tasks.data.builtin import image_networks
+
+    small = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    monkeypatch.setitem(image_networks.CONFIGS, "vit-b-16", {**image_networks.CONFIGS["vit-b-16"], **small})
+    image_networks.write_image_network(tmp_path, name, ["a", "b"], image_size=16)
+    results = make_results()
+    model = results.comparison.model.model_copy(update={"model_type": image_networks.CONFIGS[name]["model_type"]})
+    comparison = results.comparison.model_copy(
+        update={"unit": "image", "model": model, "train": {**results.comparison.train, "augment": "flip"}}
+    )
+    card = render_model_card(
+        results.model_copy(update={"comparison": comparison}), cell="2proc", repo_id="me/mine", checkpoints=[]
+    )
+    code = card.split("```python\n", 1)[1].split("```", 1)[0]
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo_id, file: str(tmp_path / file))
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)
+    wanted = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(value, wanted[key]) for key, value in loaded["model"].state_dict().items())
+    assert "for torchvision" in card
+    assert "from_pretrained" not in card
 
 
 def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> None:

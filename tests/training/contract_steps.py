@@ -73,6 +73,8 @@ def main() -> int:
         weights, state = (torch.load(folder / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE))
         again.restore(weights, state)
         told["restored"] = again.digest()
+        # As every training does: DDP orders its buckets anew in the first step, and four ranks' sums with them.
+        again.warm_up(micro_batches(1)[-1])
         for one in (strategy, again):
             one.train_step(micro_batches(1), num_targets=plan.step(1).num_targets, learning_rate=1e-3)
         told["next"] = [strategy.digest(), again.digest()]

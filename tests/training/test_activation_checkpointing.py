@@ -14,6 +14,8 @@ from training.model.layers import recompute_layers
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[ForkedRanks]:

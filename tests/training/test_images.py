@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 
 from tasks.equivalence.orders import make_rank_order
 from tasks.equivalence.reference import image_classification as reference
 from tasks.equivalence.reference.update import OneProcess
-from tests.images import make_image_model, make_image_slice
+from tests.images import CLASS_NAMES, make_image_model, make_image_slice
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
@@ -93,9 +94,9 @@ def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir:
 def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir: Path, tmp_path: Path) -> None:
     names = [str(index) for index in range(8)]
     (tmp_path / "wide").mkdir()
-    from tasks.data.builtin.resnet import write_resnet18
+    from tasks.data.builtin.image_networks import write_image_network
 
-    write_resnet18(tmp_path / "wide", names)
+    write_image_network(tmp_path / "wide", "resnet18", names)
     model = workload.load_model(tmp_path / "wide").eval()
     batch = open_images(slice_dir).collate(range(45), seq_len=2)
     batch = dataclasses.replace(batch, labels=torch.arange(45) % 8)
@@ -114,11 +115,55 @@ def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir: Path, tmp
     assert 0 < top1 < top5 < 45
 
 
+TINY_VIT = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit-b-16"])
+def test_the_other_built_in_networks_have_the_loss_of_the_reference(
+    name: str, slice_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.data.builtin import image_networks
+
+    monkeypatch.setitem(image_networks.CONFIGS, "vit-b-16", {**image_networks.CONFIGS["vit-b-16"], **TINY_VIT})
+    image_networks.write_image_network(tmp_path, name, CLASS_NAMES, image_size=16)
+    model, batch = workload.load_model(tmp_path), open_images(slice_dir).collate(range(6), seq_len=2)
+    assert not list(model.buffers())
+    if name == "vit-b-16":
+        # torchvision begins with a head of zeros, for which every network has the same loss.
+        torch.nn.init.normal_(model.get_parameter("heads.head.weight"))
+        save_model(model, str(tmp_path / "model.safetensors"))
+    loss = float(workload.loss_sum(model, batch).detach())
+    rows = reference.read_rows(slice_dir, range(6), seq_len=2)
+    wanted, number = reference.compute_rows_loss(tmp_path, rows, device="cpu")
+    assert (loss, number) == (pytest.approx(wanted, rel=1e-5), 6)
+    dummy = workload.make_dummy_micro_batch(2)
+    if name == "vit-b-16":
+        dummy = dataclasses.replace(dummy, input_ids=dummy.input_ids[..., :16, :16])
+    nothing = workload.loss_sum(model, dummy)
+    nothing.backward()
+    assert float(nothing) == 0
+    assert all(not bool(part.grad.any()) for part in model.parameters() if part.grad is not None)
+
+
+def test_the_blank_image_of_a_rank_without_rows_is_as_large_as_a_vision_transformer_wants_it() -> None:
+    model = workload.build_network({"model_type": "vit", "image_size": 48, "class_names": CLASS_NAMES, **TINY_VIT})
+    assert float(workload.loss_sum(model, workload.make_dummy_micro_batch(2)).detach()) == 0
+
+
+@pytest.mark.parametrize(
+    "changed", [{"num_layers": 10**6}, {"hidden_dim": 17}, {"patch_size": 7}, {"num_heads": True}, {"mlp_dim": "9"}]
+)
+def test_a_vision_transformer_that_cannot_be_built_is_refused(changed: dict[str, Any]) -> None:
+    config = {"model_type": "vit", "image_size": 16, "class_names": CLASS_NAMES, **TINY_VIT, **changed}
+    with pytest.raises(BadCheckpointError, match=r"config\.json: got .*; allowed: .*model_type vit"):
+        workload.build_network(config)
+
+
 def test_a_network_with_running_statistics_is_refused(model_dir: Path, tmp_path: Path) -> None:
     model = workload.load_model(model_dir)
     assert list(model.buffers()) == []
     config = json.loads((model_dir / "config.json").read_text())
-    for changed in ({"norm": "batch"}, {"num_groups": 7}, {"class_names": ["one"]}, {"model_type": "resnet50"}):
+    for changed in ({"norm": "batch"}, {"num_groups": 7}, {"class_names": ["one"]}, {"model_type": "resnet101"}):
         with pytest.raises(BadCheckpointError, match=r"config\.json: got .*; allowed: "):
             workload.build_network({**config, **changed})
     (tmp_path / "config.json").write_text(json.dumps({**config, "class_names": ["a", "b"]}))

@@ -11,6 +11,8 @@ from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[ForkedRanks]:

@@ -50,8 +50,12 @@ OPTIONS = {
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
     "fsdp2 mixed": Cell("fsdp2", 2, {"options": {"mixed": "bf16"}, "precision": "bf16"}),
     "fsdp2 exact": Cell("fsdp2", 4, {"exact": True}),
+    "ddp of 4": Cell("ddp", 4, {}),
+    "zero1 of 4": Cell("zero1", 4, {}),
+    "fsdp2 of 4": Cell("fsdp2", 4, {}),
+    "pipeline of 4": Cell("pipeline", 4, {"options": {"replicas": 2}}),
 }
-"""Ways of a strategy that exchange otherwise or keep their state elsewhere: held to what is quick to find out."""
+"""Other exchanges, another place for the state, and twice the ranks: held to what is quick to find out."""
 CELLS = STRATEGIES | OPTIONS
 _NUM_GRADIENT_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""Who used the CPUs while a block ran: everybody, by the kernel's own count, and this rank."""
+"""Who used the CPUs while a block ran, by the kernel's own count, and how much memory of the host this rank holds."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_STAT = Path("/proc/stat")
+_STAT, _OWN_MEMORY = Path("/proc/stat"), Path("/proc/self/statm")
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Of the kernel's columns user, nice, system, idle, iowait, irq, softirq, steal: all in which nobody else could run.
 Guests are part of user and nice. Source: proc_stat(5)."""
@@ -23,13 +23,15 @@ class CpuUse:
     def measure(self) -> dict[str, Any]:
         """Return since then: seconds that the CPUs of this rank were busy, its own of them, and seconds that passed.
 
-        `busy_seconds` is None where the kernel does not tell. `place` is the same for ranks that share all their CPUs.
+        `resident_bytes`: memory that this process holds now. That and `busy_seconds` are None where the kernel does not
+        tell. `place` is the same for ranks that share all their CPUs.
         """
         now, own = _read_busy_seconds(self._cpus), time.process_time()
         return {
             "busy_seconds": None if now is None or self._busy is None else now - self._busy,
             "own_seconds": own - self._own,
             "seconds": time.perf_counter() - self._started,
+            "resident_bytes": _read_resident_bytes(),
             "num_cpus": len(self._cpus),
             "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
         }
@@ -46,3 +48,11 @@ def _read_busy_seconds(cpus: list[int]) -> float | None:
     if any(len(values) <= max(_BUSY) for values in wanted):
         return None
     return sum(int(values[column]) for values in wanted for column in _BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_resident_bytes() -> int | None:
+    """Return the second number of statm, which counts pages. Source: proc_pid_statm(5)."""
+    try:
+        return int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None

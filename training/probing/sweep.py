@@ -64,6 +64,7 @@ def sweep_exchange(
         "kind": kind,
         "world_size": ranks.world_size,
         "backend": ranks.backend,
+        "is_slept_for": seconds_of_link is not None,
         "points": points,
         "stopped_because": stopped_because,
     }

@@ -1,4 +1,4 @@
-"""Image classification: ResNet18 as torchvision builds it, with group normalisation.
+"""Image classification: torchvision's ResNets with group normalisation, and its vision transformer.
 
 Batch normalisation's running statistics are no parameters: every rank has those of its own micro-batches, so that what
 is saved and evaluated would depend on the number of ranks. Group normalisation has none
@@ -31,6 +31,11 @@ TOP = 5
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels (red, green, blue; 0 to 1) of photographs: what every image is normalised with."""
 _DUMMY_SIZE = 32
+_GROUPS = (1, 2, 4, 8, 16, 32, 64)
+_MOST = {
+    "image_size": 1024, "patch_size": 64, "num_layers": 64, "num_heads": 64, "hidden_dim": 4096, "mlp_dim": 16_384,
+}  # fmt: skip
+"""Sizes of a vision transformer: larger ones in a file would take all memory before anything else is noticed."""
 
 
 def open_slice(folder: Path) -> ImageRows:
@@ -59,20 +64,34 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     Raises BadCheckpointError if it describes none that is known here.
     """
     # Here, not above: only those who train on images have to have it.
-    from torchvision.models import resnet18
+    from torchvision.models import VisionTransformer, resnet18, resnet50
 
-    known = {"model_type": "resnet18", "norm": "group"}
-    groups: Any = config.get("num_groups")
-    classes = config.get("class_names")
-    is_known = {key: config.get(key) for key in known} == known and groups in (1, 2, 4, 8, 16, 32, 64)
-    if not is_known or not isinstance(classes, list) or len(classes) < 2:
-        raise BadCheckpointError(
-            f"config.json: got {str(config)[:200]}; allowed: model_type resnet18, norm group, a power of 2 up to 64 as "
-            "num_groups, and the names of the classes"
-        )
-    network: nn.Module = resnet18(weights=None, num_classes=len(classes), norm_layer=partial(nn.GroupNorm, groups))
-    assert not list(network.buffers()), "what is no parameter would not be the same on all ranks"
-    return network
+    kind, classes = config.get("model_type"), config.get("class_names")
+    sizes = {name: config.get(name) for name in _MOST}
+    num_classes = len(classes) if isinstance(classes, list) else 0
+    network: nn.Module
+    if num_classes > 1 and kind in ("resnet18", "resnet50") and config.get("norm") == "group":
+        if config.get("num_groups") in _GROUPS:
+            norm = partial(nn.GroupNorm, config["num_groups"])
+            build = resnet18 if kind == "resnet18" else resnet50
+            network = build(weights=None, num_classes=num_classes, norm_layer=norm)
+            assert not list(network.buffers()), "what is no parameter would not be the same on all ranks"
+            return network
+    elif num_classes > 1 and kind == "vit" and _are_sizes(sizes):
+        network = VisionTransformer(**sizes, num_classes=num_classes)
+        return network
+    raise BadCheckpointError(
+        f"config.json: got {str(config)[:200]}; allowed: model_type resnet18 or resnet50, norm group and a power of 2 "
+        f"up to 64 as num_groups, or model_type vit with {', '.join(_MOST)} that divide; and the names of the classes"
+    )
+
+
+def _are_sizes(sizes: dict[str, Any]) -> bool:
+    """Return whether a vision transformer of these sizes can be built."""
+    if any(type(size) is not int or not 1 <= size <= _MOST[name] for name, size in sizes.items()):
+        return False
+    divides: bool = sizes["image_size"] % sizes["patch_size"] == 0 == sizes["hidden_dim"] % sizes["num_heads"]
+    return divides
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
@@ -128,7 +147,7 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Return False: ResNet18 draws nothing; what is done to the images is the same wherever they are trained on."""
+    """Return False: these networks draw nothing; what is done to an image is the same wherever it is trained on."""
     return False
 
 
@@ -141,7 +160,7 @@ def loss_sum(
     head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
-    logits = model(_normalise(micro_batch.input_ids)).float()
+    logits = model(_normalise(_fit_dummy(model, micro_batch.input_ids))).float()
     return F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
@@ -163,3 +182,11 @@ def _normalise(images: Tensor) -> Tensor:
     channels = zip(images.unbind(1), _MEAN, _STD, strict=True)
     # With plain numbers: a tensor of them would have to be copied to the device, for which the host would wait.
     return torch.stack([(channel / 255 - mean) / std for channel, mean, std in channels], dim=1)
+
+
+def _fit_dummy(model: nn.Module, images: Tensor) -> Tensor:
+    """Return images as they are, but the black one that weighs nothing as large as a vision transformer wants it."""
+    wanted, size = getattr(model, "image_size", None), images.shape[-1]
+    if wanted is None or wanted <= size or images.shape[:1] != (1,) or size != _DUMMY_SIZE:
+        return images
+    return F.pad(images, (0, wanted - size, 0, wanted - size))

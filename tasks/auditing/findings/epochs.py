@@ -48,7 +48,13 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def _list_asked(rank: RankRecord) -> dict[str, Any]:
-    return {name: value for line in rank.lines.get("asked", []) for name, value in line["names"].items()}
+    # A global `epoch` is what a loop counts, and no number that was asked for.
+    return {
+        name: value
+        for line in rank.lines.get("asked", [])
+        for name, value in line["names"].items()
+        if line["where"] != "globals" or name != "epoch"
+    }
 
 
 def _is_number(value: object) -> bool:

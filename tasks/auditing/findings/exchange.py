@@ -29,6 +29,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "how often a model in parts has to exchange is not known")
     if len({micro.get("module") for _, micro in rank.micros()}) > 1:
         return make_unobservable(cell, "several models are trained, and which backward is whose is not known")
+    if any(step.get("num_inside", 0) > 1 for step in rank.steps):
+        return make_unobservable(cell, "the optimizer itself asks for several gradients per step")
     per_step = [_count_synchronised(step) for step in rank.steps]
     counted = [one for one in per_step if one is not None]
     rounds = _measure_rounds(rank)

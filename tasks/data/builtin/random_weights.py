@@ -15,6 +15,16 @@ def write_random_model(folder: Path, new_model: Callable[[], Any], tokenizer: An
 
     The caller's random state is left as it was.
     """
+    num_parameters = draw_weights(folder, new_model)
+    tokenizer.save_pretrained(folder)
+    _log.info("%s: %s parameters, random weights, %s tokens", name, f"{num_parameters:,}", len(tokenizer))
+
+
+def draw_weights(folder: Path, new_model: Callable[[], Any]) -> int:
+    """Write config and fp32 safetensors weights of the model that is made here; return its number of parameters.
+
+    The caller's random state is left as it was.
+    """
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -22,8 +32,8 @@ def write_random_model(folder: Path, new_model: Callable[[], Any], tokenizer: An
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = new_model().float()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    # In one file: it is what the manifest of a folder without an index names.
+    model.save_pretrained(folder, max_shard_size="1TB")
     # safetensors lets only the owner read what it writes.
     (folder / "model.safetensors").chmod(0o644)
-    _log.info("%s: %s parameters, random weights, %s tokens", name, f"{model.num_parameters():,}", len(tokenizer))
+    return int(model.num_parameters())

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data.builtin import resnet
+from tasks.data.builtin import image_networks
+from tasks.params.choices import join_choices
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import BaseModelManifest
@@ -20,36 +21,43 @@ _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/models")
 _FILES = ("config.json", "model.safetensors")
+_NAMES = {
+    "resnet18": "ResNet18 with group in place of batch normalisation",
+    "resnet50": "ResNet50 with group in place of batch normalisation",
+    "vit": "vision transformer",
+}
 _MAX_CONFIG_BYTES = 10 * 2**20
 
 
-def store_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path:
+def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_size: int | None = None) -> Path:
     """Return a folder with the model's two files and its manifest.json; made only if it is not stored whole yet.
+
+    `image_size`: pixels of a side, for a model that is built for one size of images.
 
     Raises ConfigurationError for a model of something else than images, DataError if it does not tell these classes
     apart or cannot be loaded.
     """
     if model.kind == "hub" or (model.kind == "builtin" and model.location not in BUILTIN_IMAGE_MODELS):
         raise ConfigurationError(
-            f"params.yaml: model.source: got {model.source!r} for images; allowed: builtin:{BUILTIN_IMAGE_MODELS[0]}, "
-            "or path: and a folder with its config.json and model.safetensors"
+            f"params.yaml: model.source: got {model.source!r} for images; allowed: "
+            f"{join_choices('builtin:', BUILTIN_IMAGE_MODELS)}, or path: and a folder with its config.json and "
+            "model.safetensors"
         )
-    identity = _make_identity(model, class_names)
+    identity = _make_identity(model, class_names, image_size)
     folder = STORE / digest_json(identity)[:32]
     if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with fill_folder(folder) as new:
         if model.kind == "builtin":
-            resnet.write_resnet18(new, class_names)
+            _require_size(model, image_size)
+            image_networks.write_image_network(new, model.location, class_names, image_size=image_size)
         else:
             _copy(Path(model.location), new, model.source)
-        num_parameters = _check_model(new, class_names, source=model.source)
+        model_type, num_parameters = _check_model(new, class_names, image_size, source=model.source)
         files = {name: digest_file(new / name) for name in _FILES}
         weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name
-        label = (
-            f"ResNet18 with group in place of batch normalisation, {num_parameters / 1e6:,.1f} M parameters, {weights}"
-        )
+        label = f"{_NAMES[model_type]}, {num_parameters / 1e6:,.1f} M parameters, {weights}"
         BaseModelManifest(
             source=model.source,
             kind=model.kind,
@@ -57,7 +65,7 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path
             commit=None,
             label=label,
             num_parameters=num_parameters,
-            model_type=resnet.MODEL_TYPE,
+            model_type=model_type,
             class_names=list(class_names),
             is_random_weights=model.kind == "builtin",
             digest=digest_json(files),
@@ -67,13 +75,23 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path
     return folder
 
 
-def _make_identity(model: ModelParams, class_names: Sequence[str]) -> dict[str, Any]:
+def _require_size(model: ModelParams, image_size: int | None) -> None:
+    """Raise ConfigurationError unless the images can be cut into the model's patches."""
+    patch = image_networks.CONFIGS[model.location].get("patch_size")
+    if patch is not None and (image_size is None or image_size % patch):
+        raise ConfigurationError(
+            f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a multiple of {patch}"
+        )
+
+
+def _make_identity(model: ModelParams, class_names: Sequence[str], image_size: int | None) -> dict[str, Any]:
     if model.kind == "builtin":
         return {
             "source": model.source,
             "class_names": list(class_names),
+            "image_size": image_size,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
-            "code": digest_file(Path(resnet.__file__)),
+            "code": digest_file(Path(image_networks.__file__)),
         }
     folder = Path(model.location)
     files = {name: digest_file(folder / name) for name in _FILES if (folder / name).is_file()}
@@ -90,13 +108,14 @@ def _copy(folder: Path, target: Path, source: str) -> None:
         shutil.copyfile(folder / name, target / name)
 
 
-def _check_model(folder: Path, class_names: Sequence[str], *, source: str) -> int:
-    """Return the number of parameters, having loaded the model."""
+def _check_model(folder: Path, class_names: Sequence[str], image_size: int | None, *, source: str) -> tuple[str, int]:
+    """Return the kind of network and the number of its parameters, having loaded it."""
     from training.workloads.image_classification import load_model  # torch takes seconds to import
 
     try:
         model = load_model(folder)
-        got = json.loads((folder / "config.json").read_bytes())["class_names"]
+        config = json.loads((folder / "config.json").read_bytes())
+        got = config["class_names"]
     except BadCheckpointError as error:
         raise DataError(f"model.source {source}: {error}") from None
     if got != list(class_names):
@@ -104,4 +123,9 @@ def _check_model(folder: Path, class_names: Sequence[str], *, source: str) -> in
             f"model.source {source}: it tells {str(got)[:100]} apart, and the data has {str(list(class_names))[:100]}; "
             "allowed: a model of the data's classes"
         )
-    return sum(part.numel() for part in model.parameters())
+    if config["model_type"] == "vit" and config["image_size"] != image_size:
+        raise DataError(
+            f"model.source {source}: it is for images of {config['image_size']} pixels a side, and "
+            f"dataset.image_size is {image_size}; allowed: the same"
+        )
+    return config["model_type"], sum(part.numel() for part in model.parameters())

@@ -1,23 +1,27 @@
 """Base models as transformers folders: config, safetensors weights and tokenizer, checked and kept once."""
 
 import contextlib
+import importlib.metadata
 import json
 import logging
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.data.builtin import corpus, tiny_classifier, tiny_model
+from tasks.data.builtin import corpus, random_weights, tiny_classifier, tiny_model
+from tasks.data.builtin.random_weights import draw_weights
 from tasks.data.sources.heads import give_head
 from tasks.data.sources.row_store import store_rows
+from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.failure import DataError
 from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
-from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
+from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 
@@ -30,6 +34,9 @@ _MAX_OTHER_BYTES = 32 * 2**20
 _MAX_HEADER_BYTES = 16 * 2**20
 """Of a safetensors file: about 150,000 tensors."""
 _BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
+_MOST_LAYERS = 1_000
+"""Of each kind, and experts, in a config.json without weights that say how many there may be."""
+_BYTES_PER_PARAMETER = 4
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -47,13 +54,15 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
     if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
-    with fill_folder(folder) as partial:
-        _fill(partial, model, commit, class_names, identity)
-        facts = _read_facts(partial, model.source, is_classifier=bool(class_names))
+    with fill_folder(folder) as new:
+        _fill(new, model, commit, class_names, identity)
+        if model.weights == "random":
+            _draw_weights(new, model)
+        facts = _read_facts(new, model.source, is_classifier=bool(class_names))
         if class_names and model.kind != "builtin":
             with _translate_errors(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
-                facts["num_parameters"] = give_head(partial, class_names)
-        files = {file.name: digest_file(file) for file in sorted(partial.iterdir())}
+                facts["num_parameters"] = give_head(new, class_names)
+        files = {file.name: digest_file(file) for file in sorted(new.iterdir())}
         manifest = BaseModelManifest(
             source=model.source,
             kind=model.kind,
@@ -62,19 +71,17 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
             license=None if commit is None else hub.find_license(model.location, commit, kind="model"),
             label=_make_label(model, facts),
             **facts,
-            is_random_weights=model.kind == "builtin",
+            is_random_weights=model.kind == "builtin" or model.weights == "random",
             digest=digest_json(files),
             files=files,
         )
-        manifest.write(partial)
+        manifest.write(new)
     _log.info("%s: %s, stored in %s", model.source, manifest.label, folder)
     return folder
 
 
 def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     if model.kind == "builtin":
-        import importlib.metadata
-
         files = sorted(Path(tiny_model.__file__).parent.glob("*.py"))
         return {
             "source": model.source,
@@ -82,10 +89,17 @@ def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
             "packages": corpus.read_package_versions(),
             "code": {file.name: digest_file(file) for file in files},
         }
+    drawn: dict[str, Any] = {}
+    if model.weights == "random":
+        drawn = {
+            "weights": model.weights,
+            "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+            "code": digest_file(Path(random_weights.__file__)),
+        }
     if model.kind == "hub":
-        return {"source": model.source, "revision": model.revision, "commit": commit}
-    files = _select_files(Path(model.location), model.source)
-    return {"source": model.source, "files": {file.name: digest_file(file) for file in files}}
+        return {"source": model.source, "revision": model.revision, "commit": commit, **drawn}
+    files = _select_files(Path(model.location), model.source, has_weights=not drawn)
+    return {"source": model.source, "files": {file.name: digest_file(file) for file in files}, **drawn}
 
 
 def _fill(
@@ -101,18 +115,47 @@ def _fill(
             tiny_model.write_tiny_qwen2(folder, texts)
     elif model.kind == "hub":
         assert commit is not None
-        hub.download_model(model.location, commit, folder)
+        hub.download_model(model.location, commit, folder, has_weights=model.weights == "pretrained")
     else:
         # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
-        for file in _select_files(Path(model.location), model.source):
+        for file in _select_files(Path(model.location), model.source, has_weights=model.weights == "pretrained"):
             shutil.copyfile(file, folder / file.name)
         # The store is named after what the source held.
         if {file.name: digest_file(file) for file in folder.iterdir()} != identity["files"]:
             raise DataError(f"model.source {model.source}: changed while it was read; run again")
 
 
-def _select_files(folder: Path, source: str) -> list[Path]:
-    """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py)."""
+def _draw_weights(folder: Path, model: ModelParams) -> None:
+    """Give the folder random weights of the model that its config.json describes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _translate_errors(f"model.source {model.source}: config.json"):
+        _check_sizes([folder / "config.json"], model.source)
+        # No weights say how large it may be.
+        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), _MOST_LAYERS)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        build = partial(AutoModelForCausalLM.from_config, config, trust_remote_code=False)
+        with torch.device("meta"):
+            needed = build().num_parameters() * _BYTES_PER_PARAMETER
+        if needed > (free := read_free_memory_bytes()[0]):
+            raise ValueError(f"its weights take {needed:,} bytes of memory; allowed: {free:,}")
+        draw_weights(folder, build)
+
+
+def _select_files(folder: Path, source: str, *, has_weights: bool = True) -> list[Path]:
+    """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py).
+
+    Without `has_weights` those that are no weights.
+    """
+    if not has_weights:
+        small = [file for name in SMALL_FILES if name != INDEX and (file := folder / name).is_file()]
+        if folder / "config.json" not in small:
+            raise DataError(
+                f"model.source {source}: config.json is missing; allowed: the folder of a transformers model"
+            )
+        _check_sizes(small, source)
+        return small
     weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
     if not weights:
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
@@ -229,4 +272,5 @@ def _make_label(model: ModelParams, facts: dict[str, Any]) -> str:
         architecture = "ModernBERT" if model.location in BUILTIN_CLASSIFIERS else "Qwen2"
         return f"{model.location}: {architecture} architecture with random weights, {size} (built-in)"
     name = Path(model.location).resolve().name if model.kind == "path" else model.location
-    return f"{name}, {facts['model_type']}, {size}"
+    drawn = ", random weights" if model.weights == "random" else ""
+    return f"{name}, {facts['model_type']}, {size}{drawn}"

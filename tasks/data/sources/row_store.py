@@ -55,6 +55,8 @@ class StoredRows:
     """sha256 of the local file that the rows were read from; None for other sources."""
     license: str | None
     """As the data set's card on the Hub names it; None where that is not known."""
+    languages: list[str]
+    """Likewise; empty where they are not known."""
 
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
         """Yield the first `num_rows` rows, in batches."""
@@ -82,11 +84,14 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
             if _make_identity(dataset, commit) != identity:
                 raise DataError(f"{dataset.place}: changed while it was read; run again")
             license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
+            languages = [] if commit is None else hub.find_languages(dataset.location, commit, kind="dataset")
             files = {ROWS: digest_file(new / ROWS)}
-            kept = StoredManifest(num_rows=num_rows, license=license_id, identity=identity, files=files)
+            kept = StoredManifest(
+                num_rows=num_rows, license=license_id, languages=languages, identity=identity, files=files
+            )
             kept.write(new)
         _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
-    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license)
+    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license, kept.languages)
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, target: Path) -> dict[str, Any]:

@@ -53,12 +53,21 @@ def compute_rows_loss(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *
 
 def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
     """Return the base model in fp32, ready to be trained."""
-    from torchvision.models.resnet import BasicBlock, ResNet
+    from torchvision.models import VisionTransformer
+    from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
     torch.backends.cudnn.allow_tf32 = False
     config = json.loads((model_dir / "config.json").read_bytes())
-    norm = partial(torch.nn.GroupNorm, config["num_groups"])
-    model = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=len(config["class_names"]), norm_layer=norm)
+    num_classes, model = len(config["class_names"]), None
+    if config["model_type"] == "vit":
+        sizes = ("image_size", "patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim")
+        model = VisionTransformer(*(config[name] for name in sizes), num_classes=num_classes)
+    else:
+        block, depths = {"resnet18": (BasicBlock, [2, 2, 2, 2]), "resnet50": (Bottleneck, [3, 4, 6, 3])}[
+            config["model_type"]
+        ]
+        norm = partial(torch.nn.GroupNorm, config["num_groups"])
+        model = ResNet(block, depths, num_classes=num_classes, norm_layer=norm)
     model.load_state_dict(load_file(model_dir / "model.safetensors"), strict=True)
     return model.to(device).train()
 

@@ -41,8 +41,10 @@ def connect(address: str) -> None:
             "RAY_AUTH_TOKEN; `ray get-auth-token --generate` makes one"
         )
     else:
-        # Times that Ray tries to join, each for up to 10 seconds; else it tries for minutes where the head has died.
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")
+        # Ray tries so often to join, and waits so long for an answer after it has knocked for twice 5 seconds: half a
+        # minute in all. By itself it tries for a quarter of an hour where the head has died.
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")
+        os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
     import ray
 
     answers = {number: signal.getsignal(number) for number in _SIGNALS}

@@ -1,5 +1,7 @@
 """How far the training losses of the cells are apart, step by step, on a logarithmic axis."""
 
+import math
+
 from tasks.process import wording
 from tasks.reporting.drawing import Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import LossCurve, Results
@@ -45,6 +47,9 @@ def draw(results: Results, axes: Axes) -> None:
         told = [f"{curve.cell}, step {step}: {apart:.1e}" for step, apart in points]
         add_hover_points(axes, [step for step, _ in points], [apart for _, apart in points], told)
     axes.set_yscale("log")
+    if apart := [one for curve in _list_others(results) for one in _compute_differences(results, curve) if one]:
+        # To whole powers of 10, which alone have a label.
+        axes.set_ylim(10 ** math.floor(math.log10(min(apart))), 10 ** (math.floor(math.log10(max(apart))) + 1))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
     axes.yaxis.set_minor_formatter(lambda *_: "")
     axes.set_xlabel("optimizer step")

@@ -3,7 +3,7 @@
 from tasks.gates.measured import explain_omission
 from tasks.process import wording
 from tasks.records.measurement import Advice, Advised, Measurement
-from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
+from tasks.reporting.blocks import Block, Code, Fold, Heading, Text, tabulate
 from tasks.reporting.goodput import describe_noise
 from tasks.reporting.results import Results
 
@@ -42,7 +42,13 @@ def _show_changes(results: Results) -> list[Block]:
         num_prose=2,
     )
     patches = [*(("All together", one) for one in combined), *tried]
-    return [Text(_advise(measurement, advice)), table, *[block for one in patches for block in _show_patch(*one)]]
+    folded = [block for one in patches[1:] for block in _show_patch(*one)]
+    return [
+        Text(_advise(measurement, advice)),
+        table,
+        *_show_patch(*patches[0]),
+        *[Fold("The other changes, for params.yaml", folded)] * bool(folded),
+    ]
 
 
 def _advise(measurement: Measurement, advice: Advice) -> str:

@@ -23,7 +23,9 @@ def make_blocks(results: Results) -> list[Block]:
             "has a speedup if none of its gates failed, and none of the baseline's."
         ),
         *[standings] * bool(standings.rows),
-        Fold("Every gate, cell by cell", [tabulate_gates(results)], is_open=bool(results.failed_gates)),
+        *[Fold("Gates that failed", [tabulate_gates(results, only_failed=True)], is_open=True)]
+        * bool(results.failed_gates),
+        Fold("Every gate, cell by cell", [tabulate_gates(results)]),
         Fold("What each gate compared", [*[equivalence] * bool(equivalence.rows), Facts(compared, anchor="gate")]),
     ]
 
@@ -33,17 +35,19 @@ def _tell_compared(gate: Gate) -> str:
     return "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)])
 
 
-def tabulate_gates(results: Results) -> Table:
+def tabulate_gates(results: Results, *, only_failed: bool = False) -> Table:
     """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
     names, in_unit = [cell.cell for cell in results.cells], partial(wording.replace_unit, unit=results.unit)
     rows = [
         [in_unit(gate.name), *(_mark_verdict(gate, name) for name in names), in_unit(gate.question)]
         for gate in results.gates
+        if gate.verdict == "failed" or not only_failed
     ]
     states = [wording.BASELINE if cell.is_baseline else cell.state for cell in results.cells]
     rows.append(["Speedup", *states, "What do the gates leave of it?"])
     headings = ["Gate", *names, "What it asks"]
-    return Table("Each gate, cell by cell", headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))
+    title = "Each failed gate, cell by cell" if only_failed else "Each gate, cell by cell"
+    return Table(title, headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))
 
 
 def _mark_verdict(gate: Gate, cell: str) -> str:

@@ -1,8 +1,8 @@
 """How the figures came about."""
 
 from tasks.process import wording
-from tasks.records.measurement import Measurement
-from tasks.reporting.blocks import Block, Items
+from tasks.records.measurement import LinkSpeed, Measurement
+from tasks.reporting.blocks import Block, Charts, Items
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 from tasks.reporting.straggler import SlowestRank
@@ -12,7 +12,7 @@ TITLE = "How it was measured"
 
 def make_blocks(results: Results) -> list[Block]:
     """Return how the figures came about, one sentence each."""
-    return [Items(tell(results))]
+    return [Items(tell(results)), Charts("measured")]
 
 
 def tell(results: Results) -> list[str]:
@@ -32,6 +32,7 @@ def tell(results: Results) -> list[str]:
     ]
     if results.measurement is not None:
         notes.insert(0, _tell_turns(results.measurement))
+        notes += [_tell_link(link) for link in results.measurement.links]
     if results.equivalence:
         notes.append(
             f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
@@ -64,6 +65,17 @@ def _tell_turns(measurement: Measurement) -> str:
         "random order, one computing while the others wait; no logging, checkpoint or evaluation inside, clocks read "
         "when the device was done, the slowest rank counted. Figures are means, stalls included; an interval is "
         "Student's 95 % interval over the starts and over the turns, whichever is wider."
+    )
+
+
+def _tell_link(link: LinkSpeed) -> str:
+    name, size = link.kind.replace("_", "-"), f"{link.num_bytes / 2**20:g} MiB"
+    article = "an" if name.startswith("a") else "a"
+    how = "which an emulated link slept for" if link.is_slept_for else f"by {link.backend}, with nothing beside it"
+    speed = wording.format_three_digits(link.bus_gb_per_second)
+    return (
+        f"The link of {wording.format_plural(link.world_size, 'rank')}: {article} {name} of {size} took "
+        f"{wording.format_duration(link.seconds)}, {how}: {speed} GB/s of bus bandwidth, as nccl-tests counts it."
     )
 
 

@@ -22,6 +22,8 @@ from tasks.reporting.verdict import (
 TITLE = "Verdict"
 _NEARLY_LINEAR = 0.97
 _SECONDS_PER_HOUR = 3600.0
+_MOST_TOLD = 4
+"""Cells whose seconds are told in one sentence."""
 _AS_MANY = 0.02
 """Two numbers of results per hour that are no further apart are called the same."""
 
@@ -66,8 +68,16 @@ def _answer(results: Results) -> Answers:
     """Return what a reader with a minute asks of the best cell, in one sentence each."""
     sooner = ("How much sooner is an equally good model there?", tell_soonest(results), "batch")
     if not results.answers:
-        asked = [sooner] * bool(results.time_to_quality) + [("What next?", _tell_next(results), "gates")]
-        return Answers([("Can I trust it?", _tell_trust(results), "gates"), *asked])
+        return Answers(
+            [
+                *[sooner] * bool(results.time_to_quality),
+                ("Is it worth the ranks?", "That cannot be said yet: no speedup is given.", "gates"),
+                ("Can I trust it?", _tell_trust(results), "gates"),
+                ("Why not more?", "That takes a speedup. What was timed of a step stands below.", "losses"),
+                ("What next?", _tell_next(results), "gates"),
+                ("What does it cost?", _tell_seconds(results), "speed"),
+            ]
+        )
     best = sort_by_merit(results)[0]
     times = best.world_size / results.baseline.world_size
     return Answers(
@@ -163,6 +173,12 @@ def _tell_cost(results: Results, best: CellResults) -> str:
     if found.usd_per_epoch is None or first.usd_per_epoch is None:
         return f"{told}; no price is stated."
     return f"{told}: {wording.format_usd(found.usd_per_epoch)} against {wording.format_usd(first.usd_per_epoch)}."
+
+
+def _tell_seconds(results: Results) -> str:
+    """Return the seconds of training that were timed, which are no ratio where a speedup is withheld."""
+    took = [f"{cell.cell} {wording.format_seconds(cell.seconds_per_epoch)}" for cell in results.cells[:_MOST_TOLD]]
+    return f"{wording.join_names(took)} of training per epoch, as timed. Do not divide them."
 
 
 def _tell_trained(results: Results) -> _Figures:

@@ -1,5 +1,6 @@
 """MLflow: one parent run per comparison, one child run per cell, and values in batches."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -15,11 +16,13 @@ from tasks.services.tracked import (
     STEP_ANCHOR,
     Figures,
     Point,
+    PublishedModel,
     Report,
     Rows,
     TrackedComparison,
     TrackedRows,
 )
+from training.process.files import digest_file, digest_json
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -57,6 +60,30 @@ def _make_site(uri: str) -> "ASGIApp":
 def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
     """Return the comparison's runs in the store."""
     return _Runs(comparison, uri)
+
+
+def register_model(published: PublishedModel, *, experiment: str, uri: str) -> bool:
+    """Add a version to the registered model of the comparison's name, below the cell's run, unless it has this one."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    wanted = f"tags.\"ddp_compare.results\" = '{published.results_digest}'"
+    parents = client.search_runs([found.experiment_id], filter_string=wanted) if found else []
+    below = [f"tags.\"mlflow.parentRunId\" = '{parent.info.run_id}'" for parent in parents[:1]]
+    runs = [run for part in below for run in client.search_runs([found.experiment_id], filter_string=part)]
+    run = next((run for run in runs if run.data.tags.get("ddp_compare.cell") == published.cell), None)
+    # What a name of a registered model may not have.
+    name = published.name.replace("/", "-").replace(":", "-")
+    with contextlib.suppress(MlflowException):  # it is there
+        client.create_registered_model(name)
+    if any(one.source == published.source for one in client.search_model_versions(f"name = '{name}'")):
+        return True
+    client.create_model_version(
+        name, published.source, run_id=run.info.run_id if run else None, tags={"ddp_compare.cell": published.cell}
+    )
+    return True
 
 
 def find_runs_page(uri: str, experiment: str) -> str:
@@ -186,7 +213,10 @@ class _Runs:
                 inside = Path(name).parent.as_posix()
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
             self._send_tables(run, report.tables)
+        sent += sum(self._send_system(self._runs[cell], points) for cell, points in report.system.items())
         own = {"ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
+        if (results := report.files.get("results.json")) is not None:
+            own["ddp_compare.results"] = digest_file(results)
         for cell, wanted in {**report.tags, None: {**report.tags[None], **own}}.items():
             has = self._runs[cell].data.tags
             changed = [RunTag(key, value) for key, value in wanted.items() if has.get(key) != value]
@@ -206,6 +236,23 @@ class _Runs:
                 self._client.log_batch(run.info.run_id, metrics=[Metric(key, changed[key], now, 0) for key in changed])
                 sent += len(changed)
         return sent
+
+    def _send_system(self, run: Any, points: list[Point]) -> int:
+        """Add what was read of hardware, which MLflow shows among its system metrics; once for each measurement."""
+        from mlflow.entities import Metric, RunTag
+
+        digest = digest_json([[point.timestamp_ms, point.values] for point in points])
+        if run.data.tags.get("ddp_compare.system") == digest:
+            return 0
+        values = [
+            Metric(key, value, point.timestamp_ms, point.step)
+            for point in points
+            for key, value in point.values.items()
+        ]
+        for start in range(0, len(values), _MAX_METRICS_PER_CALL):
+            self._client.log_batch(run.info.run_id, metrics=values[start : start + _MAX_METRICS_PER_CALL])
+        self._client.log_batch(run.info.run_id, tags=[RunTag("ddp_compare.system", digest)])
+        return len(values)
 
     def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
         """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""

@@ -27,6 +27,8 @@ from tests.tiny import make_slice, make_tiny_model, with_manifest
 from tests.tracked_run import PARAMS
 from tests.undisturbed import hold_undisturbed
 
+pytestmark = pytest.mark.slow
+
 ONE = Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4)
 TWO = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
 PROBED = Probed(

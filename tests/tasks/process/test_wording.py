@@ -75,3 +75,10 @@ def test_a_figure_and_its_interval_have_one_unit() -> None:
     )
     assert wording.format_percent_with_interval(Estimate(value=0.81, low=0.79, high=0.83)) == "81 % (79 to 83)"
     assert wording.format_ratio_with_interval(None) == "withheld"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"), [(1, "gate", "1 gate"), (2, "launch", "2 launches"), (9, "epoch", "9 epochs")]
+)
+def test_a_number_of_things_is_said_as_everybody_says_it(number: int, noun: str, said: str) -> None:
+    assert wording.format_plural(number, noun) == said

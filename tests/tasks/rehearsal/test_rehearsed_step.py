@@ -14,6 +14,8 @@ from training.process.failure import UnfitModelError
 from training.process.files import write_json
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
 
+pytestmark = pytest.mark.slow
+
 AMPERE = (8, 0)
 _ROUNDED = 512
 

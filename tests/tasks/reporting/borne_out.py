@@ -50,6 +50,9 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
         launch=1 + (turn - 1) * found.num_launches // found.num_turns,
         # The last turns were the loud ones.
         others_share=0.01 if turn <= found.num_quiet_turns else 0.2,
+        started_at=1.7e9 + 3 * turn,
+        cores_used=[0.9 + 0.01 * (turn % 5)] * arm.world_size,
+        host_gib=[0.5 + 0.1 * rank for rank in range(arm.world_size)],
         step_seconds=[[arm.step_seconds.value] * NUM_STEPS] * arm.world_size,
         range=RANGES[0],
         steps=list(range(1, NUM_STEPS + 1)),

@@ -22,7 +22,8 @@ def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> Non
     first, *others = MEASURED_CHARTS
     others.insert(others.index("prediction") + 1, "goodput")
     others.insert(others.index("waterfall") + 1, "timeline")
-    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others, "history"]
+    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others]
+    found += ["hardware", "history"]
     assert list(drawing.find_charts()) == found
 
 
@@ -31,10 +32,10 @@ def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, me
     first, *others = MEASURED_CHARTS
     # Of one comparison there is no history yet.
     others_given = [name for name in NAMES_OF_CHARTS if name != "speedup"]
-    assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others]
+    assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others, "hardware"]
     nothing = measurement(waterfalls=[], predictions=[], memory=[])
     bare = measured_results.model_copy(update={"measurement": nothing})
-    assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates"]
+    assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates", "hardware"]
     empty = measurement(predictions=[Prediction(cells=["2proc"], curves=[], assumptions=[])])
     assert "prediction" not in drawing.select_charts(measured_results.model_copy(update={"measurement": empty}))
 
@@ -233,3 +234,12 @@ def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = drawing.find_charts()
     assert list(found) == ["data_wait"]
     assert "Data wait" in texts(drawing.draw_svg("data_wait", found["data_wait"], clean_results))
+
+
+def test_the_axis_of_losses_apart_has_at_least_two_labels_however_near_they_are(clean_results: Results) -> None:
+    steps = list(range(1, 11))
+    first = LossCurve(cell="1proc", steps_per_point=1, steps=steps, losses=[4.0] * 10)
+    second = LossCurve(cell="2proc", steps_per_point=1, steps=steps, losses=[4.0 * (1 + 3e-7)] * 10)
+    results = clean_results.model_copy(update={"loss_curves": [first, second]})
+    svg = drawing.draw_svg("loss_difference", drawing.find_charts()["loss_difference"], results)
+    assert {"1e-07", "1e-06"} <= set(texts(svg))

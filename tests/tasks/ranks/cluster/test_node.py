@@ -1,14 +1,20 @@
 """What a machine gets before its ranks start: files by their sha256, and nothing else."""
 
+import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from tasks.params.choices import list_file_names
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel, list_checkpoints
-from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
+from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
 from training.state.receipt import seal_folder
+from training.workloads import find_workload
 
 
 @pytest.fixture
@@ -74,3 +80,23 @@ def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path)
     assert list(list_checkpoints(tmp_path / "work", [first, second])) == [tmp_path / "work" / "segments" / first]
     (tmp_path / "work" / f"segments/{first}" / "weights.pt").write_bytes(b"damaged")
     assert list(list_checkpoints(tmp_path / "work", [first, second])) == []
+
+
+@pytest.mark.parametrize("name", list_file_names("training/workloads"))
+def test_what_comes_over_is_all_that_a_machine_needs_of_a_workload(
+    name: str, node: NodeRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    workload = find_workload(name)
+    model, slices = make_tiny_workload(name, tmp_path / "here")
+    checksum, size = compute_parameter_checksum(workload.load_model(model)), len(workload.open_slice(slices[1]))
+    write_json(tmp_path / "config.json", make_config(tmp_path / "work", model, slices, workload=name))
+    parcel = Parcel(tmp_path / "config.json")
+    files = {name: told for name, told in parcel.files.items() if name.startswith("data/")}
+    for digest, place in files.values():
+        node.write(digest, Path(place).read_bytes(), is_last=True)
+    shutil.rmtree(tmp_path / "here")
+    folder = Path(node.prepare(files, project=None, node_rank=1, address="")["folder"])
+    there = json.loads(json.dumps(parcel.make_config(folder)))
+    assert compute_parameter_checksum(workload.load_model(Path(there["model_dir"]))) == checksum
+    assert len(workload.open_slice(Path(there["segments"][1]["slice_dir"]))) == size

@@ -1,0 +1,45 @@
+"""The built-in base models for images: torchvision's networks with random weights, ResNets with group normalisation."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training.process.files import write_json
+
+_log = logging.getLogger(__name__)
+
+NUM_GROUPS = 32
+CONFIGS: dict[str, dict[str, Any]] = {
+    "resnet18": {"model_type": "resnet18", "norm": "group", "num_groups": NUM_GROUPS},
+    "resnet50": {"model_type": "resnet50", "norm": "group", "num_groups": NUM_GROUPS},
+    "vit-b-16": {
+        "model_type": "vit", "patch_size": 16, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072,
+    },
+}  # fmt: skip
+"""Name in params.yaml -> what config.json says of it, beside the classes; a vit is built for one size of images."""
+_SEED = 20_151_210
+
+
+def write_image_network(folder: Path, name: str, class_names: Sequence[str], *, image_size: int | None = None) -> None:
+    """Fill `folder` with config.json and fp32 safetensors weights of the network `name` for these classes.
+
+    The same classes, size of images (pixels of a side) and versions of torch and torchvision give the same bytes. The
+    caller's random state is left as it was.
+    """
+    import torch
+    from safetensors.torch import save_model
+
+    from training.workloads.image_classification import build_network
+
+    config = {**CONFIGS[name], "class_names": list(class_names)}
+    if config["model_type"] == "vit":
+        config["image_size"] = image_size
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        network = build_network(config)
+    write_json(folder / "config.json", config)
+    save_model(network, str(folder / "model.safetensors"))
+    # safetensors lets only the owner read what it writes.
+    (folder / "model.safetensors").chmod(0o644)
+    _log.info("%s: %d classes, random weights", name, len(class_names))

@@ -1,0 +1,61 @@
+"""The report of an audit shows what a script calls its things, and none of it becomes markup or breaks the page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.auditing.checks import ask_all
+from tasks.auditing.launched import Audit, Launched
+from tasks.auditing.page import make_document
+from tasks.auditing.rank_record import RankRecord, read_rank
+from tasks.auditing.request import parse_request
+from tasks.auditing.running import count_new_steps
+from tasks.auditing.speed import compute_speeds
+from tasks.gates.checks import compute_standings
+from tasks.ranks.live import EventReader
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+
+_MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def _write_record(path: Path, lines: list[dict[str, Any]], *, after: bytes = b"") -> RankRecord:
+    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + after)
+    return read_rank(path, 0)
+
+
+def _make_step(number: int, **more: Any) -> dict[str, Any]:
+    micro = {"model": _MARKUP, "wrapper": _MARKUP, "num_samples": 4, "shape": [4, 2], "line": [_MARKUP, 3], "loader": 0}
+    return {"kind": "step", "step": number, "lr": [0.1], "micros": [micro], "seconds": {"forward": 0.1}, **more}
+
+
+def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) -> None:
+    (tmp_path / f"{_MARKUP}.py").touch()
+    request = parse_request({"SCRIPT": f"'{_MARKUP}.py' {_MARKUP!r}", "CELLS": "1", "FOLDER": str(tmp_path)})
+    assert request.told.startswith(f"'{_MARKUP}.py'")
+    lines = [
+        {"kind": "start", "pid": 1, "python": _MARKUP},
+        {"kind": "asked", "where": "arguments", "names": {"epochs": 3, "resume": _MARKUP}, "are_there": {}},
+        {"kind": "open", "path": f"/{_MARKUP}.csv", "mode": "a", "bytes_before": 5},
+        *(_make_step(number, optimizer=_MARKUP, backend=_MARKUP) for number in range(1, 30)),
+    ]
+    rank = _write_record(tmp_path / "rank-0.jsonl", lines)
+    audit = Audit(request, {"1proc": [Launched("1proc", tmp_path, [rank], 0)]})
+    gates = ask_all(audit)
+    document = make_document(audit, gates, compute_speeds(audit), compute_standings(gates, ["1proc"]))
+    page = render_html(document, {})
+    assert "<img" not in page
+    assert page.count("&lt;img src=x") > 3
+    assert "<img" not in render_markdown(document)
+
+
+def test_what_a_script_itself_writes_into_its_record_is_no_step(tmp_path: Path) -> None:
+    forged = [b"[" * 100_000, b"7", b'{"kind": ["step"]}', b'{"kind": "step", "step": 3, "micros": [7], "seconds": {}}']
+    forged.append(b'{"kind": "step", "step": 4, "micros": [{}], "seconds": {"forward": "long"}}')
+    reader = EventReader(tmp_path / "rank-0.jsonl")
+    rank = _write_record(tmp_path / "rank-0.jsonl", [_make_step(1), _make_step(2)], after=b"\n".join([*forged, b""]))
+    assert count_new_steps(reader) == 0
+    with (tmp_path / "rank-0.jsonl").open("a") as file:
+        file.write(json.dumps(_make_step(5)) + "\n")
+    assert count_new_steps(reader) == 1
+    assert [step["step"] for step in rank.steps] == [1, 2]

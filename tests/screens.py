@@ -1,0 +1,149 @@
+"""`python -m tests.screens FOLDER`: a picture of every screen of the comparison that stands in this folder.
+
+The page, the verdict on a terminal, MLflow, Prefect and DVC's plots, as a reader finds them after `make compare`.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from flows.server import find_or_start
+from flows.verdict import print_verdict
+from tests.flows.toy_project import free_port, wait_for
+
+_PAGE, _RESULTS = Path("reports/index.html"), Path("reports/results.json")
+_LAPTOP, _PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
+_NUM_COLOURS = 64
+_MOST_MILLISECONDS = 180_000
+_MOST_PIXELS = 2400
+"""From top to bottom: what is below stands in the page itself."""
+_MLFLOW_ACCESS = Path(".work/mlflow.env")
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the pictures go")
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        # Root, as in a container, may not use Chromium's sandbox.
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=path, args=options)
+        for take in (_take_page, _take_terminal, _take_plots, _take_mlflow, _take_prefect):
+            take(browser, folder)
+        browser.close()
+
+
+def _take_page(browser: Browser, folder: Path) -> None:
+    for name, viewport, scheme, media in (
+        ("page-light", _LAPTOP, "light", "screen"), ("page-dark", _LAPTOP, "dark", "screen"),
+        ("page-phone", _PHONE, "light", "screen"), ("page-print", {"width": 794, "height": 1123}, "light", "print"),
+    ):  # fmt: skip
+        with _open(browser, viewport=viewport, color_scheme=scheme) as page:
+            page.emulate_media(media=media)
+            page.goto(_PAGE.resolve().as_uri())
+            _keep(page, folder / f"{name}.png")
+
+
+def _take_terminal(browser: Browser, folder: Path) -> None:
+    """Take the end of a comparison as terminals of 80 and of 200 columns show it."""
+    for columns in (80, 200):
+        said = io.StringIO()
+        before = dict(os.environ)
+        os.environ |= {"COLUMNS": str(columns), "FORCE_COLOR": "1"}
+        with contextlib.redirect_stdout(said):
+            print_verdict(json.loads(_RESULTS.read_bytes()))
+        os.environ.clear()
+        os.environ.update(before)
+        with _open(browser, viewport={"width": 20 + 8 * columns, "height": 100}) as page:
+            page.set_content(
+                "<style>body{margin:8px;background:#111;color:#eee}pre{font:13px/1.3 monospace}</style><pre>"
+            )
+            page.locator("pre").evaluate(
+                "(place, text) => { place.textContent = text }", _BOLD.sub("", said.getvalue())
+            )
+            _keep(page, folder / f"terminal-{columns}.png")
+
+
+def _take_plots(browser: Browser, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch, _open(browser, viewport=_LAPTOP) as page:
+        subprocess.run([sys.executable, "-m", "dvc", "plots", "show", "-q", "-o", scratch], check=True)
+        page.goto((Path(scratch) / "index.html").as_uri())
+        _keep(page, folder / "dvc-plots.png")
+
+
+def _take_mlflow(browser: Browser, folder: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)]
+    with _running(command), _open(browser, viewport=_LAPTOP, http_credentials=_read_mlflow_access()) as page:
+        page.goto(f"http://127.0.0.1:{port}/runs")
+        page.get_by_role("grid").get_by_text("embedded").first.wait_for()
+        _keep(page, folder / "mlflow-runs.png")
+
+
+def _read_mlflow_access() -> dict[str, str]:
+    wait_for(_MLFLOW_ACCESS.exists, seconds=120, what="MLflow's UI is served")
+    found = dict(line.split("=", 1) for line in _MLFLOW_ACCESS.read_text().splitlines())
+    return {"username": found["MLFLOW_TRACKING_USERNAME"], "password": found["MLFLOW_TRACKING_PASSWORD"]}
+
+
+def _take_prefect(browser: Browser, folder: Path) -> None:
+    os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
+    server = find_or_start(temporary=False)
+    try:
+        server.wait_until_ready()
+        site, access = server.url.removesuffix("/api"), os.environ["PREFECT_API_AUTH_STRING"]
+        with _open(browser, viewport=_LAPTOP) as page:
+            # Where its own page of sign-in keeps what somebody types there.
+            page.add_init_script(f"localStorage.setItem('prefect-password', btoa({json.dumps(access)}))")
+            page.goto(f"{site}/runs")
+            page.get_by_text("ddp-compare").first.wait_for()
+            _keep(page, folder / "prefect-runs.png")
+    finally:
+        server.end()
+
+
+@contextlib.contextmanager
+def _open(browser: Browser, **options: Any) -> Iterator[Page]:
+    context = browser.new_context(**options)
+    # On a machine with other work a UI takes long to come.
+    context.set_default_timeout(_MOST_MILLISECONDS)
+    yield context.new_page()
+    context.close()
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _keep(page: Page, file: Path) -> None:
+    """Write what the page shows, of few colours, and of a long page the beginning."""
+    page.wait_for_timeout(500)
+    image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    cut = image.crop((0, 0, image.width, min(image.height, _MOST_PIXELS)))
+    cut.quantize(_NUM_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+if __name__ == "__main__":
+    _main()
