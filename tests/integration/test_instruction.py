@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.hub_server import HubServer
 from tests.integration.test_sequence_classification import OF_CLOCKS
 from tests.workspace import SMALL, Workspace
 from training.record.ledger_file import LEDGER
@@ -27,6 +28,7 @@ INSTRUCTIONS = SMALL | {
     "train.packing": True,
 }
 CELLS = ("1proc", "2proc")
+_TOKEN = "hf_canaryCanaryCanaryCanaryCanary02"
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,28 @@ def test_the_page_has_what_was_answered_before_and_after_side_by_side(instructio
         assert "### " not in sample["reference"]
         assert set(sample["continuations"]) == {"base", *CELLS}
         assert f"Row {sample['row_id']}" in quality
+
+
+def test_each_epoch_becomes_a_branch_and_the_runs_are_in_wandb_without_training_anew(
+    instructions: Workspace, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb", reason="`make extras` installs it", exc_type=ImportError)
+    before = {cell: instructions.launches(cell) for cell in CELLS}
+    # Programs that start anew: where the Hub is, is asked when its client is imported.
+    workspace = Workspace(instructions.folder)
+    workspace.change(
+        {"tracking.kind": ["mlflow", "wandb"], "upload.repo_id": "owner/tiny", "upload.revisions": "per_epoch"}
+    )
+    with HubServer(tokens=(_TOKEN,)) as hub:
+        workspace.repro(WANDB_MODE="offline", **hub.environment(cache=tmp_path / "cache", token=_TOKEN))
+        repo = hub.repos["model", "owner/tiny"]
+        messages = {branch: [message for _, message, _ in commits] for branch, commits in repo.branches.items()}
+    assert messages == {
+        f"epoch-{epoch}": ["initial commit", f"instructions: cell 2proc, epoch-{epoch}"] for epoch in (1, 2)
+    }
+    # The comparison and its cells.
+    assert len(list((instructions.folder / "wandb").glob("offline-run-*"))) == 1 + len(CELLS)
+    assert {cell: instructions.launches(cell) for cell in CELLS} == before
 
 
 def test_other_prompts_are_other_rows_and_need_no_other_data_set(instructions: Workspace) -> None:
