@@ -50,7 +50,7 @@ _FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossa
 _FILES = Links(
     [
         ("results.json", "results.json", "everything that stands here, for machines"),
-        ("blocks.parquet", "blocks.parquet", "every timed block as it ran; `make reanalyse` works from it"),
+        ("blocks.parquet", "blocks.parquet", "every timed block as it ran; “make reanalyse” works from it"),
         ("epochs.csv", "epochs.csv", "seconds, tokens and loss of every epoch"),
         ("losses.csv", "losses.csv", "the loss of every optimizer step"),
         ("report.md", "report.md", "the same report for a terminal"),

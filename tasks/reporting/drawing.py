@@ -16,7 +16,7 @@ from training.registry import import_file
 Axes: TypeAlias = Any
 """matplotlib's, which is imported only to draw."""
 _CHARTS = Path(__file__).with_name("charts")
-_WIDTH_INCHES, _HEIGHT_INCHES = 4.7, 3.2
+_WIDTH_INCHES, _HEIGHT_INCHES, _WITHHELD_INCHES = 4.7, 3.2, 2.0
 _DPI = 72.0
 _MOST_NAMES = 12
 _MOST_HOVER_POINTS = 80
@@ -226,6 +226,7 @@ def _draw_withheld(results: Results, axes: Axes) -> None:
     import textwrap
 
     axes.set_axis_off()
+    set_height(axes, _WITHHELD_INCHES)
     text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
     box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)

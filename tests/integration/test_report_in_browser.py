@@ -331,3 +331,6 @@ def test_the_page_prints_dark_on_white(opened: tuple[Page, list[str]]) -> None:
     light, _ = drawing.list_colors()["chart-muted"]
     printed = tuple(int(light[place : place + 2], 16) for place in (1, 3, 5))
     assert text.evaluate("element => getComputedStyle(element).fill") == f"rgb{printed}"
+    # A sheet of A4: no table hangs over.
+    page.set_viewport_size({"width": 794, "height": 1123})
+    assert page.evaluate("document.documentElement.scrollWidth") == 794

@@ -26,7 +26,7 @@ FILES = [
     "badge.svg",
 ]
 CHARTS = ["average_epoch_time", "loss_curves", "parallel_efficiency", "speedup", "time_per_epoch"]
-MEASURED_CHARTS = ["estimates", "frontier", "measured_speedup", "prediction", "waterfall"]
+MEASURED_CHARTS = ["estimates", "frontier", "hardware", "measured_speedup", "prediction", "waterfall"]
 
 # Speedup, efficiency, serial fraction and speedups of segments, as printed and as stored.
 FIGURES = ["1.56x", "1.5625", "78 %", "0.78125", "1.50x", "1.67x", "75 %", "83 %", "1.666666", "0.28"]

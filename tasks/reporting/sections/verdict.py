@@ -152,7 +152,7 @@ def _tell_next(results: Results) -> str:
         return f"Have the unchecked gates decide, “{best.standing.gates[0]}” first: docs/gates.md says what each needs."
     if not is_resolved(results):
         took = wording.format_seconds(measurement.seconds)
-        return f"Type `make rebench` while nothing else runs on the machine; measuring took {took} this time."
+        return f"Type “make rebench” while nothing else runs on the machine; measuring took {took} this time."
     advice = measurement.advice
     gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
     if gains:

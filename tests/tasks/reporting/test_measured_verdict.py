@@ -74,7 +74,7 @@ def test_a_speedup_is_resolved_when_noise_and_machine_leave_no_doubt(
     state, other = ("Resolved", "Not resolved") if is_told else ("Not resolved", "Resolved")
     assert f'<span class="state">{state}</span>' in page
     assert f'<span class="state">{other}</span>' not in page
-    assert ("Type `make rebench`" in page) != is_told
+    assert ("Type “make rebench”" in page) != is_told
 
 
 def test_a_speedup_that_nobody_proved_is_not_resolved_and_names_the_gate_to_have_checked(tmp_path: Path) -> None:
