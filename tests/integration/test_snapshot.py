@@ -259,6 +259,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.inputs",
     "tasks.process",
     "tasks.ranks",
+    "tasks.params.adapter",
     "tasks.params.batches",
     "tasks.params.cells",
     "tasks.params.choices",
