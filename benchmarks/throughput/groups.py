@@ -77,6 +77,7 @@ class Setup:
             "packing": False,
             "loss_chunk_rows": LOSS_CHUNK_ROWS[self.device],
             "activation_checkpointing": "none",
+            "adapter": None,
             "compile": False,
             "seed": 1,
             "exact": False,

@@ -79,6 +79,9 @@ class Exhibit:
     has_dropout: bool = False
     """Whether the model has dropout; nothing can then be shared with the comparison without a defect."""
 
+    is_of_layers: bool = False
+    """Whether it is about the layers that a model's class names; a ResNet18's names none, and is one unit."""
+
     no_defect_in: str = ""
     """A precision in which the line changes nothing."""
 
@@ -87,6 +90,8 @@ class Exhibit:
         if precision == self.no_defect_in:
             return False
         is_of_text = self.has_dropout or any(part.file in _OF_TEXT for part in self.mutations)
+        if self.is_of_layers and workload == "image_classification":
+            return False
         return workload in ("causal_lm", "instruction") or not is_of_text
 
     @property

@@ -96,6 +96,7 @@ EXHIBITS = [
         params=_spread("fsdp2"),
         caught_by="Gradients were synchronised",
         spares_baseline=True,
+        is_of_layers=True,
     ),
     Exhibit(
         key="pipeline: labels = attention mask",
