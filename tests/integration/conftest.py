@@ -61,8 +61,8 @@ asyncio.run(provide_database_interface().create_db())
 """
 
 
-_WATERFALL = {"measure.waterfall_seconds": 1}
-"""This comparison alone has what takes as long as all other measuring: the waterfall, and the prediction from it."""
+_WHOLE = {"measure.waterfall_seconds": 1, "quality.noise_batches": 4}
+"""This comparison alone has what takes as long as all else: the waterfall, the prediction from it, the noise scale."""
 
 
 def _shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
@@ -74,7 +74,7 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 def _finish(folder: Path, project: Path, warm: Path) -> None:
     # One that failed before may have left a half of it.
     shutil.rmtree(folder, ignore_errors=True)
-    workspace = Workspace.create(folder / "project", project=project, changes=SMALL | _WATERFALL, programs=warm)
+    workspace = Workspace.create(folder / "project", project=project, changes=SMALL | _WHOLE, programs=warm)
     mark = new_mark()
     with CommandLines() as command_lines, Listeners(mark) as listeners:
         (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))
