@@ -2,13 +2,15 @@
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from tasks.params.cells import CellParams
 from tasks.params.choices import list_file_names, read_constant
 from tasks.params.section import Finite, Section
+
+if TYPE_CHECKING:  # what a stage knows of `train` alone needs no strategy
+    from tasks.params.cells import CellParams
 
 
 class LoraParams(Section):
@@ -32,7 +34,7 @@ class LoraParams(Section):
         return value
 
 
-def require_fit_for_adapter(workload: str, cells: Mapping[str, CellParams]) -> None:
+def require_fit_for_adapter(workload: str, cells: Mapping[str, "CellParams"]) -> None:
     """Raise ValueError, with the remedy, where peft is missing, or workload or a cell's strategy takes no adapter."""
     if importlib.util.find_spec("peft") is None:
         raise ValueError("train.adapter: got lora, and the package peft is not installed; `make extras` installs it")

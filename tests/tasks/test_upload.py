@@ -304,6 +304,7 @@ def test_the_card_of_a_network_for_images_says_how_it_is_really_loaded(
 def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> None:
     text = (comparison / "reports/results.json").read_text(encoding="utf-8")
     text = text.replace("builtin:tiny-qwen2", "hub:owner/base").replace("builtin:docstrings", "hub:owner/rows")
+    text = text.replace('"is_random_weights": true', '"is_random_weights": false')
     (comparison / "reports/results.json").write_text(text, encoding="utf-8")
     upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
     head = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)[1]
@@ -315,6 +316,7 @@ def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> 
 def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known(comparison: Path) -> None:
     content = read_json(comparison / "reports/results.json")
     content["comparison"]["model"] |= {"source": "hub:owner/base", "commit": "c" * 40, "license": "apache-2.0"}
+    content["comparison"]["model"] |= {"is_random_weights": False}
     content["comparison"]["dataset"] |= {"source": "hub:owner/rows", "commit": "d" * 40, "license": "cc0-1.0"}
     write_json(comparison / "reports/results.json", content)
     upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
