@@ -161,7 +161,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard and peft (LoRA), by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning and peft (LoRA), by the hashes of requirements-extras.lock
 
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)

@@ -1,8 +1,8 @@
 """What the observer of `make audit` costs a training: the same script with and without it, in turns.
 
-Processor seconds decide: they leave out what else the machine did meanwhile. What the observer costs
-hardly depends on the width of a model: a narrow one tells the microseconds, a wide one their share of a step. Prints a
-table and writes benchmarks/results/<date>_<machine>_observer.{json,md}.
+Processor seconds decide: they leave out what else the machine did meanwhile. What the observer costs hardly depends on
+the width of a model: a narrow one tells the microseconds, a wide one their share of a step. Prints a table and writes
+benchmarks/results/<date>_<machine>_observer.{json,md}.
 """
 
 import argparse

@@ -29,7 +29,8 @@ class DeviceClock:
     def take(self) -> dict[str, float]:
         """Return the seconds by activity that have come since the last call: those of a step or two ago, as a rule."""
         found: dict[str, float] = {}
-        while len(self._marks) > 1 and self._marks[1][0].query():
+        # Asking an event while a graph is captured would spoil the capture.
+        while len(self._marks) > 1 and not torch.cuda.is_current_stream_capturing() and self._marks[1][0].query():
             event, kind = self._marks.popleft()
             found[kind] = found.get(kind, 0.0) + event.elapsed_time(self._marks[0][0]) / 1000
             self._spare.append(event)

@@ -116,6 +116,20 @@ def test_a_stopped_training_goes_on_to_the_same_bits(
     assert are_bitwise_equal(_state_at_end(config)["adapter"], _state_at_end(plain)["adapter"])
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_two_ranks_that_were_stopped_go_on_to_the_same_bits(
+    strategy: str, ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    spread = {"strategy": strategy, "world_size": 2}
+    whole = ranks.train(_config(tmp_path / "whole", tiny_model, slices, **spread))
+    stopped = _config(tmp_path / "stopped", tiny_model, slices, **spread)
+    assert any(ranks.launch(stopped, fault="rank=0,step=3,kind=sigterm"))
+    ranks.train(stopped)
+    assert facts_of(stopped, 0)["num_resumes"] == 1
+    assert are_bitwise_equal(weights_at_end(stopped), weights_at_end(whole))
+    assert are_bitwise_equal(_state_at_end(stopped)["adapter"], _state_at_end(whole)["adapter"])
+
+
 def test_weights_that_are_not_the_base_with_its_factors_are_not_gone_on_from(
     alone: Ranks, plain: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
