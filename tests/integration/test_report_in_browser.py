@@ -280,6 +280,7 @@ def test_text_stands_out_from_its_ground(opened: tuple[Page, list[str]]) -> None
 @pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
 def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
+    page.locator("#prediction summary").first.click()
     table = page.locator("#prediction .scroll").first
     assert table.evaluate("element => element.scrollWidth > element.clientWidth")
     table.focus()

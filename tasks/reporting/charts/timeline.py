@@ -8,7 +8,7 @@ from tasks.reporting.timeline import CellTimeline
 TITLE = "One step, rank by rank"
 POSITION = 65
 NEEDS_SPEEDUP = False
-SECTION = "losses"
+SECTION = "timeline"
 CAPTION = (
     "What each rank of the cell with most ranks did when, in one step that was recorded after all that was timed; "
     "recording takes time of its own. Whole, for Perfetto: see the files below."

@@ -24,11 +24,13 @@ def make_blocks(results: Results) -> list[Block]:
         ]
     blocks: list[Block] = [Text(describe_noise(goodput))]
     if goodput.best is not None:
-        blocks = [Text(describe_best(results, goodput.best)), *blocks, Charts("batch"), _tabulate_points(goodput)]
+        points = Fold("Every number of ranks and batch", [_tabulate_points(goodput)])
+        blocks = [Text(describe_best(results, goodput.best)), *blocks, Charts("batch"), points]
     elif results.is_withheld:
         blocks.append(Text(wording.FOLLOWS))
     assumed = Fold("What this takes for granted", [Items(_list_assumptions(results))])
-    return [*measured, *blocks, _tabulate_noise(goodput), assumed]
+    noise = Fold("The noise of gradients along the training", [_tabulate_noise(goodput)])
+    return [*measured, *blocks, noise, assumed]
 
 
 def _show_measured(results: Results) -> list[Block]:

@@ -21,7 +21,8 @@ def make_blocks(results: Results) -> list[Block]:
     told = [sentence for one in waterfalls for sentence in [*_tell(one), *_tell_residual(results, one)]] + waits
     # Of cells beside these, which have none.
     told += [sentence for sentence in results.measurement.left_out if ": A waterfall: not available" in sentence]
-    return [Items(told), Charts("losses"), Fold("Part by part", [_tabulate(one) for one in waterfalls])]
+    parts = Fold("Part by part, and one step rank by rank", [Charts("timeline"), *map(_tabulate, waterfalls)])
+    return [Items(told), Charts("losses"), parts]
 
 
 def _tell(one: Waterfall) -> list[str]:

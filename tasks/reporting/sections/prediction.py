@@ -23,13 +23,13 @@ def make_blocks(results: Results) -> list[Block]:
     blocks: list[Block] = [Charts("prediction"), *([] if withheld is None else [Text(withheld)])]
     for prediction in predictions:
         of_cells = f" of {wording.join_names(prediction.cells)}" if len(predictions) > 1 else ""
-        blocks.append(_tabulate_speedups(measurement, prediction, of_cells))
+        points = _tabulate_speedups(measurement, prediction, of_cells)
+        blocks.append(Fold(f"Every number of ranks{of_cells}", [points]))
         told = [*_describe_errors(prediction), *prediction.left_out]
         if told:
             blocks.append(Items(told))
         if len(prediction.curves) > 1:
-            changes = _tabulate_changes(prediction, of_cells)
-            blocks.append(Fold(f"Predicted after one change{of_cells}", [changes]) if of_cells else changes)
+            blocks.append(Fold(f"Predicted after one change{of_cells}", [_tabulate_changes(prediction, of_cells)]))
         if prediction.assumptions:
             blocks.append(Fold(f"What the prediction{of_cells} takes for granted", [Items(prediction.assumptions)]))
     return blocks

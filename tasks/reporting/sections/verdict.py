@@ -82,12 +82,14 @@ def _answer(results: Results) -> Answers:
     times = best.world_size / results.baseline.world_size
     return Answers(
         [
-            *[sooner] * (results.goodput is not None or results.time_to_quality is not None),
+            *[sooner] * (results.time_to_quality is not None),
             ("Is it worth the ranks?", _tell_worth(results, best), "cost"),
             ("Can I trust it?", _tell_trust(results), "gates"),
             (f"Why not {times:g}x?", _tell_losses(results, best), "losses"),
             ("What next?", _tell_next(results), "advice"),
             ("What does it cost?", _tell_cost(results, best), "cost"),
+            # Predicted of other ranks and batches: what was measured of these cells comes first.
+            *[sooner] * (results.goodput is not None and results.time_to_quality is None),
         ]
     )
 

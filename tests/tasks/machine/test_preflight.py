@@ -132,6 +132,12 @@ def test_more_ranks_than_cores_is_found_from_the_params(params: Params, tmp_path
     assert named(result, "cores for crowd").verdict == "warning"
 
 
+def test_where_the_project_stands_on_this_machine_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    assert "are free in work, " in check_disk(tmp_path / "work" / "later").found
+
+
 def test_a_full_disk_is_found_and_the_folder_need_not_exist(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
     assert check_disk(folder, needed_gib=0.0).verdict == "ok"

@@ -80,7 +80,7 @@ def test_every_column_is_explained_and_ids_are_unique(page: Page) -> None:
 
 def test_every_chart_stands_in_its_section(page: Page, measured_results: Results) -> None:
     ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
-    sections = {"training": "speed"}
+    sections = {"training": "speed", "timeline": "losses"}
     for name, chart in drawing.select_charts(measured_results).items():
         above = [one for one in ids[: ids.index(f"chart-{name}")] if f"{one}-heading" in ids]
         assert above[-1] == sections.get(chart.SECTION, chart.SECTION), name
