@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tasks.gates import other_training
 from tasks.gates.checks import Check, check_gates, compute_standings
 from tasks.gates.other_training import check_seeds
 from tasks.records.gate import Finding, make_finding
@@ -144,6 +145,27 @@ def test_one_training_does_not_pass_for_one_from_another_seed(tmp_path: Path) ->
     found = check_seeds(dataclasses.replace(again, seeds={1: {"1proc": other}}), "1proc")
     assert found is not None
     assert "1proc from seed 1: code digest is not that of the cell's first training" in found.compared
+
+
+def test_the_clock_of_a_training_from_another_seed_is_held_to_what_that_of_the_first_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else is said of files that were written by hand.
+    own = [check for check in other_training._CHECKS_OF_A_SEED if check.__name__ == "check_clock"]
+    monkeypatch.setattr(other_training, "_CHECKS_OF_A_SEED", own)
+    outputs = write_with_big(tmp_path)
+    run, epochs = outputs.runs["1proc"], {1: outputs.evaluation.epochs}
+    # As if a checkpoint were in the baseline's seconds, which then come to the target ten times as late.
+    late = [dataclasses.replace(one, facts=dataclasses.replace(one.facts, train_seconds=60.0)) for one in run.segments]
+    again = dataclasses.replace(
+        outputs,
+        seeds={1: {**outputs.runs, "1proc": dataclasses.replace(run, segments=late)}},
+        evaluation=outputs.evaluation.model_copy(update={"seeds": epochs}),
+    )
+    found = check_seeds(again, "1proc")
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "the clock of the steps ran while something else was timed too" in found.compared
 
 
 def tell(results: Results) -> str:
