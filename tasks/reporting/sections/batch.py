@@ -58,7 +58,7 @@ def _tabulate_times(results: Results) -> Table:
         if one.standing.state == "withheld":
             return wording.WITHHELD
         if one.speedup is None:
-            return "not reached"
+            return "not reached" if one.num_reached < len(one.seeds) else wording.NOT_AVAILABLE
         return f"{wording.format_ratio(one.speedup)} ({describe_seeds(one)})"
 
     def show_seconds(one: CellQuality) -> str:

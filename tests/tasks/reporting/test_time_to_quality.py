@@ -212,9 +212,29 @@ def test_a_target_that_is_not_reached_is_no_time(tmp_path: Path, monkeypatch: py
     assert results.time_to_quality is not None
     big = results.time_to_quality.cells[1]
     assert (big.speedup, big.num_reached, big.seeds[0].seconds_to_target) == (None, 0, None)
-    assert "did not reach a held-out loss of 3.2000 in 1 of 1 training, so it has no time to quality" in tell(results)
+    assert "has no time to quality: 2big did not reach a held-out loss of 3.2000 in 1 of 1 training" in tell(results)
     stated = collect_results(write_with_big(tmp_path / "stated", target_heldout_loss=3.9))
     assert stated.time_to_quality is not None
     assert stated.time_to_quality.is_stated
     assert stated.time_to_quality.cells[0].seeds[0].seconds_to_target == pytest.approx(3.0)
     assert stated.time_to_quality.cells[1].speedup == pytest.approx(3.0 / (4.0 * 0.1 / 0.5))
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (3.1, "1proc did not reach a held-out loss of 3.1000 in 1 of 1 training"),
+        (4.5, "the base model has a held-out loss of 4.5000 already, before any training"),
+    ],
+)
+def test_no_cell_is_blamed_for_a_target_that_it_came_to(
+    target: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.gates.checks.CHECKS", [])
+    monkeypatch.setattr("tasks.gates.checks.CHECKS_OF_BATCHES", CHECKS_THAT_PASS)
+    said = tell(collect_results(write_with_big(tmp_path, target_heldout_loss=target)))
+    assert f"has no time to quality: {why}" in said
+    assert f"That cannot be said: {why}." in said
+    assert "2big did not reach" not in said
+    (row,) = [line for line in said.splitlines() if line.startswith("| 2big | 8 |")]
+    assert "not reached" not in row
