@@ -60,11 +60,12 @@ def tell_soonest(results: Results) -> str:
     reached = [one for one in list_others(results) if one.speedup is not None and one.standing.state != "withheld"]
     if reached:
         best = reached[0]
+        doubt = "Unproven: " if best.standing.state == "unproven" else ""
         if (best.speedup or 0) <= 1:
             ratio = wording.format_ratio(best.speedup)
-            return f"Not by a larger batch: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
+            return f"{doubt}Not by a larger batch: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
         return (
-            f"{wording.format_ratio(best.speedup)} by {best.cell} ({describe_work(best)}), for "
+            f"{doubt}{wording.format_ratio(best.speedup)} by {best.cell} ({describe_work(best)}), for "
             f"{best.data or 0:.2f} times the {results.unit}s and {best.device_time or 0:.2f} times the device time; "
             f"{describe_seeds(best)}."
         )

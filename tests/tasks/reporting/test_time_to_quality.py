@@ -10,7 +10,7 @@ import pytest
 from tasks.gates import other_training
 from tasks.gates.checks import Check, check_gates, compute_standings
 from tasks.gates.other_training import check_seeds
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import write_metrics
@@ -238,3 +238,18 @@ def test_no_cell_is_blamed_for_a_target_that_it_came_to(
     assert "2big did not reach" not in said
     (row,) = [line for line in said.splitlines() if line.startswith("| 2big | 8 |")]
     assert "not reached" not in row
+
+
+def test_a_time_to_quality_that_a_gate_could_not_tell_of_is_unproven_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_away(outputs: Outputs, cell: str) -> Finding:
+        return make_unchecked_finding(f"{cell}: nothing to look at")
+
+    monkeypatch.setattr("tasks.gates.checks.CHECKS", [])
+    unchecked = [Check(name="All is well", question="Is it?", find=look_away, sees_baseline=True)]
+    monkeypatch.setattr("tasks.gates.checks.CHECKS_OF_BATCHES", unchecked)
+    said = tell(collect_results(write_with_big(tmp_path)))
+    figures = [line for line in said.splitlines() if "1.84x" in line]
+    assert figures
+    assert [line for line in figures if "nproven" not in line] == []
