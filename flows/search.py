@@ -59,6 +59,11 @@ def choose_promoted(losses: dict[int, float], *, eta: int) -> list[int]:
     return rank(losses)[: max(1, len(losses) // eta)]
 
 
+def choose_spread(params: Params) -> str | None:
+    """Return the first cell with several ranks, None if there is none; none that is another training."""
+    return next((name for name, one in params.cells.items() if one.world_size > 1 and not one.is_other_training), None)
+
+
 class Search:
     """One search of the comparison in params.yaml."""
 
@@ -169,9 +174,9 @@ class Search:
 
     def spread(self) -> SpreadRecord | str:
         """Return an epoch of the best configuration by the ranks of another cell, or why there is none."""
-        cell = next((name for name, one in self.params.cells.items() if one.world_size > 1), None)
+        cell = choose_spread(self.params)
         if cell is None:
-            return "no cell of params.yaml has several ranks"
+            return "no cell of params.yaml spreads the same training over several ranks"
         batch, num_ranks = self.asked.draw(self.best).batch_size, self.params.cells[cell].world_size
         if self.params.cells[cell].num_nodes > 1 or batch % self.params.count_shares(cell):
             return f"{cell} cannot split the best batch, {batch}, on this machine"

@@ -6,17 +6,21 @@ Such a cell is another training, and is judged by its time to quality; what asks
 from collections.abc import Callable
 
 from tasks.gates.asked_for import check_steps
-from tasks.gates.comparability import check_every_sample_once
+from tasks.gates.clock import check_clock
+from tasks.gates.comparability import check_equal_tokens, check_every_sample_once
 from tasks.gates.correctness import check_same_parameters, check_segment_continuity
 from tasks.gates.heldout import check_evaluated_weights
 from tasks.gates.setting import find_setting_problems
+from tasks.gates.synchronisation import check_synchronisation
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
 _CHECKS_OF_A_SEED: tuple[Callable[[Outputs, str], Finding | None], ...] = (
-    check_segment_continuity, check_same_parameters, check_steps, check_every_sample_once, check_evaluated_weights,
+    check_segment_continuity, check_same_parameters, check_synchronisation, check_steps, check_every_sample_once,
+    check_equal_tokens, check_evaluated_weights, check_clock,
 )  # fmt: skip
+"""Its seconds and tokens are what the time to quality is of, as those of the first training are."""
 
 
 def is_other_training(outputs: Outputs, cell: str) -> bool:
@@ -84,6 +88,6 @@ def check_seeds(outputs: Outputs, cell: str) -> Finding | None:
     return make_finding(
         problems,
         otherwise=f"{cell}: trained from seed {seeds} too, each time from the base model, on every row once per epoch, "
-        "in the order of its seed",
+        "in the order of its seed, with a clock that ran for its steps alone",
         numbers={"seeds": len(outputs.seeds)},
     )

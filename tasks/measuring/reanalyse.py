@@ -7,8 +7,9 @@ What a gate withholds is withheld here too, unless it asked for more quiet turns
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -31,18 +32,19 @@ _TRIMMED = 0.1
 
 def _main() -> None:
     arguments = _parse_arguments()
-    published, withheld = _read_published(arguments.reports / "results.json")
+    published, withheld, notes = _read_published(arguments.reports / "results.json")
     arms = [one for one in read_blocks(arguments.reports / BLOCKS_FILE) if one.phase == "speedup"]
     if not arms:
         raise DataError(f"{arguments.reports / BLOCKS_FILE}: has no timed blocks: measure.speed was off; switch it on")
     most = arguments.others_share
     if most is None:
         most = 1.0 if published is None else published.most_others_share
-    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published, withheld))
+    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published, withheld, notes))
 
 
-def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str]]:
-    """Return what a report says was measured, None if it says nothing of it, and cell -> the gates that withhold it.
+def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str], dict[str, str]]:
+    """Return what a report says was measured, None if it says nothing of it, cell -> the gates that withhold it, and
+    cell -> what its figure is if it is no proven speedup.
 
     Raises DataError without a report.
     """
@@ -54,13 +56,26 @@ def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str]]:
             for cell, one in standings.items()
             if one["state"] == "withheld" and one["gates"] != [QUIET_TURNS]
         }
-        return None if found is None else Measurement.model_validate(found), withheld
+        notes = {cell["cell"]: ", ".join(_list_notes(cell, results)) for cell in results["cells"]}
+        return None if found is None else Measurement.model_validate(found), withheld, notes
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, error) from None
 
 
+def _list_notes(cell: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a cell's figure is, where it is no proven speedup at equal work."""
+    if cell.get("is_other_training"):
+        yield f"{wording.OTHER_TRAINING}, speed per {results['comparison']['unit']}"
+    if cell["standing"]["state"] == "unproven":
+        yield "unproven"
+
+
 def _tabulate(
-    arms: Sequence[ArmBlocks], most_share: float, published: Measurement | None, withheld: Mapping[str, str]
+    arms: Sequence[ArmBlocks],
+    most_share: float,
+    published: Measurement | None,
+    withheld: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> Table:
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
@@ -81,7 +96,7 @@ def _tabulate(
             continue
         effect = compute_launch_effect(quiet, names[0], name, of)
         table.add_row(
-            name,
+            f"{name} ({note})" if (note := notes.get(name)) else name,
             _find_published(published, name),
             *(_show(one.get(name)) for one in (by_quiet, by_all)),
             *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, _compute_trimmed_mean)),

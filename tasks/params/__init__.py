@@ -279,6 +279,11 @@ class Params(Section):
 
     def explain_unsearchable(self) -> str | None:
         """Return why `make search` cannot run with these params, with the remedy; None if it can."""
+        most = 2**31 - 1 - self.search.repeats
+        if self.train.seed > most:
+            return (
+                f"train.seed: got {self.train.seed} with search; allowed: at most {most}, repeats have those after it"
+            )
         nodes, shares = self.cells[self.baseline].num_nodes, self.count_shares(self.baseline)
         return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -26,11 +26,14 @@ class LoraParams(Section):
     """Last parts of the names of the linear layers that get factors, as the model has them; all-linear: every one but
     the head."""
 
-    @field_validator("targets")
+    @field_validator("targets", mode="before")
     @classmethod
-    def _check_targets(cls, value: str | list[str]) -> str | list[str]:
-        if not value or (len(set(value)) < len(value) and not isinstance(value, str)):
-            raise ValueError(f"targets: got {value}; allowed: all-linear, or different names, at least one")
+    def _check_targets(cls, value: Any) -> Any:
+        is_list = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+        if value != "all-linear" and not (is_list and value and len(set(value)) == len(value)):
+            raise ValueError(
+                "allowed: all-linear, or a list of different names, at least one, such as [q_proj, v_proj]"
+            )
         return value
 
 

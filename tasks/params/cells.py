@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
@@ -21,11 +21,13 @@ class BatchParams(Section):
     epochs: int | None = Field(default=None, ge=1, le=10_000)
     """Passes over each range, more of them where a larger batch learns less of each; null: as many as the others."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.factor != "world_size" and not 1 <= self.factor <= 1024:
-            raise ValueError(f"factor: got {self.factor}; allowed: world_size, or a number from 2 to 1024")
-        return self
+    @field_validator("factor", mode="before")
+    @classmethod
+    def _check_factor(cls, value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024
+        if value != "world_size" and not is_number:
+            raise ValueError("allowed: world_size, or a number from 2 to 1024")
+        return value
 
 
 class CellParams(Section):

@@ -2,6 +2,7 @@
 
 import difflib
 import typing
+from types import NoneType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -48,10 +49,16 @@ def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
     section: Any = schema
     for part in path:
         if isinstance(section, type) and issubclass(section, BaseModel):
-            section = section.model_fields[part].annotation
+            section = _drop_none(section.model_fields[part].annotation)
         else:
             section = typing.get_args(section)[-1]
     return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+
+
+def _drop_none(kind: Any) -> Any:
+    """Return what a key that may be null is otherwise."""
+    others = [one for one in typing.get_args(kind) if one is not NoneType]
+    return others[0] if len(others) == 1 and NoneType in typing.get_args(kind) else kind
 
 
 def _shorten_value(value: Any) -> str:

@@ -17,9 +17,11 @@ AUTO = 0
 
 
 def _read_auto(given: Any) -> Any:
-    if given == AUTO and not isinstance(given, bool):
+    if given == "auto":
+        return AUTO
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise ValueError("allowed: a number from 1 on, or auto")
-    return AUTO if given == "auto" else given
+    return given
 
 
 class TrainParams(Section):

@@ -4,8 +4,10 @@ Prints tables on a terminal and Markdown, as for a pull request, into a file; `-
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,17 @@ def _name(results: Results) -> str:
 def _warn(before: Results, now: Results) -> str:
     """Return how a ratio is to be read."""
     told = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
-    if any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
+    sizes, others = map(_collect_batch_sizes, (before, now))
+    has_other_batch = any(size != others.get(name, size) for name, size in sizes.items())
+    if has_other_batch or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
         return f"{told} The work is not the same, so that a ratio is no speedup."
     return told
+
+
+def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
+    """Return cell -> samples of a step as it was trained, and as it was timed."""
+    timed = {arm.arm: arm.global_batch_size for arm in results.measurement.arms} if results.measurement else {}
+    return {one.cell: (one.global_batch_size, timed.get(one.cell, one.global_batch_size)) for one in results.cells}
 
 
 def _list_differences(before: Results, now: Results) -> Iterator[list[str]]:
@@ -70,6 +80,7 @@ def _list_differences(before: Results, now: Results) -> Iterator[list[str]]:
 def _collect_facts(results: Results) -> dict[str, Any]:
     found, machine = results.comparison, results.comparison.machine
     gpus = wording.join_names([gpu.name for gpu in machine.gpus]) or "none"
+    options = _read_options(results)
     return {
         "workload": found.workload,
         "model": f"{found.model.source}, content {found.model.digest[:12]}",
@@ -81,10 +92,21 @@ def _collect_facts(results: Results) -> dict[str, Any]:
         **machine.versions,
         **{f"train.{name}": value for name, value in found.train.items()},
         **{
-            f"cell {cell.cell}": f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')}"
+            f"cell {cell.cell}": f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')} on "
+            f"{wording.format_plural(cell.num_nodes, 'machine')}, {cell.launcher}, {cell.global_batch_size} samples "
+            f"per step, {cell.micro_batch_size} per forward{options.get(cell.cell, '')}"
             for cell in results.cells
         },
     }
+
+
+def _read_options(results: Results) -> dict[str, str]:
+    """Return cell -> `, options: ` and those of its strategy; what earlier versions or others wrote may have none."""
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        cells = json.loads(results.provenance.params if results.provenance else "")["cells"]
+        given = {name: one.get("options", {}) for name, one in cells.items()}
+        return {name: f", options: {json.dumps(one, sort_keys=True)}" for name, one in given.items() if one}
+    return {}
 
 
 def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:

@@ -24,13 +24,22 @@ def tell_cell(results: Results, one: CellQuality) -> str:
         ratio = wording.format_ratio(one.speed_per_token.value)
         per_token = f"; per {results.unit}, whatever it teaches, it is {ratio} as fast"
     if one.speedup is None:
-        missed = f"{len(one.seeds) - one.num_reached} of {wording.format_plural(len(one.seeds), 'training')}"
-        no_time = f"{what} did not reach a held-out loss of {target} in {missed}, so it has no time to quality"
-        return f"{doubt}{no_time}{per_token}"
+        return f"{doubt}{what} has no time to quality: {explain_no_time(results, one)}{per_token}"
     return (
         f"{doubt}{what} has a model as good as {base}'s {wording.format_ratio(one.speedup)} as soon "
         f"({describe_seeds(one)}; held-out loss {target}){per_token}"
     )
+
+
+def explain_no_time(results: Results, one: CellQuality) -> str:
+    """Return why a cell that is not withheld has no time to quality: who did not come to the target, or began there."""
+    assert results.time_to_quality is not None
+    target = f"a held-out loss of {wording.format_loss(results.time_to_quality.target_loss)}"
+    for each in (one, results.time_to_quality.cells[0]):
+        if missed := len(each.seeds) - each.num_reached:
+            trainings = wording.format_plural(len(each.seeds), "training")
+            return f"{each.cell} did not reach {target} in {missed} of {trainings}"
+    return f"the base model has {target} already, before any training"
 
 
 def describe_work(one: CellQuality) -> str:
@@ -52,11 +61,12 @@ def tell_soonest(results: Results) -> str:
     reached = [one for one in list_others(results) if one.speedup is not None and one.standing.state != "withheld"]
     if reached:
         best = reached[0]
+        doubt = "Unproven: " if best.standing.state == "unproven" else ""
         if (best.speedup or 0) <= 1:
             ratio = wording.format_ratio(best.speedup)
-            return f"Not by another training: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
+            return f"{doubt}Not by another training: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
         return (
-            f"{wording.format_ratio(best.speedup)} by {best.cell} ({describe_work(best)}), for "
+            f"{doubt}{wording.format_ratio(best.speedup)} by {best.cell} ({describe_work(best)}), for "
             f"{best.data or 0:.2f} times the {results.unit}s and {best.device_time or 0:.2f} times the device time; "
             f"{describe_seeds(best)}."
         )
@@ -64,7 +74,7 @@ def tell_soonest(results: Results) -> str:
     if others and all(one.standing.state == "withheld" for one in others):
         return "That is withheld: a gate of these cells or of the baseline failed."
     if others:
-        return "No cell that is another training came to the baseline's held-out loss in all its trainings."
+        return f"That cannot be said: {explain_no_time(results, others[0])}."
     if goodput is None or goodput.best is None:
         return "That takes the gradient noise scale, and a prediction of the speed."
     best_point = goodput.best

@@ -104,6 +104,23 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
     }
 
 
+def test_factors_that_add_nothing_leave_every_bit_of_the_base(
+    plain: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    base = causal_lm.load_model(tiny_model)
+    with torch.no_grad():
+        base.get_submodule(_LAYER).weight[0, :2] = torch.tensor([-0.0, 0.0])
+    before = {name: part.clone() for name, part in base.state_dict().items()}
+    found = adapt(base, parsed(plain, tmp_path))
+    assert found is not None
+    for merged in (dict(found.merge_parameters()), found.merge_weights()):
+        assert [name for name, part in merged.items() if not _has_bits_of(part, before[name])] == []
+
+
+def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
+
+
 def test_a_stopped_training_goes_on_to_the_same_bits(
     plain: dict[str, Any], train_here: Launch, tiny_model: Path, slices: list[Path], tmp_path: Path
 ) -> None:

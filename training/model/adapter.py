@@ -74,7 +74,8 @@ class Adapter:
     def merge(self, named: Mapping[str, Tensor], factors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the model without its factors, by plain name and sorted by it, each layer's merged.
 
-        On the CPU and through fp64, where rounding leaves no room for another order of sums.
+        On the CPU and through fp64, where rounding leaves no room for another order of sums. A weight to which nothing
+        is added keeps its bits: -0.0, of which checkpoints in 16 bit have some, plus 0 were 0.0.
         """
         plain = {make_plain(name): tensor for name, tensor in named.items() if not _is_factor(name)}
         layers = {f"{name}.weight": name for name in self._layers}
@@ -84,7 +85,8 @@ class Adapter:
                 continue
             first, second = (factors[f"{layer}.{end}"].detach().cpu().double() for end in (FIRST, SECOND))
             weight = tensor.detach().cpu()
-            yield name, (weight.double() + self._scale * (second @ first)).to(weight.dtype)
+            added = self._scale * (second @ first)
+            yield name, torch.where(added == 0, weight, (weight.double() + added).to(weight.dtype))
 
     def merge_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same of the parameters as they are."""

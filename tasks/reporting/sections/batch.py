@@ -58,8 +58,9 @@ def _tabulate_times(results: Results) -> Table:
         if one.standing.state == "withheld":
             return wording.WITHHELD
         if one.speedup is None:
-            return "not reached"
-        return f"{wording.format_ratio(one.speedup)} ({describe_seeds(one)})"
+            return "not reached" if one.num_reached < len(one.seeds) else wording.NOT_AVAILABLE
+        doubt = "; unproven" if one.standing.state == "unproven" else ""
+        return f"{wording.format_ratio(one.speedup)} ({describe_seeds(one)}{doubt})"
 
     def show_seconds(one: CellQuality) -> str:
         known = [seed.seconds_to_target for seed in one.seeds]

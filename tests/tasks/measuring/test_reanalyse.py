@@ -87,6 +87,22 @@ def test_what_a_gate_withholds_is_withheld_unless_it_wanted_quiet_turns_alone(
     assert row.count("withheld") == (0 if is_told else 6)
 
 
+@pytest.mark.parametrize(
+    ("state", "is_other", "told"),
+    [
+        ("proven", False, "2proc "),
+        ("unproven", False, "2proc (unproven) "),
+        ("proven", True, "2proc (another training, speed per token) "),
+    ],
+)
+def test_what_is_no_proven_speedup_is_called_what_it_is(reports: Path, state: str, is_other: bool, told: str) -> None:
+    results = json.loads((reports / "results.json").read_bytes()) | {"comparison": {"unit": "token"}}
+    results["cells"][1] |= {"standing": {"state": state, "gates": []}, "is_other_training": is_other}
+    write_json(reports / "results.json", results)
+    (row,) = [line for line in _reanalyse(reports).stdout.splitlines() if "2proc" in line]
+    assert row.split("│")[1].strip() == told.strip()
+
+
 def test_a_report_whose_speed_was_not_measured_says_so(reports: Path) -> None:
     write_blocks(reports / BLOCKS_FILE, [])
     said = _reanalyse(reports)

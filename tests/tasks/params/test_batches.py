@@ -79,7 +79,11 @@ def test_seeds_are_trained_where_a_cell_is_another_training_alone() -> None:
     ("changes", "words"),
     [
         ({"batch": {"factor": 2}}, "learning_rate"),
-        ({"batch": {"factor": 1, "learning_rate": "none"}}, "factor: got 1; allowed: world_size, or a number from 2"),
+        ({"batch": {"factor": 1, "learning_rate": "none"}}, "allowed: world_size, or a number from 2"),
+        (
+            {"batch": {"factor": 2.5, "learning_rate": "none"}},
+            "allowed: world_size, or a number from 2",
+        ),
         ({"batch": {"factor": 2, "learning_rate": "cubic"}}, "learning_rate"),
         ({"batch": {"learning_rate": "sqrt", "epochs": 1}}, "epochs: got 1; allowed: at least train.epochs, 2"),
         ({"batch": {"learning_rate": "linear", "factor": 1024}, "train": 1.0}, "allowed: at most 10, so sqrt or none"),

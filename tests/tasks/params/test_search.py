@@ -152,3 +152,11 @@ def test_the_patch_applies_and_changes_what_it_says_alone(text: str, project: Pa
     assert [line.partition("#")[2] for line in file.read_text().splitlines() if "#" in line] == [
         line.partition("#")[2] for line in comments
     ]
+
+
+def test_seeds_of_repeats_are_seeds_that_a_training_may_have(project: Path) -> None:
+    raw = _raw(project, repeats=2)
+    fits, beyond = ({**raw, "train": {**raw["train"], "seed": 2**31 - number}} for number in (3, 2))
+    assert Params.model_validate(fits).explain_unsearchable() is None
+    with pytest.raises(ValueError, match=r"train\.seed: got 2147483646 with search; allowed: at most 2147483645"):
+        Params.model_validate(beyond)

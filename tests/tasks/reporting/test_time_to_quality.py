@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tasks.gates import other_training
 from tasks.gates.checks import Check, check_gates, compute_standings
 from tasks.gates.other_training import check_seeds
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import write_metrics
@@ -216,6 +217,27 @@ def test_one_training_does_not_pass_for_one_from_another_seed(tmp_path: Path) ->
     assert "1proc from seed 1: code digest is not that of the cell's first training" in found.compared
 
 
+def test_the_clock_of_a_training_from_another_seed_is_held_to_what_that_of_the_first_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else is said of files that were written by hand.
+    own = [check for check in other_training._CHECKS_OF_A_SEED if check.__name__ == "check_clock"]
+    monkeypatch.setattr(other_training, "_CHECKS_OF_A_SEED", own)
+    outputs = write_with_big(tmp_path)
+    run, epochs = outputs.runs["1proc"], {1: outputs.evaluation.epochs}
+    # As if a checkpoint were in the baseline's seconds, which then come to the target ten times as late.
+    late = [dataclasses.replace(one, facts=dataclasses.replace(one.facts, train_seconds=60.0)) for one in run.segments]
+    again = dataclasses.replace(
+        outputs,
+        seeds={1: {**outputs.runs, "1proc": dataclasses.replace(run, segments=late)}},
+        evaluation=outputs.evaluation.model_copy(update={"seeds": epochs}),
+    )
+    found = check_seeds(again, "1proc")
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "the clock of the steps ran while something else was timed too" in found.compared
+
+
 def tell(results: Results) -> str:
     return render_markdown(make_document(results))
 
@@ -260,9 +282,44 @@ def test_a_target_that_is_not_reached_is_no_time(tmp_path: Path, monkeypatch: py
     assert results.time_to_quality is not None
     big = results.time_to_quality.cells[1]
     assert (big.speedup, big.num_reached, big.seeds[0].seconds_to_target) == (None, 0, None)
-    assert "did not reach a held-out loss of 3.2000 in 1 of 1 training, so it has no time to quality" in tell(results)
+    assert "has no time to quality: 2big did not reach a held-out loss of 3.2000 in 1 of 1 training" in tell(results)
     stated = collect_results(write_with_big(tmp_path / "stated", target_heldout_loss=3.9))
     assert stated.time_to_quality is not None
     assert stated.time_to_quality.is_stated
     assert stated.time_to_quality.cells[0].seeds[0].seconds_to_target == pytest.approx(3.0)
     assert stated.time_to_quality.cells[1].speedup == pytest.approx(3.0 / (4.0 * 0.1 / 0.5))
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (3.1, "1proc did not reach a held-out loss of 3.1000 in 1 of 1 training"),
+        (4.5, "the base model has a held-out loss of 4.5000 already, before any training"),
+    ],
+)
+def test_no_cell_is_blamed_for_a_target_that_it_came_to(
+    target: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.gates.checks.CHECKS", [])
+    monkeypatch.setattr("tasks.gates.checks.CHECKS_OF_OTHERS", CHECKS_THAT_PASS)
+    said = tell(collect_results(write_with_big(tmp_path, target_heldout_loss=target)))
+    assert f"has no time to quality: {why}" in said
+    assert f"That cannot be said: {why}." in said
+    assert "2big did not reach" not in said
+    (row,) = [line for line in said.splitlines() if line.startswith("| 2big | 8 |")]
+    assert "not reached" not in row
+
+
+def test_a_time_to_quality_that_a_gate_could_not_tell_of_is_unproven_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_away(outputs: Outputs, cell: str) -> Finding:
+        return make_unchecked_finding(f"{cell}: nothing to look at")
+
+    monkeypatch.setattr("tasks.gates.checks.CHECKS", [])
+    unchecked = [Check(name="All is well", question="Is it?", find=look_away, sees_baseline=True)]
+    monkeypatch.setattr("tasks.gates.checks.CHECKS_OF_OTHERS", unchecked)
+    said = tell(collect_results(write_with_big(tmp_path)))
+    figures = [line for line in said.splitlines() if "1.84x" in line]
+    assert figures
+    assert [line for line in figures if "nproven" not in line] == []
