@@ -50,8 +50,8 @@ def require_fit_for_adapter(workload: str, cells: Mapping[str, "CellParams"]) ->
     for name, cell in cells.items():
         if not _takes_adapters("strategies", cell.strategy):
             raise ValueError(
-                f"train.adapter: got lora with cells.{name}.strategy {cell.strategy}, which spreads a model's weights "
-                f"over ranks; allowed: null, or the strategy {_list_takers('strategies')}"
+                f"train.adapter: got lora with cells.{name}.strategy {cell.strategy}, which takes none; allowed: null, "
+                f"or the strategy {_list_takers('strategies')}"
             )
         if cell.options.get("early_tied_head"):
             raise ValueError(

@@ -110,6 +110,10 @@ class CellResults(SpreadFacts):
         """Whether nothing compares it with the baseline at equal work: its speedup is withheld, or there is none."""
         return self.is_other_training or self.standing.state == "withheld"
 
+    def name_figure(self, shown: str) -> str:
+        """Return a figure that compares it with the baseline, or that it has none since it is another training."""
+        return wording.OTHER_TRAINING if self.state == wording.OTHER_TRAINING else shown
+
     @property
     def state(self) -> str:
         """What the gates leave of its speedup, in a word; `another training` where it has none to be left."""

@@ -1,6 +1,7 @@
 """Share of linear speedup that each cell reached."""
 
 from tasks.process import wording
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, is_always_shown, select_color, shorten
 from tasks.reporting.results import Results
 
@@ -14,8 +15,12 @@ is_shown = is_always_shown
 
 def describe_chart(results: Results) -> str:
     """Return the parallel efficiency of every cell."""
-    told = ", ".join(f"{cell.cell} {wording.format_percent(cell.parallel_efficiency)}" for cell in results.cells)
-    return f"{told}."
+    told = [f"{cell.cell} {_tell(cell)}" for cell in results.cells]
+    return f"{', '.join(told)}."
+
+
+def _tell(cell: CellResults) -> str:
+    return cell.name_figure(wording.format_percent(cell.parallel_efficiency))
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -23,12 +28,10 @@ def draw(results: Results, axes: Axes) -> None:
     shares = [100 * (cell.parallel_efficiency or 0) for cell in results.cells]
     places = range(len(shares))
     bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
-    labels = [wording.format_percent(cell.parallel_efficiency) for cell in results.cells]
-    axes.bar_label(bars, labels, padding=3)
+    axes.bar_label(bars, [_tell(cell) for cell in results.cells], padding=3)
     for cell, bar in zip(results.cells, bars, strict=True):
         measured = cell.measured_efficiency
-        told = wording.format_percent(cell.parallel_efficiency)
-        add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else told}")
+        add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else _tell(cell)}")
     tops = list(shares)
     for place, cell in enumerate(results.cells):
         if (measured := cell.measured_efficiency) is not None:

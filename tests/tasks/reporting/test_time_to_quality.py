@@ -147,6 +147,8 @@ def test_a_strategy_whose_ranks_meet_now_and_then_is_another_training_in_every_w
         "2local, another training (batch 4, learning rate 0.002, exchanges every 2 steps), has a model as good as "
         "1proc's 1.84x as soon" in told
     )
+    assert "1proc 1.00x on 1 rank, 2local another training on 2 ranks." in told
+    assert "2local withheld" not in told
     assert find_time(outputs, "2local").cells[1].predicted is None, "the noise scale knows nothing of it"
 
 
