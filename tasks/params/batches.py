@@ -52,6 +52,8 @@ def explain_unfit_batches(
             return f"{where}.learning_rate: makes a peak of {own.learning_rate:g}; allowed: at most 10, so sqrt or none"
         if own.epochs < train.epochs:
             return f"{where}.epochs: got {own.epochs}; allowed: at least train.epochs, {train.epochs}"
+    if train.seed + seeds > 2**31:
+        return f"train.seed: got {train.seed} with quality.seeds: {seeds}; allowed: at most {2**31 - seeds}"
     if seeds > 1 and not others:
         return (
             f"quality.seeds: got {seeds} without a cell that is another training; allowed: 1, cells of "
