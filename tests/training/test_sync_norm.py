@@ -39,12 +39,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """6, 2 and 14 images of 16 x 16: one step, one in which a rank of two has no row, and two steps.
+    """6, 2 and 14 images of 64 x 64: one step, one in which a rank of two has no row, and two steps.
 
-    Few, since groups of 4 rows make 30 times as much of a rounding in every step.
+    Few steps of images that are not too small: over the fewest values a rounding becomes 30 times as much in each.
     """
     root, sizes = tmp_path_factory.mktemp("normed"), ((0, 6), (6, 2), (8, 14))
-    return [make_image_slice(root / f"{first}", num_rows=num, size=16, first_row=first) for first, num in sizes]
+    return [make_image_slice(root / f"{first}", num_rows=num, size=64, first_row=first) for first, num in sizes]
 
 
 def _config(work: Path, model_dir: Path, slices: list[Path], **changes: Any) -> dict[str, Any]:
