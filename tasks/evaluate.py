@@ -130,6 +130,7 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "rows": SliceManifest.read(slices / part).digest,
         "range": part,
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
+        "statistics_rows": params.count_statistics_rows(params.baseline),
         "workload": params.workload,
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }

@@ -224,6 +224,7 @@ def make_config(
         "eval_every_steps": 0,
         "heldout_dir": "",
         "heldout_digest": "",
+        "statistics_rows": 0,
         **changes,
     }
     not_content = {"work_dir", "log_every_steps", "checkpoint_every_steps"}

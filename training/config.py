@@ -68,6 +68,8 @@ class TrainingConfig:
     """Folder with the held-out rows' slice."""
     heldout_digest: str
     """Digest of that slice; empty: nothing is evaluated while these ranks train."""
+    statistics_rows: int
+    """Rows that one forward of batch normalisation is over, those of all ranks together; 0: the model has none."""
 
     # The values of the work: what each means stands in tasks/params/train.py, and a test holds the two together.
     global_batch_size: int

@@ -87,6 +87,7 @@ class Setup:
             "eval_every_steps": 0,
             "heldout_dir": "",
             "heldout_digest": "",
+            "statistics_rows": 0,
         }
 
 

@@ -68,11 +68,14 @@ class Subject:
 def make_certificate_config(config: TrainingConfig) -> TrainingConfig:
     """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
 
-    Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
-    otherwise by far more than re-ordering sums makes; in fp32 they do not. There packs run document by document, which
-    is not compiled.
+    Compiled layers, packed rows on a GPU, and a part of the rows of a batch normalisation, run in other kernels than
+    those of the one process. In 16 bit these round otherwise by far more than re-ordering sums makes; in fp32 they do
+    not. There packs run document by document, which is not compiled.
     """
     is_packed = config.packing and config.device == "cuda"
+    if config.statistics_rows:
+        # One process has the rows of all ranks in one kernel.
+        return dataclasses.replace(config, precision="fp32")
     if not is_packed and not config.compile:
         return config
     return dataclasses.replace(config, precision="fp32", compile=config.compile and not is_packed)

@@ -62,6 +62,8 @@ def compare_with_one_process(
 def _compare_updates(
     config: TrainingConfig, process: "OneProcess", on_update: Callable[[], None]
 ) -> tuple[list[Update], list[str]]:
+    from training.model.weights import load_tensors
+
     files = list_kept_updates(config.work_dir)
     ends = sorted(config.work_dir.glob(f"segments/*/{config.model_name}_*.pt"))
     updates: list[Update] = []
@@ -70,21 +72,30 @@ def _compare_updates(
         problems.append(f"the ranks made {len(files)} updates, one process {process.num_steps}")
     if ends and (changed := process.list_changed(ends[0])):
         problems.append(f"weights that the adapter leaves alone are not the base model's: {', '.join(changed[:3])}")
+    before = {name: process.start_weights[name] for name in process.statistic_names}
     states = _load_states(files, ends[0] if ends else None, has_adapter=bool(config.adapter))
     for number, (kept, after) in zip(range(1, process.num_steps + 1), states, strict=False):
-        if number == 1 and not compute_difference(kept["weights"], process.start_weights).is_bitwise_equal:
+        # The forwards of an update come before it is kept, and running statistics are theirs.
+        left = {name: kept["weights"][name] for name in before}
+        begin = {**kept["weights"], **before}
+        if number == 1 and not compute_difference(begin, process.start_weights).is_bitwise_equal:
             problems.append("the ranks begin with other weights than the base model's")
         problems += _list_disagreements(kept, number)
-        process.begin_at(kept["weights"])
-        gradient, problem = _compare_gradient(config, process, kept["gradient"], number)
+        process.begin_at(begin)
+        gradient, statistics, problem = _compare_gradient(config, process, kept["gradient"], number, left, before)
+        before = left
         process.apply(kept["gradient"], number)
         # Where no update is made, the weights have to be those from before it.
         weights = _compare_weights(after, process.weights, kept["weights"]) if after else None
         if problem is None and gradient is None and weights is not None and not weights.found.is_bitwise_equal:
             problem = f"update {number}: the gradient is not finite, and yet the weights changed"
         problems += [problem] if problem else []
-        updates.append(Update(step=number, gradient=gradient, weights=weights if gradient else None))
+        updates.append(
+            Update(step=number, gradient=gradient, weights=weights if gradient else None, statistics=statistics)
+        )
         on_update()
+    if ends and before and not compute_difference(load_tensors(ends[0]), before).is_bitwise_equal:
+        problems.append("the checkpoint has other running statistics than the last update left")
     return updates, problems
 
 
@@ -114,28 +125,49 @@ def _list_disagreements(kept: dict[str, Any], number: int) -> list[str]:
 
 
 def _compare_gradient(
-    config: TrainingConfig, process: "OneProcess", found: dict[str, "Tensor"], number: int
-) -> tuple[Compared | None, str | None]:
-    """Return the ranks' gradient against the one process's at the same weights, and why there is no such comparison."""
+    config: TrainingConfig,
+    process: "OneProcess",
+    found: dict[str, "Tensor"],
+    number: int,
+    left: dict[str, "Tensor"],
+    before: dict[str, "Tensor"],
+) -> tuple[Compared | None, Compared | None, str | None]:
+    """Return the ranks' gradient, and the running statistics that they `left`, against the one process's.
+
+    Both at the same weights; the statistics began as `before`. The last is why there is no such comparison.
+    """
     from tasks.equivalence.orders import make_other_orders, make_rank_order
     from tasks.equivalence.reference.update import is_all_finite
 
     orders = make_other_orders(config)
     assert len(orders) == NUM_ORDERS
-    expected, *others = (
-        {name: part.cpu() for name, part in one.items()}
-        for one in process.gradient(number, make_rank_order(config), *orders).by_order
-    )
+    computed = process.gradient(number, make_rank_order(config), *orders)
+    expected, *others = ({name: part.cpu() for name, part in one.items()} for one in computed.by_order)
+    statistics = _compare_statistics(left, computed.statistics_by_order, before)
     finite = {"the ranks": is_all_finite(found), "one process": is_all_finite(expected)}
     if not all(finite.values()):
         where = " and ".join(name for name, is_finite in finite.items() if not is_finite)
         problem = f"update {number}: the gradient is not finite in {where} alone" if any(finite.values()) else None
-        return None, problem
+        return None, statistics, problem
     floor = max(compute_difference(other, expected).relative_l2 for other in others)
     rounding = EXCHANGE_EPS[get_exchange_dtype(config)]
-    return Compared(
+    gradient = Compared(
         found=compute_difference(found, expected), noise_floor=floor, tolerance=compute_tolerance(floor, rounding)
-    ), None
+    )
+    return gradient, statistics, None
+
+
+def _compare_statistics(
+    found: dict[str, "Tensor"], computed: Sequence[dict[str, "Tensor"]], before: dict[str, "Tensor"]
+) -> Compared | None:
+    """Return the running statistics against the expected ones, the first; relative to what the step changed in them."""
+    expected, *others = computed
+    if not expected:
+        return None
+    floor = max(compute_difference(other, expected, since=before).relative_l2 for other in others)
+    floor = max(floor, compute_update_rounding(expected, since=before))
+    difference = compute_difference(found, expected, since=before)
+    return Compared(found=difference, noise_floor=floor, tolerance=compute_tolerance(floor))
 
 
 def _compare_weights(
@@ -171,7 +203,7 @@ def judge(
             f"{packed.found.relative_l2:.1e} apart (relative L2), {packed.tolerance:.1e} allowed, most in "
             f"{packed.found.largest_in}"
         )
-    for kind in ("gradient", "weights"):
+    for kind in ("gradient", "weights", "statistics"):
         wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
         if wrong:
             part, step = max(wrong, key=lambda each: each[0].excess)

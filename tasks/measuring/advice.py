@@ -63,7 +63,7 @@ def list_knobs(
                 note="the same update to the rounding of sums: every cell is trained anew",
             )
         )
-    for factor in (2, 4):
+    for factor in () if params.model.norm == "sync_batch" else (2, 4):
         size = train.micro_batch_size * factor
         shares = [count_shares(other.strategy, other.world_size, other.options) for other in params.cells.values()]
         if all(train.global_batch_size % (size * number) == 0 for number in shares):

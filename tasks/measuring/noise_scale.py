@@ -90,7 +90,8 @@ def split_for_noise(config: TrainingConfig) -> tuple[TrainingConfig, int]:
 
     A batch is about as large as the training's.
     """
-    size = max(min(config.micro_batch_size, config.global_batch_size // _FEWEST_PARTS), 1)
+    # Batch normalisation is over parts of one size.
+    size = config.statistics_rows or max(min(config.micro_batch_size, config.global_batch_size // _FEWEST_PARTS), 1)
     told = dataclasses.replace(
         config, strategy="single", options={}, world_size=1, precision="fp32", exact=False, compile=False,
         micro_batch_size=size, global_batch_size=size,

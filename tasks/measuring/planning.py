@@ -79,7 +79,8 @@ def plan_session(
             is_exact=params.train.exact,
             half_width=params.measure.half_width or _HALF_WIDTHS[device],
             max_seconds=params.measure.max_seconds,
-            waterfall_seconds=params.measure.waterfall_seconds,
+            # Ranks that tell each other nothing would normalise other rows, and do other work.
+            waterfall_seconds=0.0 if params.model.norm == "sync_batch" else params.measure.waterfall_seconds,
             most_share=params.measure.others_share,
             block_seconds=params.measure.block_seconds,
             seed=params.train.seed,

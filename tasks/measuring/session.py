@@ -129,7 +129,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         timelines=timelines,
         devices_of_starts=devices,
         settings=settings,
-        left_out=_explain_no_waterfall(comparison)
+        left_out=_explain_no_waterfall(comparison, params)
         + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
         + more.left_out,
     )
@@ -158,8 +158,13 @@ def _compute_slowed_share(headline: Headline) -> float | None:
     return sum(slowed) / len(slowed) if slowed else None
 
 
-def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:
+def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[str]:
     baseline = comparison.baseline
+    if params.model.norm == "sync_batch":
+        return [
+            "Waterfall and prediction were left out: with model.norm sync_batch ranks that tell each other nothing do "
+            "other work."
+        ]
     if not comparison.waterfall_seconds:
         return ["Waterfall and prediction were left out: measure.waterfall_seconds is 0."]
     if baseline.world_size == 1:

@@ -22,7 +22,8 @@ from tasks.params.choices import (
 )
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
-from tasks.params.options import explain_unfit, require_exact
+from tasks.params.norms import count_statistics_rows, explain_unfit_norm
+from tasks.params.options import explain_unfit, require_evaluating, require_exact
 from tasks.params.quality import QualityParams
 from tasks.params.search import SearchParams
 from tasks.params.section import Day, Finite, Section
@@ -194,6 +195,7 @@ class Params(Section):
             if wrong := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
                 raise ValueError(f"cells.{name}.{wrong}")
             self._require_even_split(name)
+            require_evaluating(f"cells.{name}", cell.strategy, self.train.eval_every_steps)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
         if self.train.adapter is not None:
@@ -201,6 +203,8 @@ class Params(Section):
         if unfit := explain_unfit_batches(
             self.train, self.cells, is_weak=self.measure.scaling == "weak", seeds=self.quality.seeds
         ):
+            raise ValueError(unfit)
+        if unfit := explain_unfit_norm(self.model, self.train, self.cells):
             raise ValueError(unfit)
         self._check_optional()
         return self
@@ -264,7 +268,7 @@ class Params(Section):
 
     def alone(self, cell: str, *, seed: int | None = None) -> "Params":
         """Return the comparison of this cell alone, with its own work as the work."""
-        spread = self.cells[cell].model_copy(update={"batch": None})
+        spread = self.cells[cell].model_copy(update={"batch": None, "micro_batch_size": None})
         return self.model_copy(update={"train": self.train_of(cell, seed=seed), "cells": {cell: spread}})
 
     def grad_accum_steps(self, cell: str) -> int:
@@ -277,12 +281,20 @@ class Params(Section):
         spread = self.cells[cell]
         return count_shares(spread.strategy, spread.world_size, spread.options)
 
+    def count_statistics_rows(self, cell: str) -> int:
+        """Return how many rows batch normalisation is over in the cell, all ranks' of one forward; 0: there is none."""
+        return count_statistics_rows(self.model, self.train, self.cells[cell])
+
     def explain_unsearchable(self) -> str | None:
         """Return why `make search` cannot run with these params, with the remedy; None if it can."""
         most = 2**31 - 1 - self.search.repeats
         if self.train.seed > most:
             return (
                 f"train.seed: got {self.train.seed} with search; allowed: at most {most}, repeats have those after it"
+            )
+        if self.model.norm == "sync_batch":
+            return (
+                "model.norm: got sync_batch with a search, whose trials have micro-batches of their own; allowed: group"
             )
         nodes, shares = self.cells[self.baseline].num_nodes, self.count_shares(self.baseline)
         return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)

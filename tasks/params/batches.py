@@ -8,11 +8,13 @@ from tasks.params.train import TrainParams
 
 
 def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = None) -> TrainParams:
-    """Return the work of a cell: the comparison's own unless the cell says that its batch is another.
+    """Return the work of a cell: the comparison's own unless the cell says that its batch or micro-batch is another.
 
     Warm-up then lasts as many samples, a step of it at least if there was one. `seed`: another one than the work's.
     """
     changes: dict[str, Any] = {} if seed is None else {"seed": seed}
+    if cell.micro_batch_size is not None:
+        changes["micro_batch_size"] = cell.micro_batch_size
     if cell.batch is not None:
         factor = cell.batch_factor
         growth = {"sqrt": factor**0.5, "linear": float(factor), "none": 1.0}[cell.batch.learning_rate]

@@ -45,6 +45,9 @@ class CellParams(Section):
     """Machines that the ranks are on, as many on each; with several: docs/ray.md."""
     oversubscribe: bool = False
     """Allow more ranks than GPUs: the ranks then share devices, and the cell says nothing about scaling."""
+    micro_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Samples per forward of one rank of this cell, with `model.norm: sync_batch` alone: so that all ranks of each cell
+    have as many rows at once. null: train.micro_batch_size."""
     batch: BatchParams | None = None
     """Another global batch, openly: the cell has no speedup at equal work then, but a time to quality."""
 
@@ -77,8 +80,8 @@ class CellParams(Section):
 
     @property
     def spread(self) -> dict[str, Any]:
-        """Return all but the batch: how an update is spread, whatever it is an update of."""
-        return self.model_dump(exclude={"batch"})
+        """Return all but what stands with the work: how an update is spread, whatever it is an update of."""
+        return self.model_dump(exclude={"batch", "micro_batch_size"})
 
     @property
     def batch_factor(self) -> int:

@@ -6,6 +6,7 @@ from tasks.params.image_files import list_image_files
 from tasks.params.prompts import read_template
 from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
 
+_WEIGHTS = (".pth", ".pt", ".safetensors")
 _MAX_LINE_BYTES = 16 * 2**20
 _MAX_TAR_BYTES_TO_COUNT = 2**30
 
@@ -15,7 +16,11 @@ def check_paths(
 ) -> None:
     """Raise ValueError if a local source is not there below `base` or has fewer rows than are asked for."""
     if model.kind == "path" and not (base / model.location / "config.json").is_file():
-        raise ValueError(f"model.source: no file {model.location}/config.json; allowed: a model folder")
+        is_weights = Path(model.location).suffix in _WEIGHTS and dataset.holds_images
+        if not is_weights or not (base / model.location).is_file():
+            what = "a file of a ResNet's weights" if is_weights else "a model folder"
+            missing = model.location if is_weights else f"{model.location}/config.json"
+            raise ValueError(f"model.source: no file {missing}; allowed: {what}")
     if dataset.template is not None:
         read_template(dataset.template, base=base)
     other = dataset.of_heldout

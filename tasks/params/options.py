@@ -41,6 +41,15 @@ def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{cell}.{error}") from None
 
 
+def require_evaluating(cell: str, strategy: str, eval_every_steps: int) -> None:
+    """Raise ValueError for a look at held-out rows while a strategy trains that cannot: EVALUATES in its file."""
+    if eval_every_steps and read_constant(f"training/strategies/{strategy}.py", "EVALUATES") is False:
+        raise ValueError(
+            f"train.eval_every_steps: got {eval_every_steps} with {cell}.strategy {strategy}, in whose stages no rank "
+            "has a whole model to look with; allowed: 0, every model is evaluated after each epoch anyway"
+        )
+
+
 def explain_unfit(strategy: str, options: dict[str, Any], world_size: int, *, unit: str) -> str | None:
     """Return what is wrong with so many ranks, or with a workload that counts in `unit`; None: nothing."""
     profile = find_profile(strategy)

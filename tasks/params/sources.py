@@ -3,7 +3,16 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from tasks.params.choices import has_labels, join_choices, read_unit, require_name
 from tasks.params.prompts import COLUMNS, require_template
@@ -120,6 +129,18 @@ class ModelParams(Source):
     """Short name in checkpoint files: `<name>_<start>-<end>-epoch-<n>.pt`."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """random: from scratch, with config.json and the tokenizer of the source alone; language models only."""
+    norm: Literal["group", "sync_batch"] | None = None
+    """ResNets only: sync_batch: batch normalisation over the rows that all ranks have at once; null: group."""
+
+    @field_validator("norm", mode="before")
+    @classmethod
+    def _refuse_batch(cls, value: Any) -> Any:
+        if value == "batch":
+            raise ValueError(
+                "got batch, whose running statistics are of each rank's own rows, so that what is saved and evaluated "
+                "depends on the number of ranks; allowed: sync_batch, over the rows of all ranks, or group"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,6 +158,10 @@ def require_model_for(workload: str, model: ModelParams) -> None:
     if model.weights == "random" and (has_labels(workload) or read_unit(workload) == "image"):
         raise ValueError(
             f"model.weights: got random with workload {workload}; allowed: pretrained, or a language model"
+        )
+    if model.norm is not None and (read_unit(workload) != "image" or "vit" in model.location.split("-")[:1]):
+        raise ValueError(
+            f"model.norm: got {model.norm} for {model.source} with workload {workload}; allowed: null, or a ResNet"
         )
     of_texts = [name for name in BUILTIN_MODELS if name not in BUILTIN_IMAGE_MODELS]
     does = [name for name in of_texts if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]

@@ -99,6 +99,7 @@ def make_ranks_config(
         segments=tuple(segments),
         heldout_dir=Path(),
         heldout_digest="",
+        statistics_rows=params.count_statistics_rows(cell),
     )
 
 

@@ -36,7 +36,7 @@ def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig]
 
     A step's samples, tokens and learning rate stay what they were; its sum has other parts, so that weights differ by
     rounding. At most three times; OutOfMemoryError (exit code 4) after that, and at once in exact mode, whose bits
-    depend on the micro-batch. `num_shares`: into how many a step's samples are dealt.
+    depend on the micro-batch, and with batch normalisation. `num_shares`: into how many a step's samples are dealt.
     """
     for _ in range(_MOST_HALVINGS):
         try:
@@ -76,6 +76,11 @@ def _empty_device_cache() -> None:
 def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError, *, num_shares: int) -> TrainingConfig:
     """Return the config with at most half the micro-batch; raises OutOfMemoryError where there is none."""
     size, per_rank = config.micro_batch_size, config.global_batch_size // num_shares
+    if config.statistics_rows:
+        raise OutOfMemoryError(
+            f"{error}; with norm: sync_batch the weights depend on which {config.statistics_rows} rows are normalised "
+            f"together, so that micro_batch_size={size} was not made smaller; set a smaller one in all cells"
+        )
     if config.exact:
         raise OutOfMemoryError(
             f"{error}; with exact: true the weights depend on micro_batch_size={size} to the bit, so that it was not "

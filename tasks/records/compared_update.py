@@ -24,7 +24,8 @@ class Compared:
     found: Difference
     """The ranks against one process; of weights, relative to what the update changed."""
     noise_floor: float
-    """Gradient: the largest relative L2 difference that another order makes. Weights: one rounding of each."""
+    """Gradient and statistics: the largest relative L2 difference that another order makes. Weights: one rounding of
+    each."""
     tolerance: float
     """Largest relative L2 difference allowed."""
 
@@ -45,3 +46,5 @@ class Update:
     """None if it is finite on neither side, as an overflow of fp16 leaves it; no update is then made."""
     weights: Compared | None
     """None without a gradient, and where the ranks left no weights behind."""
+    statistics: Compared | None = None
+    """Of batch normalisation, running; None where the model has none, and where the ranks left no weights behind."""

@@ -66,6 +66,9 @@ def _list_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any]]
     """Yield changes that leave the work as it is, in the order in which they cost least."""
     shares = count_shares(config.strategy, config.world_size, config.options)
     size, per_rank = config.micro_batch_size, config.global_batch_size // shares
+    if config.statistics_rows:
+        # Another micro-batch would be other work.
+        size = 0
     while (size := next((part for part in range(size // 2, 0, -1) if per_rank % part == 0), 0)) > 0:
         yield f"train.micro_batch_size: {size}", {"micro_batch_size": size}
     if config.activation_checkpointing == "none":

@@ -97,7 +97,8 @@ def _load_network(results: Results, name: str, revision: str) -> str:
         "sizes = {key: size for key, size in config.items() if isinstance(size, int)}\n"
         'model = torchvision.models.VisionTransformer(**sizes, num_classes=len(config["class_names"]))'
         if is_vit
-        else 'norm = functools.partial(torch.nn.GroupNorm, config["num_groups"])\n'
+        else 'groups = functools.partial(torch.nn.GroupNorm, config.get("num_groups"))\n'
+        'norm = groups if config["norm"] == "group" else torch.nn.BatchNorm2d\n'
         'build = getattr(torchvision.models, config["model_type"])\n'
         'model = build(num_classes=len(config["class_names"]), norm_layer=norm)'
     )

@@ -10,9 +10,10 @@ from typing import Any
 from tasks.process import wording
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
 
-_ALL_REDUCE, _ALL_GATHER = "all_reduce", "all_gather"
+_ALL_REDUCE, _ALL_GATHER, _STATISTIC = "all_reduce", "all_gather", "statistic"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 """Of the gradient's fp32 bytes, by the option gradient_hook."""
+_BYTES_PER_NUMBER = 4
 _BUCKETS_MIB = (5.0, 100.0)
 _LARGEST_BUCKET_MIB = 512
 """One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
@@ -70,7 +71,20 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype(work.options)])
     number = (max(1, len(buckets)) + num_of_rows) * work.num_steps
     most = sent + num_of_rows * buckets[0] * work.num_steps if buckets else sent
-    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, most))}
+    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, most)), **_compute_expected_statistics(work)}
+
+
+def _compute_expected_statistics(work: Work) -> dict[str, Expected]:
+    """Return what batch normalisation tells the other ranks: two collectives per layer and round.
+
+    In the forward mean and variance of each channel and one count, in the backward two sums of each channel, in fp32.
+    """
+    channels = [int(number) for number in work.exchange.get("statistic_channels", [])]
+    if not channels or work.world_size == 1:
+        return {}
+    number, num_bytes = 2 * len(channels), _BYTES_PER_NUMBER * sum(4 * size + 1 for size in channels)
+    least, most = work.num_rounds
+    return {_STATISTIC: Expected(Bounds(number * least, number * most), Bounds(num_bytes * least, num_bytes * most))}
 
 
 def _compute_expected_gathers(work: Work) -> dict[str, Expected]:
@@ -160,7 +174,9 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
         )
     reduces, buckets = _count_traffic(traffic, _ALL_REDUCE)[0] / work.num_steps, _list_bucket_bytes(work)
     mib = wording.format_three_digits(sum(buckets) / 2**20)
-    return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB"
+    statistics = _count_traffic(traffic, _STATISTIC)[0] / work.num_steps
+    more = f", and {statistics:g} exchanges of what batch normalisation is over" if statistics else ""
+    return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB{more}"
 
 
 def numbers(work: Work) -> dict[str, float]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tasks.data.builtin.image_networks import write_image_network
 from tests.conftest import PROJECT
 from tests.gpu.steps import NUM_STEPS, WORKLOADS
+from tests.images import CLASS_NAMES
 from tests.phantom.counts import read_counts
 from tests.phantom.steps import A_WAIT
 from tests.tiny import make_config, make_tiny_workload
@@ -25,6 +27,8 @@ def _train(folder: Path, **changes: Any) -> dict[str, Any]:
     """Train a tiny comparison's cell under torchrun to its end; return its config."""
     workload = changes.pop("workload", "causal_lm")
     model, slices = make_tiny_workload(workload, folder)
+    if changes.get("statistics_rows"):
+        write_image_network(model, "resnet18", CLASS_NAMES, norm="sync_batch")
     world_size = changes.get("world_size", 1)
     given = {"device": "cuda", "workload": workload, "strategy": "ddp" if world_size > 1 else "single"}
     config = make_config(folder / "work", model, slices, **{**given, **changes})
@@ -44,6 +48,16 @@ _CELLS: dict[str, dict[str, Any]] = {
     "classes on 2": {"workload": "sequence_classification", "precision": "bf16", "world_size": 2},
     "images": {"workload": "image_classification", "precision": "fp32"},
     "images on 2": {"workload": "image_classification", "precision": "fp16", "world_size": 2},
+    "images normalised on 1": {
+        "workload": "image_classification", "precision": "bf16", "micro_batch_size": 4, "statistics_rows": 4
+    },
+    "images normalised over 2": {
+        "workload": "image_classification", "precision": "fp16", "world_size": 2, "statistics_rows": 4
+    },
+    "factors on 2": {
+        "workload": "instruction", "precision": "bf16", "world_size": 2,
+        "adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"},
+    },
     "shards on 2": {"strategy": "fsdp2", "precision": "bf16", "world_size": 2},
     "shards on 8": {"strategy": "fsdp2", "precision": "bf16", "world_size": 8, "global_batch_size": 16},
     "shares on 2": {"strategy": "zero1", "precision": "bf16", "world_size": 2},
@@ -71,6 +85,8 @@ _CELLS: dict[str, dict[str, Any]] = {
 def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_device_alone(
     cell: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
 ) -> None:
+    if "adapter" in cell:
+        pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
     num_ranks = cell.get("world_size", 1)
     counts = on_phantom("H100-80", num_cards=num_ranks)
     config = _train(tmp_path, **cell)

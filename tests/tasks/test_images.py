@@ -277,7 +277,7 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
         store_image_model(model, class_names=["a", "b"])
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "norm": "batch"}))
-    with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm group"):
+    with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm sync_batch, or group"):
         store_image_model(model, class_names=CLASS_NAMES)
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
         store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
@@ -327,3 +327,66 @@ def test_photographs_of_hands_are_read_from_their_tar_and_learned(real_data: Pat
         optimizer.zero_grad()
     with torch.no_grad():
         assert float(workload.loss_sum(model, unseen)) < before
+
+
+def _save_weights(file: Path, *, kind: str, num_classes: int, wraps: bool = False) -> dict[str, Any]:
+    """Write what torchvision's network of this kind has as a state dict; return it."""
+    import torch
+    from safetensors.torch import save_file
+    from torchvision.models import get_model
+
+    weights: dict[str, Any] = get_model(kind, weights=None, num_classes=num_classes).state_dict()
+    weights["bn1.running_mean"] += 0.25
+    if file.suffix == ".safetensors":
+        save_file(weights, file)
+    else:
+        named = {f"module.{name}": part for name, part in weights.items()}
+        torch.save({"epoch": 3, "state_dict": named} if wraps else weights, file)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_classes", "head"),
+    [
+        ("a.pth", "resnet18", 10, "a new head for 3 classes"),
+        ("b.safetensors", "resnet18", 3, "its own head"),
+        ("c.pt", "resnet50", 10, "a new head for 3 classes"),
+    ],
+)
+def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(
+    name: str, kind: str, num_classes: int, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    from training.workloads.image_classification import load_model
+
+    caplog.set_level("INFO")
+    weights = _save_weights(Path(name), kind=kind, num_classes=num_classes, wraps=name == "c.pt")
+    model = ModelParams(source=f"path:{name}", name="mine", norm="sync_batch")
+    folder = store_image_model(model, class_names=CLASS_NAMES)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["model_type"], manifest["is_random_weights"]) == (kind, False)
+    assert f"{name} with {head}" in manifest["label"]
+    assert f"a {kind}, with {head}" in caplog.text
+    found = load_model(folder).state_dict()
+    same = {key for key, part in weights.items() if key in found and torch.equal(found[key], part)}
+    assert weights.keys() - same == (set() if num_classes == 3 else {"fc.weight", "fc.bias"})
+    assert found["fc.weight"].shape[0] == 3
+    assert store_image_model(model, class_names=CLASS_NAMES) == folder
+
+
+def test_a_file_of_no_such_weights_is_refused_in_one_line() -> None:
+    import torch
+
+    _save_weights(Path("good.pth"), kind="resnet18", num_classes=3)
+    _save_weights(Path("deep.pth"), kind="resnet34", num_classes=3)
+    Path("words.pth").write_text("no weights")
+    torch.save({"bn1.running_mean": object}, "code.pth")
+    for name, norm, message in (
+        ("good.pth", None, "model.norm: got None, and good.pth has running statistics .*; allowed: sync_batch"),
+        ("deep.pth", "sync_batch", "weights of neither resnet18 nor resnet50 of torchvision"),
+        ("words.pth", "sync_batch", "words.pth: .*allowed: a state dict as torch.save"),
+        ("code.pth", "sync_batch", "code.pth: .*allowed: a state dict as torch.save"),
+    ):
+        with pytest.raises(DataError, match=message):
+            store_image_model(ModelParams(source=f"path:{name}", name="mine", norm=norm), class_names=CLASS_NAMES)

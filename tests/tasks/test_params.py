@@ -90,6 +90,14 @@ BAD = {
     "half a replica": (
         "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 0.5}", ["options.replicas", "0.5"]
     ),
+    "a look at held-out rows in stages": (
+        "epochs: 2, global_batch_size: 16, micro_batch_size: 4, learning_rate: 5e-5, seq_len: 64}\n"
+        "cells:\n  1proc: {strategy: single, world_size: 1}\n  2proc: {strategy: ddp",
+        "epochs: 2, global_batch_size: 16, micro_batch_size: 4, learning_rate: 5e-5, seq_len: 64, "
+        "eval_every_steps: 5}\ncells:\n  1proc: {strategy: single, world_size: 1}\n  2proc: {strategy: pipeline",
+        ["train.eval_every_steps", "got 5 with cells.2proc.strategy pipeline", "allowed: 0"],
+    ),
+    "batch normalisation of texts": ("name: tiny", "name: tiny\n  norm: sync_batch", ["model.norm", "a ResNet"]),
     "cells not a mapping": ("2proc: {strategy: ddp, world_size: 2}", "2proc: ddp", ["cells.2proc", "'ddp'"]),
     "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
     "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "gates"]),
@@ -388,6 +396,21 @@ IMAGES = IMAGES.replace("builtin:tiny-qwen2", "builtin:resnet18").replace(", seq
 BAD_IMAGES = {
     "no size": ("\n  image_size: 16", "", ["dataset.image_size", "null", "such as 32"]),
     "stages of an image classifier": ("strategy: ddp", "strategy: pipeline", ["cells.2proc.strategy", "pipeline"]),
+    "batch normalisation of each rank": (
+        "name: tiny",
+        "name: tiny\n  norm: batch",
+        ["model.norm", "got batch", "each rank's own rows", "sync_batch"],
+    ),
+    "other rows normalised together": (
+        "name: tiny",
+        "name: tiny\n  norm: sync_batch",
+        ["cells.2proc would normalise 8 rows together (4 on each of 2 ranks), 1proc 4", "micro_batch_size: 2"],
+    ),
+    "micro-batches of a cell for no reason": (
+        "strategy: ddp,",
+        "strategy: ddp, micro_batch_size: 2,",
+        ["cells.2proc.micro_batch_size", "without model.norm"],
+    ),
     "a size of 4": ("image_size: 16", "image_size: 4", ["dataset.image_size", "4"]),
     "texts for images": ("builtin:digits", "builtin:docstrings", ["dataset.image_size", "16", "for texts"]),
     "images for texts": ("image_classification", "causal_lm", ["workload", "image_size 16", "texts"]),

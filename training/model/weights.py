@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from training.model.sync_norm import list_statistics
 from training.process.failure import BadCheckpointError
 from training.process.safe_loading import require_plain_archive, require_safe_torch
 
@@ -148,8 +149,11 @@ class _Sink:
 
 
 def compute_parameter_checksum(model: nn.Module) -> str:
-    """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once."""
-    return compute_tensor_checksum(dict(model.named_parameters()))
+    """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once.
+
+    Running statistics of batch normalisation count as well: a model computes otherwise with others.
+    """
+    return compute_tensor_checksum({**dict(model.named_parameters()), **list_statistics(model)})
 
 
 def compute_tensor_checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -14,6 +14,7 @@ from training.data.batches import MicroBatch
 from training.model.adapter import adapt
 from training.model.attention_kernels import choose_attention_kernels
 from training.model.layers import recompute_layers
+from training.model.sync_norm import keep_statistics, list_statistics
 from training.model.weights import (
     TensorDigest,
     collect_weights,
@@ -117,6 +118,10 @@ class Replica:
         That is the micro-batch; the first time twice, with all in memory that a real step finds there: the moments and,
         where a step has several micro-batches, the gradient of another. `begins_alone`: it runs alone before that.
         """
+        with keep_statistics(self.module):
+            yield from self._generate_warm_up_steps(micro_batch, begins_alone=begins_alone)
+
+    def _generate_warm_up_steps(self, micro_batch: MicroBatch, *, begins_alone: bool) -> Iterator[list[MicroBatch]]:
         if self._is_warm:
             yield [micro_batch]
             return
@@ -274,8 +279,9 @@ class Replica:
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
         """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
         self.forget_gradient()
-        for micro_batch in micro_batches:
-            self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
+        with keep_statistics(self.module):
+            for micro_batch in micro_batches:
+                self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
         parts = list(self._collect_gradient().values())
         if self.head_weight is not None and self.head_weight.grad is not None:
             parts.append(self.head_weight.grad)
@@ -291,7 +297,8 @@ class Replica:
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name; see Strategy."""
-        yield from sorted((name, part.detach()) for name, part in self._list_named_parameters())
+        named = {**dict(self._list_named_parameters()), **list_statistics(self.module)}
+        yield from ((name, named[name].detach()) for name in sorted(named))
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradient, by name; see Strategy."""

@@ -90,7 +90,7 @@ class Replicated:
         return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
-        """Return whether these micro-batches alone give a finite gradient, without any exchange."""
+        """Return whether these micro-batches alone give a finite gradient, which is exchanged with nobody."""
         return self.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_targets, 1))
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:

@@ -46,7 +46,7 @@ class Digests(NamedTuple):
     """
 
     parameters: list[str]
-    """Of the parameters."""
+    """Of the parameters, and of the running statistics of batch normalisation."""
     optimizer: list[str]
     """Of what the next update depends on beside them: moments, loss scale."""
 
@@ -141,6 +141,7 @@ class Strategy(Protocol):
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name and sorted by it, each whole and for as long as it is looked at. Collective.
 
+        So are the running statistics of batch normalisation, which no gradient changes.
         A parameter that has several names, a tied one, comes once, under the first of them.
         """
         ...

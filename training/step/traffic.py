@@ -23,6 +23,9 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", 
 ALL_TO_ALL = "all_to_all"
 """Kinds of collectives; a strategy with another one names it."""
 
+STATISTIC = "statistic"
+"""What batch normalisation exchanges (training/step/statistics.py), gathered and added up alike: a kind of its own."""
+
 SEND = "send"
 """What goes from one rank to one other: no collective, and not in torch's record on every backend."""
 

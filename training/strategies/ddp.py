@@ -18,12 +18,13 @@ from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
 from training.step.replica import Replica
 from training.step.replicated import Replicated, ReplicatedStep
+from training.step.statistics import StatisticsExchange, refuse_statistics, share_statistics
 from training.step.strategy import StepResult
 from training.step.tied_head import TiedHead
-from training.step.traffic import ALL_REDUCE, Traffic
+from training.step.traffic import ALL_REDUCE, STATISTIC, Traffic
 from training.workloads import Workload
 
-# Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
+# Buffers of our models are constants, or made alike on all ranks; to broadcast them would be communication for nothing.
 # torch 2.15 renames the option.
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers": False}
@@ -44,6 +45,8 @@ gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tie
 tied embedding's gradient is exchanged at the beginning of the backward (training/step/tied_head.py)."""
 TAKES_ADAPTERS = True
 """Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
+SYNCS_STATISTICS = True
+"""Whether `model.norm: sync_batch` is for it."""
 
 _TIMER_STEPS = 5
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
@@ -65,6 +68,7 @@ def build_step(
 ) -> ReplicatedStep:
     """Return how such a replica makes a step."""
     if config.exact:
+        refuse_statistics(model, "exact: true")
         return OrderedSum(replica, ranks)
     options: dict[str, Any] = {**_make_defaults(), **config.options}
     hardware = select_hardware(workload)
@@ -72,6 +76,7 @@ def build_step(
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     if options.pop("early_tied_head"):
         options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
+    options["statistics"] = share_statistics(model, ranks, communicates=communicates)
     return Ddp(replica, ranks, hook=exchange, **options)
 
 
@@ -108,9 +113,11 @@ class Ddp:
         bucket_view: bool = True,
         gradient_hook: str = "none",
         tied_head: TiedHead | None = None,
+        statistics: StatisticsExchange | None = None,
         hook: GradientHook | None = None,
     ) -> None:
         self.replica = replica
+        self._statistics = statistics
         self._world_size = ranks.world_size
         self._group: Any = ranks.gradient_group
         self._tied_head = tied_head
@@ -136,13 +143,17 @@ class Ddp:
         before = self._count_collectives()
         if self._sent is not None:
             self._sent.num_bytes = 0
+        if self._statistics is not None:
+            self._statistics.take_traffic()
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         weight = self._world_size / max(num_targets, 1)
         num_head_bytes = self._run(micro_batches, weight=weight)
         num_all_reduces = self._count_collectives() - before
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        traffic = Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_REDUCE: traffic})
+        traffic = {ALL_REDUCE: Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))}
+        if self._statistics is not None:
+            traffic[STATISTIC] = self._statistics.take_traffic()
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=traffic)
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> int:
         """Leave the averaged gradient of a step's micro-batches; return the bytes exchanged beside DDP's buckets."""
@@ -165,10 +176,12 @@ class Ddp:
     def describe(self) -> dict[str, Any]:
         """Return `bucket_bytes`: of gradient (fp32) in each exchange, the early one, and DDP's buckets as DDP has them.
 
-        DDP builds its buckets anew after the first step.
+        DDP builds its buckets anew after the first step. With batch normalisation also `statistic_channels` of each
+        layer.
         """
         early = [] if self._tied_head is None else [self._tied_head.num_bytes]
-        return {"bucket_bytes": early + self._ddp_bucket_bytes}
+        more = {} if self._statistics is None else {"statistic_channels": self._statistics.channels}
+        return {"bucket_bytes": early + self._ddp_bucket_bytes, **more}
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return the seconds that DDP times itself, mean of a few runs of a step; {} if it times none.

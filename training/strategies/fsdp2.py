@@ -28,6 +28,7 @@ from training.step.ordered_sum import order_ranks
 from training.step.replica import Replica
 from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn, compute_norm_as_one
 from training.step.shards import Shards, describe_units
+from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE
 from training.workloads import Workload
@@ -49,6 +50,7 @@ def build(
     Raises ValueError for replicas that do not share out the ranks, or in exact mode; UnfitModelError for what it cannot
     do: compiled layers, fp16, weights in bf16 for a forward that is not.
     """
+    refuse_statistics(model, "the strategy fsdp2")
     options = read_options(config)
     if options["replicas"] > 1 and (config.exact or ranks.world_size % options["replicas"]):
         raise ValueError(

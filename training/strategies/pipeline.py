@@ -27,6 +27,7 @@ from training.step.clipping import clip_part
 from training.step.replica import Replica
 from training.step.spread_state import SpreadState, WholeModel
 from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
+from training.step.statistics import refuse_statistics
 from training.step.strategy import Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE, BROADCAST, SEND
 from training.strategies.zero1 import Shares
@@ -46,6 +47,9 @@ cut: weights: so that the largest stage has as few weights to multiply by as can
 that it takes as little time, by what the parts take on this device when the ranks start, which may differ by start.
 zero1: whether of a stage each replica updates a share, and sends it to the others (training/strategies/zero1.py)."""
 
+EVALUATES = False
+"""Whether `train.eval_every_steps` is for it; where nothing is said, it is."""
+
 _STAGES_PER_RANK = {"interleaved": 2}
 _TIMED_RUNS = 3
 
@@ -58,6 +62,7 @@ def build(
     Raises ValueError in exact mode and for ranks that do not share out, UnfitModelError for what it cannot do: compiled
     layers, fp16, ranks that share a GPU, an earlier torch, and a model that cannot be cut.
     """
+    refuse_statistics(model, "the strategy pipeline")
     if config.exact:
         raise ValueError("exact: true with strategy pipeline; allowed: exact: false, or strategy ddp")
     replicas = config.options.get("replicas", OPTIONS["replicas"])

@@ -29,6 +29,8 @@ OPTIONS = ddp.OPTIONS
 """Of ddp, which reduces the gradient."""
 TAKES_ADAPTERS = True
 """Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
+SYNCS_STATISTICS = True
+"""Whether `model.norm: sync_batch` is for it."""
 
 _ALIGNMENT = 64
 """Elements: a parameter begins where a tensor of its own could, so that every kernel treats it as one."""

@@ -1,12 +1,13 @@
-"""Image classification: torchvision's ResNets with group normalisation, and its vision transformer.
+"""Image classification: torchvision's ResNets with group or batch normalisation, and its vision transformer.
 
-Batch normalisation's running statistics are no parameters: every rank has those of its own micro-batches, so that what
-is saved and evaluated would depend on the number of ranks. Group normalisation has none
-(docs/decisions.md, "ResNet18 has group normalisation").
+Batch normalisation is over the rows that all ranks have at once (training/model/sync_norm.py). Over those of each rank
+alone, what is saved and evaluated would depend on the number of ranks, and is refused (docs/decisions.md,
+"Batch normalisation is over the rows of all ranks").
 """
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from training.data.augmentation import Augmentation
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.image_rows import ImageRows, make_blank_micro_batch, open_images
 from training.data.rows import Rows
+from training.model.sync_norm import SyncBatchNorm, list_statistics
 from training.model.weights import load_weights
 from training.process.failure import BadCheckpointError, UnfitModelError
 
@@ -70,19 +72,21 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     sizes = {name: config.get(name) for name in _MOST}
     num_classes = len(classes) if isinstance(classes, list) else 0
     network: nn.Module
-    if num_classes > 1 and kind in ("resnet18", "resnet50") and config.get("norm") == "group":
-        if config.get("num_groups") in _GROUPS:
+    if num_classes > 1 and kind in ("resnet18", "resnet50"):
+        norm: Callable[..., nn.Module] | None = SyncBatchNorm if config.get("norm") == "sync_batch" else None
+        if config.get("norm") == "group" and config.get("num_groups") in _GROUPS:
             norm = partial(nn.GroupNorm, config["num_groups"])
+        if norm is not None:
             build = resnet18 if kind == "resnet18" else resnet50
             network = build(weights=None, num_classes=num_classes, norm_layer=norm)
-            assert not list(network.buffers()), "what is no parameter would not be the same on all ranks"
             return network
     elif num_classes > 1 and kind == "vit" and _are_sizes(sizes):
         network = VisionTransformer(**sizes, num_classes=num_classes)
         return network
     raise BadCheckpointError(
-        f"config.json: got {str(config)[:200]}; allowed: model_type resnet18 or resnet50, norm group and a power of 2 "
-        f"up to 64 as num_groups, or model_type vit with {', '.join(_MOST)} that divide; and the names of the classes"
+        f"config.json: got {str(config)[:200]}; allowed: model_type resnet18 or resnet50, norm sync_batch, or group "
+        f"and a power of 2 up to 64 as num_groups, or model_type vit with {', '.join(_MOST)} that divide; and names "
+        "of classes"
     )
 
 
@@ -135,6 +139,12 @@ def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
 
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
     """Raise UnfitModelError for what images cannot be trained with."""
+    rows = config.statistics_rows
+    if list_statistics(model) and rows != config.micro_batch_size * config.world_size:
+        raise UnfitModelError(
+            f"norm: sync_batch over {rows} rows with micro_batch_size {config.micro_batch_size} x {config.world_size} "
+            "ranks; use micro-batches of which all ranks have so many rows at once"
+        )
     for name in ("packing", "compile"):
         if getattr(config, name):
             raise UnfitModelError(f"{name}: true, but the workload image_classification has none; use {name}: false")
@@ -160,8 +170,12 @@ def loss_sum(
     head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
-    logits = model(_normalise(_fit_dummy(model, micro_batch.input_ids))).float()
-    return F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
+    images, labels = _fit_dummy(model, micro_batch.input_ids), micro_batch.labels
+    if not micro_batch.num_samples and list_statistics(model):
+        # A black image would be in the statistics of the other ranks' rows; an empty batch is not.
+        images, labels = images[:0], labels[:0]
+    logits = model(_normalise(images)).float()
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:

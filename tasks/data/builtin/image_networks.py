@@ -1,4 +1,4 @@
-"""The built-in base models for images: torchvision's networks with random weights, ResNets with group normalisation."""
+"""The built-in base models for images: torchvision's networks with random weights."""
 
 import logging
 from collections.abc import Sequence
@@ -10,18 +10,26 @@ from training.process.files import write_json
 _log = logging.getLogger(__name__)
 
 NUM_GROUPS = 32
+NORMS: dict[str, dict[str, Any]] = {
+    "group": {"norm": "group", "num_groups": NUM_GROUPS},
+    "sync_batch": {"norm": "sync_batch"},
+}
+"""model.norm in params.yaml -> what config.json says of it, of a ResNet."""
 CONFIGS: dict[str, dict[str, Any]] = {
-    "resnet18": {"model_type": "resnet18", "norm": "group", "num_groups": NUM_GROUPS},
-    "resnet50": {"model_type": "resnet50", "norm": "group", "num_groups": NUM_GROUPS},
+    "resnet18": {"model_type": "resnet18"},
+    "resnet50": {"model_type": "resnet50"},
     "vit-b-16": {
         "model_type": "vit", "patch_size": 16, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072,
     },
 }  # fmt: skip
 """Name in params.yaml -> what config.json says of it, beside the classes; a vit is built for one size of images."""
-_SEED = 20_151_210
+SEED = 20_151_210
+"""Of what is drawn: random weights, and the head of pretrained ones."""
 
 
-def write_image_network(folder: Path, name: str, class_names: Sequence[str], *, image_size: int | None = None) -> None:
+def write_image_network(
+    folder: Path, name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
+) -> None:
     """Fill `folder` with config.json and fp32 safetensors weights of the network `name` for these classes.
 
     The same classes, size of images (pixels of a side) and versions of torch and torchvision give the same bytes. The
@@ -35,8 +43,10 @@ def write_image_network(folder: Path, name: str, class_names: Sequence[str], *, 
     config = {**CONFIGS[name], "class_names": list(class_names)}
     if config["model_type"] == "vit":
         config["image_size"] = image_size
+    else:
+        config |= NORMS[norm or "group"]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED)
         network = build_network(config)
     write_json(folder / "config.json", config)
     save_model(network, str(folder / "model.safetensors"))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin import image_networks
+from tasks.data.sources import image_weights
+from tasks.data.sources.image_weights import write_pretrained_network
 from tasks.params.choices import join_choices
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
@@ -22,9 +24,13 @@ _log = logging.getLogger(__name__)
 STORE = Path(".work/download/models")
 _FILES = ("config.json", "model.safetensors")
 _NAMES = {
-    "resnet18": "ResNet18 with group in place of batch normalisation",
-    "resnet50": "ResNet50 with group in place of batch normalisation",
+    "resnet18": "ResNet18",
+    "resnet50": "ResNet50",
     "vit": "vision transformer",
+}
+_NORMS = {
+    "group": " with group in place of batch normalisation",
+    "sync_batch": " with batch normalisation over the rows of all ranks",
 }
 _MAX_CONFIG_BYTES = 10 * 2**20
 
@@ -40,24 +46,29 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
     if model.kind == "hub" or (model.kind == "builtin" and model.location not in BUILTIN_IMAGE_MODELS):
         raise ConfigurationError(
             f"params.yaml: model.source: got {model.source!r} for images; allowed: "
-            f"{join_choices('builtin:', BUILTIN_IMAGE_MODELS)}, or path: and a folder with its config.json and "
-            "model.safetensors"
+            f"{join_choices('builtin:', BUILTIN_IMAGE_MODELS)}, path: and a folder with its config.json and "
+            "model.safetensors, or path: and a file of a ResNet's weights"
         )
     identity = _make_identity(model, class_names, image_size)
     folder = STORE / digest_json(identity)[:32]
     if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
+    head = ""
     with fill_folder(folder) as new:
         if model.kind == "builtin":
             _require_size(model, image_size)
-            image_networks.write_image_network(new, model.location, class_names, image_size=image_size)
+            image_networks.write_image_network(new, model.location, class_names, image_size=image_size, norm=model.norm)
+        elif Path(model.location).is_file():
+            head = f" with {write_pretrained_network(model, new, class_names)}"
         else:
             _copy(Path(model.location), new, model.source)
-        model_type, num_parameters = _check_model(new, class_names, image_size, source=model.source)
+        config, num_parameters = _check_model(new, class_names, image_size, model=model)
+        model_type = config["model_type"]
         files = {name: digest_file(new / name) for name in _FILES}
-        weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name
-        label = f"{_NAMES[model_type]}, {num_parameters / 1e6:,.1f} M parameters, {weights}"
+        weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name + head
+        network = _NAMES[model_type] + _NORMS.get(str(config.get("norm")), "")
+        label = f"{network}, {num_parameters / 1e6:,.1f} M parameters, {weights}"
         BaseModelManifest(
             source=model.source,
             kind=model.kind,
@@ -90,12 +101,22 @@ def _make_identity(model: ModelParams, class_names: Sequence[str], image_size: i
             "source": model.source,
             "class_names": list(class_names),
             "image_size": image_size,
+            "norm": model.norm,
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
             "code": digest_file(Path(image_networks.__file__)),
         }
     folder = Path(model.location)
+    if folder.is_file():
+        return {
+            "source": model.source,
+            "class_names": list(class_names),
+            "norm": model.norm,
+            "file": digest_file(folder),
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
+            "code": [digest_file(Path(image_networks.__file__)), digest_file(Path(image_weights.__file__))],
+        }
     files = {name: digest_file(folder / name) for name in _FILES if (folder / name).is_file()}
-    return {"source": model.source, "class_names": list(class_names), "files": files}
+    return {"source": model.source, "class_names": list(class_names), "norm": model.norm, "files": files}
 
 
 def _copy(folder: Path, target: Path, source: str) -> None:
@@ -108,16 +129,22 @@ def _copy(folder: Path, target: Path, source: str) -> None:
         shutil.copyfile(folder / name, target / name)
 
 
-def _check_model(folder: Path, class_names: Sequence[str], image_size: int | None, *, source: str) -> tuple[str, int]:
-    """Return the kind of network and the number of its parameters, having loaded it."""
+def _check_model(
+    folder: Path, class_names: Sequence[str], image_size: int | None, *, model: ModelParams
+) -> tuple[dict[str, Any], int]:
+    """Return what config.json says of the network and the number of its parameters, having loaded it."""
     from training.workloads.image_classification import load_model  # torch takes seconds to import
 
     try:
-        model = load_model(folder)
-        config = json.loads((folder / "config.json").read_bytes())
+        network, source = load_model(folder), model.source
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
         got = config["class_names"]
     except BadCheckpointError as error:
-        raise DataError(f"model.source {source}: {error}") from None
+        raise DataError(f"model.source {model.source}: {error}") from None
+    if config.get("norm", "group") != (model.norm or "group"):
+        raise DataError(
+            f"model.norm: got {model.norm}, and config.json of {source} says {config.get('norm')}; allowed: the same"
+        )
     if got != list(class_names):
         raise DataError(
             f"model.source {source}: it tells {str(got)[:100]} apart, and the data has {str(list(class_names))[:100]}; "
@@ -128,4 +155,4 @@ def _check_model(folder: Path, class_names: Sequence[str], image_size: int | Non
             f"model.source {source}: it is for images of {config['image_size']} pixels a side, and "
             f"dataset.image_size is {image_size}; allowed: the same"
         )
-    return config["model_type"], sum(part.numel() for part in model.parameters())
+    return config, sum(part.numel() for part in network.parameters())

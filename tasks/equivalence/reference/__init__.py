@@ -28,7 +28,10 @@ class Reference(Protocol):
         ...
 
     def compute_rows_loss(self, model_dir: Path, rows: Iterable[Any], *, device: str) -> tuple[float, int]:
-        """Return the sum of the loss over these rows, computed one by one, and the number of labels."""
+        """Return the sum of the loss over these rows, computed one by one, and the number of labels.
+
+        Where the model has batch normalisation, it is also told `statistics_rows`: how many rows come together.
+        """
         ...
 
     def load_model(self, model_dir: Path, *, device: str, is_packed: bool = False) -> Any:

@@ -58,8 +58,12 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
+    more: dict[str, Any] = {}
+    if statistics_rows := params.count_statistics_rows(params.baseline):
+        # The rows of a step come one after another, so many at once on all ranks.
+        more["statistics_rows"] = statistics_rows
     samples = reference.read_rows(slices / part, rows.tolist(), seq_len=train.seq_len, **options)
-    loss_sum, num_labels = reference.compute_rows_loss(base_model, samples, device=device)
+    loss_sum, num_labels = reference.compute_rows_loss(base_model, samples, device=device, **more)
     expected = int(source.num_targets(train.seq_len)[rows].sum())
     assert num_labels == expected, f"{num_labels} labels predicted, the rows have {expected}"
     if not num_labels:

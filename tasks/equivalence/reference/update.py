@@ -7,7 +7,7 @@ the sum of the gradients, clipping, and the calls of the optimizer.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
+from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
@@ -56,6 +57,8 @@ class StepGradient:
     """Mean over the step's labels."""
     by_order: list[dict[str, Tensor]]
     """The reduced gradient before clipping, by parameter name, once for each order asked for."""
+    statistics_by_order: list[dict[str, Tensor]]
+    """In the same way, on the CPU: the running statistics after the step's forwards; empty where there are none."""
 
 
 class BatchSquares(NamedTuple):
@@ -96,13 +99,25 @@ class OneProcess:
     def __init__(self, config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads_per_rank)
         choose_attention_kernels(torch.device(config.device))
+        rows_per_rank = config.micro_batch_size
+        if config.statistics_rows:
+            # What the ranks have at once, batch normalisation has together.
+            config = replace(config, micro_batch_size=config.statistics_rows)
         self._config = config
         self._workload = find_reference(config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._base = dict(self._model.named_parameters())
         self._named = attach_factors(self._model, config)
-        self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
-        """What is trained, as it begins, on the CPU: the base model's weights, or an adapter's factors."""
+        self._statistics = RunningStatistics(self._model)
+        if self._statistics and config.world_size > 1:
+            more: Any = self._workload
+            more.deal_rows(self._model, rows_per_rank=rows_per_rank, num_ranks=config.world_size)
+        parts = {**self._named, **self._statistics.get()}
+        self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in parts.items()}
+        """What is trained, as it begins, on the CPU: the base model's weights, or an adapter's factors; and the running
+        statistics of batch normalisation."""
+        self.statistic_names = list(self._statistics.get())
+        """Of them, those of the running statistics."""
         self._steps = list(_generate_steps(config))
         self.num_steps = len(self._steps)
         """Steps of all segments."""
@@ -116,11 +131,12 @@ class OneProcess:
 
     def begin_at(self, weights: Mapping[str, Tensor]) -> None:
         """Take these weights; moments and scale stay. Raises ValueError if they are not of this model."""
-        for name, part in self._named.items():
+        parts = {**self._named, **self._statistics.get()}
+        for name, part in parts.items():
             if name not in weights or weights[name].shape != part.shape:
                 raise ValueError(f"{name} is missing or has another shape")
         with torch.no_grad():
-            for name, part in self._named.items():
+            for name, part in parts.items():
                 part.copy_(weights[name])
 
     def list_changed(self, checkpoint: Path) -> list[str]:
@@ -136,14 +152,31 @@ class OneProcess:
         """Return the gradient of step `number`, from 1, at the weights as they are; its sums go in these orders.
 
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
-        overflows; and exchanged in the dtype that the config asks for.
+        overflows; and exchanged in the dtype that the config asks for. Orders after the first also have the gradient
+        of a batch normalisation rounded otherwise.
         """
+        if self._statistics and len(orders) > 1:
+            found = []
+            for turn, order in enumerate(orders):
+                self._statistics.multiply_out(is_wanted=turn > 0)
+                found.append(self._compute_gradient(number, order))
+            self._statistics.multiply_out(is_wanted=False)
+            return StepGradient(
+                loss=found[0].loss,
+                by_order=[gradient for one in found for gradient in one.by_order],
+                statistics_by_order=[statistics for one in found for statistics in one.statistics_by_order],
+            )
+        return self._compute_gradient(number, *orders)
+
+    def _compute_gradient(self, number: int, *orders: Order) -> StepGradient:
         step, micro_batches = self._steps[number - 1].plan, self._make_micro_batches(number)
         num_labels = max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
         losses: dict[int, float] = {}
+        seen: dict[int, Forward] = {}
 
         def compute(index: int) -> Part:
             losses[index], part = self._compute_micro_batch_gradient(micro_batches[index], num_labels)
+            seen[index] = self._statistics.look()
             return part
 
         bytes_of_all = 4 * sum(part.numel() for part in self._named.values()) * len(micro_batches)
@@ -155,7 +188,10 @@ class OneProcess:
             # Off the device before the next is computed there.
             by_order[-1] = {name: part.cpu() for name, part in by_order[-1].items()}
             by_order.append(self._sum(order(step, number), compute))
-        return StepGradient(loss=sum(losses.values()) / num_labels, by_order=by_order)
+        statistics = self._statistics.advance([seen[index] for index in reversed(range(len(micro_batches)))])
+        return StepGradient(
+            loss=sum(losses.values()) / num_labels, by_order=by_order, statistics_by_order=[statistics] * len(by_order)
+        )
 
     def apply(self, gradient: Mapping[str, Tensor], number: int) -> bool:
         """Clip the gradient and make the update of step `number`; return False, and make none, if it is not finite."""

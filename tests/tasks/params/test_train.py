@@ -15,7 +15,7 @@ from training.config import TrainingConfig
 NOT_FOR_RANKS = {"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"}
 OF_THE_CELL = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
-    "work_dir", "segments", "heldout_dir", "heldout_digest",
+    "work_dir", "segments", "heldout_dir", "heldout_digest", "statistics_rows",
 }  # fmt: skip
 
 
