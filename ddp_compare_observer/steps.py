@@ -126,11 +126,12 @@ class Steps:
         if self._depth > 1:
             return
         self._times.enter(timeline.OBSERVER)
-        parameters = _list_parameters(optimizer)
         if self.number == 0 and self._start is None:
+            parameters = _list_parameters(optimizer)
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
         if self.is_sampled:
+            parameters = _list_parameters(optimizer)
             self._gradient = _digest_gradients(parameters)
         self._times.leave()
         self._times.enter(timeline.OPTIMIZER)
