@@ -186,7 +186,8 @@ class Computing:
     def _begin_backward(self, tensors: Any) -> None:
         loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         value = None
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._can_read(loss):
+        is_near = isinstance(loss, torch.Tensor) and loss.device.type == "cpu"
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and (is_near or self._steps.is_sampled):
             value = float(loss.detach())
         self._steps.add_backward(value, self._lines.find())
 
@@ -196,7 +197,7 @@ class Computing:
         if micro is None or not torch.is_grad_enabled() or not output.requires_grad:
             return
         micro.num_losses += 1
-        if not self._can_read(output) or given["weight"] is not None or target.is_floating_point():
+        if not self._steps.can_read(output) or given["weight"] is not None or target.is_floating_point():
             micro.is_weighted = True
             return
         kept = target.detach().cpu()
@@ -209,9 +210,6 @@ class Computing:
             for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
                 if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
                     micro.labels_are_mask = True
-
-    def _can_read(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu" or self._steps.is_sampled
 
 
 def _wrap_loss(name: str, see: Callable[[torch.Tensor, dict[str, Any]], Any]) -> None:

@@ -87,8 +87,6 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     # Numbers mean nothing on such a card; which rows were fed is known on the host.
     gates = {gate.name: gate for gate in ask_all(audit)}
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "passed"
-    # Nothing is computed there: equal parameters are no proof.
-    assert gates[same_parameters.NAME].verdict == "not checked"
 
 
 @pytest.mark.slow
@@ -98,7 +96,7 @@ def test_defects_that_need_no_number_of_a_card_are_found_on_one_that_is_not_ther
     on_phantom(num_cards=2)
     wrong = {"sampler=DistributedSampler(rows), ": "", "if is_last else": "if True else"}
     gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
-    assert "learned from the same rows, 100 %" in gates[rows_of_its_own.NAME].compared
+    assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].compared
     assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].compared
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "failed"
 
@@ -111,4 +109,4 @@ def test_that_a_raw_module_exchanges_nothing_is_said_where_no_parameter_can_tell
     wrong = {"logits = model(": "logits = model.module("}
     gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
     assert gates[same_parameters.NAME].verdict == gates[exchange.NAME].verdict == "not checked"
-    assert gates[same_parameters.NAME].compared.endswith("a step has 0 collectives")
+    assert "no step exchanged anything" in gates[same_parameters.NAME].compared

@@ -48,7 +48,13 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(
             cell,
             f"no parameter was seen to change in any of {wording.format_plural(len(steps), 'sampled step')}, so that "
-            f"equal ones say nothing; {_tell_exchange(ranks[0])}",
+            "equal ones say nothing",
+        )
+    if not wrong and not _count_exchanges(ranks[0]):
+        return make_unobservable(
+            cell,
+            "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
+            "was read of their parameters is not what they are",
         )
     numbers = {"sampled_steps": len(steps), "tensors": num_tensors, "differing_tensors": max(differing.values())}
     found = make_finding(
@@ -69,9 +75,9 @@ def _never_changed(rank: RankRecord, digests: dict[int, list[str]]) -> bool:
     return start is not None and all(one == start for one in digests.values())
 
 
-def _tell_exchange(rank: RankRecord) -> str:
-    exchanged = max((one.get("num_collectives", 0) for one in rank.steps[1:]), default=0)
-    return f"a step has {wording.format_plural(exchanged, 'collective')}"
+def _count_exchanges(rank: RankRecord) -> int:
+    """Return the collectives of the step that has most of them; the first one builds the groups, too."""
+    return max((one.get("num_collectives", 0) for one in rank.steps[1:]), default=0)
 
 
 def _are_averaged(rank: RankRecord) -> bool:
@@ -99,6 +105,6 @@ def _describe(cell: str, ranks: list[RankRecord], wrong: list[int], num_tensors:
     heads = f"{step['weights']['l2']:.6g} on rank 0, {other['weights']['l2']:.6g} on rank 1"
     return (
         f"{cell}: from step {wrong[0]} on {differing[wrong[0]]} of {num_tensors} tensors differ between the ranks "
-        f"(length of the sampled elements {heads}); {called} is called{f' at {where}' * bool(where)}, {wrapped}, and "
-        f"{_tell_exchange(ranks[0])}"
+        f"(length of the sampled elements {heads}); {called} is called{f' at {where}' * bool(where)}, {wrapped}, and a "
+        f"step has {wording.format_plural(_count_exchanges(ranks[0]), 'collective')}"
     )
