@@ -96,8 +96,8 @@ class Inputs:
         return [
             (cell, batch)
             for cell, spread in self.params.cells.items()
-            # A plain process without a wrapper is what the others are held against.
-            if spread.strategy != "single"
+            # A plain process without a wrapper is what the others are held against; another training's updates are not.
+            if spread.strategy != "single" and spread.other_training is None
             for batch in dict.fromkeys(
                 (self.params.train_of(cell).global_batch_size, compute_timed_batch(self.params, cell))
             )
@@ -123,7 +123,7 @@ class Inputs:
     @property
     def same_work(self) -> dict[str, CellParams]:
         """The cells that are held against twins: those of the baseline's own work."""
-        return {name: spread for name, spread in self.params.cells.items() if spread.batch is None}
+        return {name: spread for name, spread in self.params.cells.items() if not spread.is_other_training}
 
     @property
     def needs_twins(self) -> bool:

@@ -144,16 +144,17 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         step = segment_step + to_run_step
         planned = plan.step(segment_step)
         learning_rate = compute_rate_in_segment(config, segment, segment_step, num_steps=plan.num_steps)
+        is_last = segment_step == plan.num_steps
 
         with window.time_computation():
             result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)
+            result = strategy.end_step(result, ends_segment=is_last)
 
         record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)
         window.add(
             step, result, micro_batches, counts_rows=strategy.counts_rows,
             planned=planned, learning_rate=learning_rate, data_wait_seconds=data_wait_seconds,
         )  # fmt: skip
-        is_last = segment_step == plan.num_steps
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_evaluated = heldout.is_due(step)
         is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0

@@ -43,7 +43,7 @@ class Check:
     is_owed_by_several_ranks: bool = False
     """Whether nothing found of a cell with several ranks is `not checked`: it shows that they train as one."""
     asks_for_same_work: bool = False
-    """Whether it holds the cell against the baseline's own work, which a cell with another batch does not do."""
+    """Whether it holds the cell against the baseline's own work, which another training does not do."""
     sees_baseline: bool = False
     """Whether such a cell is judged beside the baseline; else by itself, by what it was asked for."""
     spares_throughput: bool = False
@@ -53,7 +53,7 @@ class Check:
         """Return what is found of the cell; None if the gate says nothing about it."""
         is_other = is_other_training(outputs, cell)
         if is_other and self.asks_for_same_work:
-            return make_inapplicable_finding(cell)
+            return make_inapplicable_finding(outputs, cell)
         found = self.find(outputs.alone(cell) if is_other and not self.sees_baseline else outputs, cell)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(f"{cell}: nothing was found")
@@ -69,7 +69,7 @@ CHECKS = [
     ),
     Check(
         name="Gradients were synchronised",
-        question="Did the ranks exchange the whole gradient exactly once per optimizer step?",
+        question="Did the ranks exchange all that their strategy has to, exactly as often?",
         find=synchronisation.check_synchronisation,
         is_owed_by_several_ranks=True,
     ),
@@ -165,11 +165,11 @@ CHECKS = [
     ),
 ]
 
-CHECKS_OF_BATCHES = [
+CHECKS_OF_OTHERS = [
     Check(
-        name="Only the batch differs",
-        question="Does a cell with another batch differ from the baseline in what it says, and in nothing else?",
-        find=other_training.check_only_batch_differs,
+        name="Only what it says differs",
+        question="Does a cell that is another training differ from the baseline in what it says, and in nothing else?",
+        find=other_training.check_only_that_differs,
         sees_baseline=True,
     ),
     Check(
@@ -179,7 +179,7 @@ CHECKS_OF_BATCHES = [
         sees_baseline=True,
     ),
 ]
-"""Where a cell has another batch than the baseline, and is openly another training."""
+"""Where a cell is openly another training than the baseline."""
 
 CHECKS_OF_BLOCKS = [
     Check(
@@ -212,8 +212,8 @@ _SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
-    batches = CHECKS_OF_BATCHES if outputs.params.other_trainings else []
-    for check in CHECKS + batches + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
+    others = CHECKS_OF_OTHERS if outputs.params.other_trainings else []
+    for check in CHECKS + others + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         found = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))

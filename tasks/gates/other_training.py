@@ -1,4 +1,4 @@
-"""Cells with another global batch: nothing but what was said of it may differ, and every seed has to be trained right.
+"""Cells that are another training: nothing but what they say of it may differ, and every seed has to be trained right.
 
 Such a cell is another training, and is judged by its time to quality; what asks for the same work says so and no more.
 """
@@ -20,16 +20,18 @@ _CHECKS_OF_A_SEED: tuple[Callable[[Outputs, str], Finding | None], ...] = (
 
 
 def is_other_training(outputs: Outputs, cell: str) -> bool:
-    """Return whether the cell says of itself that its batch is another than the baseline's."""
+    """Return whether the cell says of itself that its batch is another than the baseline's, or how it trains."""
     return cell in outputs.params.other_trainings
 
 
-def make_inapplicable_finding(cell: str) -> Finding:
+def make_inapplicable_finding(outputs: Outputs, cell: str) -> Finding:
     """Return what a gate about the same work says of such a cell."""
-    return Finding("does not apply", f"{cell}: does not apply, this cell is another training")
+    other = outputs.params.cells[cell].other_training
+    how = "" if other is None else f", which {other.how}: it is judged by its time to quality"
+    return Finding("does not apply", f"{cell}: does not apply, this cell is another training{how}")
 
 
-def check_only_batch_differs(outputs: Outputs, cell: str) -> Finding | None:
+def check_only_that_differs(outputs: Outputs, cell: str) -> Finding | None:
     """Check that such a cell has the baseline's start weights, code, machine and settings, and its own batch."""
     if not is_other_training(outputs, cell):
         return None
@@ -46,12 +48,16 @@ def check_only_batch_differs(outputs: Outputs, cell: str) -> Finding | None:
         if getattr(own, name) != value
     ]
     problems += find_setting_problems(outputs, cell)
-    batch = outputs.params.train.global_batch_size
+    first, other = outputs.params.train, outputs.params.cells[cell].other_training
+    told = [] if other is None else [f"it {other.how}"]
+    if asked.global_batch_size != first.global_batch_size:
+        told.append(f"{asked.global_batch_size} samples per step instead of {first.global_batch_size}")
+        told.append(f"learning rate {asked.learning_rate:.3g} instead of {first.learning_rate:.3g}")
+    if asked.epochs != first.epochs:
+        told.append(f"{asked.epochs} passes over each range instead of {first.epochs}")
     return make_finding(
         problems,
-        otherwise=f"{cell}: {asked.global_batch_size} samples per step instead of {batch}, learning rate "
-        f"{asked.learning_rate:.3g} instead of {outputs.params.train.learning_rate:.3g}; start weights, code, machine "
-        "and every other setting as in the baseline",
+        otherwise=f"{cell}: {', '.join(told)}; start weights, code, machine and every other setting as in the baseline",
         numbers={"global_batch_size": asked.global_batch_size, "learning_rate": asked.learning_rate},
     )
 

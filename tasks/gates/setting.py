@@ -19,7 +19,7 @@ _OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ", "priority"}
 The priority of their processes is held between timed cells: of a training it changes the time alone.
 """
 _OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps")
-"""Keys of `train` in which a cell with another batch differs, openly; it was then asked for those values."""
+"""Keys of `train` in which another training may differ, openly; it was then asked for those values."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 

@@ -10,7 +10,6 @@ from tasks.measuring.workers import Workers
 from tasks.records.measurement import CellMemory, MemoryParts, RankMemory
 from tasks.strategies import count_shares
 from training.config import TrainingConfig
-from training.rehearsal.rehearsed_step import rehearse_step
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +56,8 @@ def _predict_memory(
     config: TrainingConfig, capability: tuple[int, int] | None
 ) -> tuple[MemoryParts | None, str | None]:
     """Return what a rehearsal says of the rank that has most, or why it says nothing."""
+    from training.rehearsal.rehearsed_step import rehearse_step  # seconds, which reused results need not spend
+
     if config.device == "cuda" and capability is None:
         return None, "the driver does not tell the GPU's compute capability"
     # Where ranks have rows of their own all have the same parts of the model, or the first has most.

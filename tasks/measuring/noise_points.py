@@ -1,7 +1,9 @@
 """Where the gradient noise scale is taken: at the base model, and after every segment of the baseline's training."""
 
 import logging
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,8 +87,11 @@ def _measure(point: Point, params: Params, slices: Path, base_model: Path) -> No
     segment = SegmentConfig(
         range=point.range, epoch=point.epoch + 1, slice_dir=(slices / point.range).resolve(), fingerprint="noise"
     )
-    config = make_ranks_config(
-        params.baseline, params, device=device, base_model=base_model, work=Path(), segments=[segment]
+    config = replace(
+        make_ranks_config(
+            params.baseline, params, device=device, base_model=base_model, work=Path(), segments=[segment]
+        ),
+        threads_per_rank=len(os.sched_getaffinity(0)),  # no other rank computes beside it
     )
     num_batches = params.quality.noise_batches
     what = "the gradient noise scale (none is measured with quality.noise_batches: 0)"

@@ -27,7 +27,7 @@ from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.measurement import Waterfall
-from tasks.strategies import find_profile
+from tasks.strategies import find_other_training, find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class TimedComparison:
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
     other_trainings: frozenset[str] = frozenset()
-    """Names of cells with another batch: they are timed per token, and nothing else is made of them."""
+    """Names of cells that are another training: they are timed per token, and nothing else is made of them."""
     is_exact: bool
     """Whether gradients are added up in one order instead of by DDP, which then has no counterfactuals."""
     half_width: float
@@ -152,7 +152,11 @@ class Measured:
 def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
     """Measure; `advance` is told how many blocks more have run."""
     bench.build(comparison.trained)
-    bench.calibrate(make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds)
+    others = [find_other_training(cell.strategy, cell.options) for cell in comparison.cells]
+    bench.calibrate(
+        make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds,
+        period=math.lcm(*(other.every_steps for other in others if other)),
+    )  # fmt: skip
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
     headline = measure_headline(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,

@@ -250,8 +250,8 @@ class Params(Section):
 
     @property
     def other_trainings(self) -> list[str]:
-        """The cells that have another global batch: no speedup at equal work is theirs."""
-        return [name for name, cell in self.cells.items() if cell.batch is not None]
+        """The cells that are another training, by batch or strategy: no speedup at equal work is theirs."""
+        return [name for name, cell in self.cells.items() if cell.is_other_training]
 
     @property
     def seeds(self) -> list[int]:

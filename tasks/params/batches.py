@@ -1,4 +1,4 @@
-"""Cells with another global batch than the comparison's: what each then trains, and which of them are refused."""
+"""Cells that are openly another training than the baseline: what each then trains, and which of them are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,27 +28,33 @@ def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = N
 def explain_unfit_batches(
     train: TrainParams, cells: Mapping[str, CellParams], *, is_weak: bool, seeds: int
 ) -> str | None:
-    """Return why a cell's batch cannot be judged, with the remedy; None if all can. The first cell is the baseline."""
-    others = [name for name, cell in cells.items() if cell.batch is not None]
+    """Return why another training cannot be judged, with the remedy; None if all can. The first is the baseline."""
+    others = [name for name, cell in cells.items() if cell.is_other_training]
     for name in others:
-        where = f"cells.{name}.batch"
+        cell = cells[name]
+        where, got, remedy = f"cells.{name}.batch", "one", "null"
+        if cell.other_training is not None:
+            where, got, remedy = f"cells.{name}.strategy", cell.strategy, "a strategy whose update is one process's"
         if name == next(iter(cells)):
-            return f"{where}: got one in the first cell; allowed: null, it is the baseline"
+            return f"{where}: got {got} in the first cell; allowed: {remedy}, it is the baseline"
         if is_weak:
             return (
-                f"{where}: got one with measure.scaling weak; allowed: scaling strong, since in weak scaling every "
+                f"{where}: got {got} with measure.scaling weak; allowed: scaling strong, since in weak scaling every "
                 "batch grows, and none is judged by its quality"
             )
-        if cells[name].batch_factor == 1:
-            return f"{where}.factor: got world_size with one rank; allowed: a number from 2 on"
-        own = make_own_train(train, cells[name])
+        if cell.batch is None:
+            continue
+        where = f"cells.{name}.batch"
+        if cell.batch_factor == 1 and cell.other_training is None:
+            return f"{where}.factor: got {cell.batch.factor}; allowed: world_size, or a number from 2 on"
+        own = make_own_train(train, cell)
         if own.learning_rate > 10:
             return f"{where}.learning_rate: makes a peak of {own.learning_rate:g}; allowed: at most 10, so sqrt or none"
         if own.epochs < train.epochs:
             return f"{where}.epochs: got {own.epochs}; allowed: at least train.epochs, {train.epochs}"
     if seeds > 1 and not others:
         return (
-            f"quality.seeds: got {seeds} without a cell that has another batch; allowed: 1, cells of "
+            f"quality.seeds: got {seeds} without a cell that is another training; allowed: 1, cells of "
             "the same work are compared step by step"
         )
     return None

@@ -7,13 +7,15 @@ from pydantic import Field, model_validator
 from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
+from tasks.strategies import OtherTraining, find_other_training
 
 
 class BatchParams(Section):
     """Another global batch than the comparison's: the cell is then openly another training, judged by its quality."""
 
     factor: int | Literal["world_size"] = "world_size"
-    """How many times the global batch; world_size: as many times as the cell has ranks."""
+    """How many times the global batch; world_size: as many times as the cell has ranks; 1 for more epochs alone, where
+    the strategy makes another training of it."""
     learning_rate: Literal["sqrt", "linear", "none"]
     """How the peak learning rate grows with it: with the root of the factor, in proportion, or not at all."""
     epochs: int | None = Field(default=None, ge=1, le=10_000)
@@ -21,7 +23,7 @@ class BatchParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.factor != "world_size" and not 1 < self.factor <= 1024:
+        if self.factor != "world_size" and not 1 <= self.factor <= 1024:
             raise ValueError(f"factor: got {self.factor}; allowed: world_size, or a number from 2 to 1024")
         return self
 
@@ -60,6 +62,16 @@ class CellParams(Section):
         if self.num_nodes > 1 and self.launcher == "torchrun":
             raise ValueError(f"num_nodes: got {self.num_nodes} with launcher torchrun; allowed: launcher ray")
         return self
+
+    @property
+    def other_training(self) -> OtherTraining | None:
+        """How the strategy is another training than one process's; None where an update is the same."""
+        return find_other_training(self.strategy, self.options)
+
+    @property
+    def is_other_training(self) -> bool:
+        """Whether the cell is openly another training than the baseline: by its batch, or by its strategy."""
+        return self.batch is not None or self.other_training is not None
 
     @property
     def spread(self) -> dict[str, Any]:

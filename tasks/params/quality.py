@@ -13,10 +13,10 @@ class QualityParams(Section):
     target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
     """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""
     target_heldout_loss: Finite | None = Field(default=None, gt=0)
-    """Held-out loss (nats per label) until which cells with another batch are timed; null: the highest that a seed of
-    the baseline ends with."""
+    """Held-out loss (nats per label) until which cells that are another training are timed; null: the highest that a
+    seed of the baseline ends with."""
     seeds: int = Field(default=1, ge=1, le=100)
-    """How often each cell is trained, each time from another seed, where a cell has another batch; an interval takes
+    """How often each cell is trained, each time from another seed, where a cell is another training; an interval takes
     three."""
     noise_batches: int = Field(default=16, ge=0, le=10_000)
     """Batches from which the gradient noise scale is measured, at the start and after each segment; 0: it is not."""

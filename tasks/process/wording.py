@@ -14,7 +14,7 @@ NOTHING = "–"
 MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked", "does not apply": "does not apply"}
 """Verdict of a gate -> how a table shows it."""
 OTHER_TRAINING = "another training"
-"""What stands in place of a speedup of a cell that has another batch, openly."""
+"""What stands in place of a speedup of a cell that is openly another training."""
 FOLLOWS = "Withheld with the speedup, from which it follows."
 UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
 TRAIN_AGAIN = (

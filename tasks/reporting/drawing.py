@@ -115,6 +115,17 @@ def add_hover_points(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts
     add_hover(points, *texts[::every])
 
 
+def draw_curve(
+    axes: Axes, number: int, cell: str, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], marker: str = ""
+) -> None:
+    """Draw the line of the cell of this number, what to say at each point; the first is broad: others may lie on it."""
+    axes.plot(
+        xs, ys, color=select_color(number), linestyle=select_dashes(number), linewidth=1.3 if number else 3.2,
+        alpha=1 if number else 0.55, marker=marker, markersize=4, label=shorten(cell),
+    )  # fmt: skip
+    add_hover_points(axes, xs, ys, texts)
+
+
 def set_height(axes: Axes, inches: float) -> None:
     """Make the chart higher or lower than the others."""
     figure = axes.get_figure(root=True)

@@ -92,7 +92,7 @@ class Results(Record):
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""
     time_to_quality: TimeToQuality | None = None
-    """When cells with another batch had a model as good as the baseline's; null where no cell has another batch."""
+    """When cells that are another training had a model as good as the baseline's; null where there are none."""
     goodput: Goodput | None = None
     """Which batch on how many ranks is predicted to be the soonest; null where gradient noise was not measured."""
     history: History | None = None

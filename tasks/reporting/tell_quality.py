@@ -1,4 +1,4 @@
-"""The time to quality of cells with another batch, in words: for the verdict and its section."""
+"""The time to quality of cells that are another training, in words: for the verdict and its section."""
 
 from tasks.process import wording
 from tasks.reporting.results import Results
@@ -6,7 +6,7 @@ from tasks.reporting.time_to_quality import CellQuality
 
 
 def list_others(results: Results) -> list[CellQuality]:
-    """Return the cells with another batch: those with a time to quality first, the soonest before the others."""
+    """Return the cells that are another training: those with a time to quality first, the soonest before the others."""
     found = results.time_to_quality.cells[1:] if results.time_to_quality else []
     return sorted(found, key=lambda one: (one.standing.state != "proven", one.speedup is None, -(one.speedup or 0)))
 
@@ -34,8 +34,9 @@ def tell_cell(results: Results, one: CellQuality) -> str:
 
 
 def describe_work(one: CellQuality) -> str:
-    """Return batch and learning rate."""
-    return f"batch {one.global_batch_size}, learning rate {one.learning_rate:.3g}"
+    """Return batch and learning rate, and how it is another training beside them."""
+    how = f", {one.how}" if one.how else ""
+    return f"batch {one.global_batch_size}, learning rate {one.learning_rate:.3g}{how}"
 
 
 def describe_seeds(one: CellQuality) -> str:
@@ -53,7 +54,7 @@ def tell_soonest(results: Results) -> str:
         best = reached[0]
         if (best.speedup or 0) <= 1:
             ratio = wording.format_ratio(best.speedup)
-            return f"Not by a larger batch: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
+            return f"Not by another training: {best.cell} ({describe_work(best)}) is there {ratio} as soon."
         return (
             f"{wording.format_ratio(best.speedup)} by {best.cell} ({describe_work(best)}), for "
             f"{best.data or 0:.2f} times the {results.unit}s and {best.device_time or 0:.2f} times the device time; "
@@ -63,7 +64,7 @@ def tell_soonest(results: Results) -> str:
     if others and all(one.standing.state == "withheld" for one in others):
         return "That is withheld: a gate of these cells or of the baseline failed."
     if others:
-        return "No cell with another batch came to the baseline's held-out loss in all its trainings."
+        return "No cell that is another training came to the baseline's held-out loss in all its trainings."
     if goodput is None or goodput.best is None:
         return "That takes the gradient noise scale, and a prediction of the speed."
     best_point = goodput.best

@@ -1,4 +1,4 @@
-"""How much sooner a cell with another batch has a model as good as the baseline's: held-out loss over training seconds.
+"""How much sooner another training has a model as good as the baseline's: held-out loss over training seconds.
 
 As MLPerf does (Mattson et al. 2020, MLPerf Training Benchmark): one target for all, evaluated at stated points outside
 the clock, several seeds, and who does not come there has no time. Between two points the loss is taken to fall evenly
@@ -58,7 +58,9 @@ class CellQuality(Record):
     learning_rate: float
     """Peak."""
     rule: str | None
-    """How the learning rate grew with the batch: sqrt, linear or none; null for cells of the baseline's own work."""
+    """How the learning rate grew with the batch: sqrt, linear or none; null for cells with the baseline's own batch."""
+    how: str | None = None
+    """How its strategy is another training, such as `exchanges every 8 steps`; null where it is not."""
     seeds: list[SeedQuality]
     """Its trainings."""
     speed_per_token: Estimate | None = None
@@ -74,7 +76,8 @@ class CellQuality(Record):
     device_time: float | None = None
     """Ranks x seconds to the target / the baseline's; null as the speedup is."""
     predicted: Estimate | None = None
-    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known."""
+    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known, or it
+    is another training by more than its batch."""
     standing: Standing
     """What the gates leave of it; those that ask for the same work are not among them."""
 
@@ -92,7 +95,7 @@ class TimeToQuality(Record):
     is_stated: bool
     """Whether params.yaml states it; else it is the highest that a seed of the baseline ends with."""
     cells: list[CellQuality] = Field(min_length=1)
-    """The baseline first, then the cells with another batch."""
+    """The baseline first, then the cells that are another training."""
 
 
 def find_crossing(values: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -122,7 +125,7 @@ def estimate_over_seeds(ratios: Sequence[float]) -> tuple[float, float | None, f
 
 
 def compute_time_to_quality(outputs: Outputs, standings: dict[str, Standing]) -> TimeToQuality | None:
-    """Return when the baseline and the cells with another batch came to the target; None where no cell has one."""
+    """Return when the baseline and all other trainings came to the target; None where there are none."""
     params = outputs.params
     if not params.other_trainings:
         return None
@@ -182,7 +185,8 @@ def _make_cell(
         per_token = select_arm(outputs.measurement, cell).speedup
     facts = {
         "cell": cell, "global_batch_size": train.global_batch_size, "learning_rate": train.learning_rate,
-        "rule": spread.batch.learning_rate if spread.batch else None, "seeds": seeds, "standing": standing,
+        "rule": spread.batch.learning_rate if spread.batch else None,
+        "how": spread.other_training.how if spread.other_training else None, "seeds": seeds, "standing": standing,
         "speed_per_token": per_token, "predicted": _predict(outputs, params, cell, per_token),
     }  # fmt: skip
     seconds = [(its.seconds_to_target, own.seconds_to_target) for its, own in zip(first, seeds, strict=True)]
@@ -200,7 +204,7 @@ def _make_cell(
 def _predict(outputs: Outputs, params: Params, cell: str, per_token: Estimate | None) -> Estimate | None:
     """Return the measured speed per token / the tokens that the noise scale says are needed."""
     scales = pair_scales(outputs.evaluation.noise_scales, outputs)
-    if per_token is None or not scales:
+    if per_token is None or not scales or params.cells[cell].other_training is not None:
         return None
     data = compute_data(scales, params.train_of(cell).global_batch_size, params.train.global_batch_size)
     return Estimate(value=per_token.value / data.value, low=per_token.low / data.high, high=per_token.high / data.low)

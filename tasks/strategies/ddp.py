@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
 
 _ALL_REDUCE, _ALL_GATHER = "all_reduce", "all_gather"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -36,6 +36,11 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
     """Return None: it is for any."""
+    return None
+
+
+def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
+    """Return None: an update is that of one process."""
     return None
 
 

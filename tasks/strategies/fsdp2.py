@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _ALL_TO_ALL = "all_to_all"
@@ -32,6 +32,11 @@ def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> 
         return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
     if replicas > 1 and replicas == world_size:
         return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
+    return None
+
+
+def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
+    """Return None: an update is that of one process."""
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -37,6 +37,11 @@ def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> 
         return "options.zero1: got true with one replica, which has nobody to share with; allowed: replicas above 1"
     if unit == "image":
         return "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
+    return None
+
+
+def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
+    """Return None: an update is that of one process."""
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ddp
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work, ddp
 
 _BROADCAST = "broadcast"
 _MOST_ROOM = 256
@@ -18,6 +18,11 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
     """Return None: it is for any."""
+    return None
+
+
+def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
+    """Return None: an update is that of one process."""
     return None
 
 

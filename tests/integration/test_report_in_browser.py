@@ -11,8 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from tasks.report import make_report
+from tasks.report import make_report, write_report
 from tasks.reporting import drawing
+from tasks.reporting.results import read_results
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
@@ -39,8 +40,8 @@ SCREEN = 900
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of a clean comparison, of one whose speedup is withheld and of one whose speed was not measured."""
+def reports(tmp_path_factory: pytest.TempPathFactory, project: Path) -> dict[str, Path]:
+    """The page of a clean comparison, of one that is withheld, of one without a measurement, and of real ones."""
     pages = {}
     for name in NUM_CHARTS:
         folder = tmp_path_factory.mktemp(name)
@@ -51,6 +52,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             edit_segment(folder, "2proc", parameter_checksums=["aa", "bb"])
         make_report(outputs_of(folder, params), folder / "reports")
         pages[name] = folder / "reports" / "index.html"
+    for results in (project / "docs" / "gallery").glob("*/results.json"):
+        folder = tmp_path_factory.mktemp("gallery")
+        write_report(read_results(results), folder)
+        pages[results.parent.name] = folder / "index.html"
     return pages
 
 
@@ -120,6 +125,18 @@ def test_the_first_screen_of_a_laptop_has_the_verdict_and_a_chart_and_the_page_i
     assert page.evaluate("document.documentElement.scrollHeight") < 8000
     order: list[str] = page.evaluate("[...document.querySelectorAll('main > section')].map(section => section.id)")
     assert order == [*SECTIONS, *FOLDED]
+
+
+@pytest.mark.parametrize(
+    "opened", [("quiet-machine", 1280, "light"), ("busy-machine", 1280, "light")], indirect=True, ids=str
+)
+def test_the_page_of_a_real_comparison_is_as_short(opened: tuple[Page, list[str]]) -> None:
+    page, events = opened
+    assert page.evaluate("document.documentElement.scrollHeight") < 8000
+    assert len(events) == 1, "the page itself"
+    box = page.locator("figure svg").first.bounding_box()
+    assert box is not None
+    assert box["y"] < SCREEN
 
 
 @pytest.mark.parametrize("opened", [("withheld", 1280, "light")], indirect=True, ids=str)

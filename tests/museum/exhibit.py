@@ -15,6 +15,8 @@ _OF_TEXT = {
     "training/step/staged.py",
 }
 """Files whose lines other workloads than the language model do not run."""
+_NO_FP16 = {"zero1", "fsdp2", "pipeline"}
+"""Strategies that refuse it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Exhibit:
 
     def applies_to(self, workload: str, precision: str) -> bool:
         """Return whether the lines are ones that this workload runs, and do something in this precision."""
-        if precision == self.no_defect_in:
+        spread = [value.get("strategy") for _, value in self.params if isinstance(value, dict)]
+        if precision == self.no_defect_in or (precision == "fp16" and _NO_FP16.intersection(spread)):
             return False
         is_of_text = self.has_dropout or any(part.file in _OF_TEXT for part in self.mutations)
         if self.is_of_layers and workload == "image_classification":

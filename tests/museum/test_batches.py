@@ -40,8 +40,10 @@ def test_a_cell_that_scales_its_batch_openly_has_a_time_to_quality_over_seeds_an
     held = {name: verdict for name, verdict in verdicts.items() if name not in ABOUT_SECONDS | unfit}
     held.pop("Quiet enough to tell")
     assert held == dict.fromkeys(held, "passed"), outcome.says
-    assert {"Update equivalence", "Only the batch differs", "Every seed was trained alike", "Steps are those asked for",
-            "Starts from the base model", "Timed blocks did the work"} <= held.keys()  # fmt: skip
+    assert {
+        "Update equivalence", "Only what it says differs", "Every seed was trained alike", "Steps are those asked for",
+        "Starts from the base model", "Timed blocks did the work",
+    } <= held.keys()  # fmt: skip
     _, same, cell = results.cells
     assert (cell.global_batch_size, cell.num_epochs, same.num_epochs) == (16, 2, 1)
     assert cell.is_other_training

@@ -17,7 +17,7 @@ from tests.training.forked_ranks import ForkedRanks
 from training.data.batches import make_dummy_micro_batch, open_slice
 from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
-from training.step.ordered_sum import OrderedSum, _split_into_parcels
+from training.step.ordered_sum import OrderedSum, split_into_parcels
 from training.step.replica import Replica
 from training.workloads import causal_lm
 
@@ -184,7 +184,7 @@ def test_a_parameter_that_the_loss_does_not_need_is_refused_by_name_in_exact_mod
 def test_gradients_travel_in_parcels_of_32_mib_or_one_alone() -> None:
     mib = 2**20
     sizes = [8 * mib, 24 * mib, 1 * mib, 100 * mib, 2 * mib, 3 * mib]
-    assert [sizes[parcel] for parcel in _split_into_parcels(sizes)] == [
+    assert [sizes[parcel] for parcel in split_into_parcels(sizes)] == [
         [8 * mib, 24 * mib],
         [1 * mib],
         [100 * mib],

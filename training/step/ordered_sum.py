@@ -35,7 +35,7 @@ class OrderedSum:
         self.replica = replica
         self._ranks = ranks
         self._group: Any = ranks.gradient_group
-        self._parcels = list(_split_into_parcels([part.numel() * part.element_size() for part in replica.parameters]))
+        self._parcels = list(split_into_parcels([part.numel() * part.element_size() for part in replica.parameters]))
         self._num_gathers = 0
         self._num_gather_bytes = 0
 
@@ -76,7 +76,7 @@ class OrderedSum:
             everyones = self._gather_parcel(torch.cat([part.reshape(-1) for part in parts]))
             sums = total[parcel]
             for rank in ranks_in_order:
-                theirs = _split_like(everyones[rank], parts)
+                theirs = split_like(everyones[rank], parts)
                 if sums:
                     torch._foreach_add_(sums, theirs)
                 else:
@@ -110,7 +110,7 @@ def order_ranks(ranks: Ranks, micro_batches: Sequence[MicroBatch]) -> list[list[
     return order
 
 
-def _split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
+def split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
     """Yield which gradients, of these sizes in bytes, travel together: neighbours, up to a limit or one alone."""
     start = num_bytes = 0
     for index, size in enumerate(sizes):
@@ -121,6 +121,6 @@ def _split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
     yield slice(start, len(sizes))
 
 
-def _split_like(flat: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+def split_like(flat: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
     pieces = flat.split([part.numel() for part in parts])
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

@@ -238,6 +238,10 @@ class Fsdp2:
             self._run(micro_batches, weight=0.0, is_real=False)
             self._replica.forget_gradient()
 
+    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
+        """Return the result: after every step the ranks hold one state."""
+        return result
+
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
         return self._replica.may_overflow()

@@ -1,6 +1,6 @@
 """Accuracy of the cells on the held-out rows, epoch by epoch, from the base model on."""
 
-from tasks.reporting.drawing import Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_legend, draw_curve
 from tasks.reporting.results import Results
 
 TITLE = "Accuracy"
@@ -28,23 +28,12 @@ def describe_chart(results: Results) -> str:
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    """Draw a line per cell."""
     from matplotlib.ticker import MaxNLocator
 
     for number, (cell, shares) in enumerate(_list_curves(results)):
-        axes.plot(
-            range(len(shares)),
-            [100 * share for share in shares],
-            color=select_color(number),
-            linestyle=select_dashes(number),
-            linewidth=3.2 if number == 0 else 1.3,
-            alpha=0.55 if number == 0 else 1,
-            marker="o",
-            markersize=4,
-            label=shorten(cell),
-        )
         told = [f"{cell}, after {passes}: {100 * share:.1f} %" for passes, share in enumerate(shares)]
-        add_hover_points(axes, range(len(shares)), [100 * share for share in shares], told)
+        draw_curve(axes, number, cell, range(len(shares)), [100 * share for share in shares], told, marker="o")
     axes.set_xlabel("passes over a range; 0: the base model")
     axes.set_ylabel("accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,7 +1,7 @@
 """Loss on the held-out rows while the cells trained, laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_legend, draw_curve
 from tasks.reporting.quality import HeldoutCurve
 from tasks.reporting.results import Results
 
@@ -30,20 +30,11 @@ def describe_chart(results: Results) -> str:
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    """Draw a line per cell."""
     for curve in _list_curves(results):
         number = [cell.cell for cell in results.cells].index(curve.cell)
-        axes.plot(
-            curve.steps,
-            curve.losses,
-            color=select_color(number),
-            linestyle=select_dashes(number),
-            linewidth=3.2 if number == 0 else 1.3,
-            alpha=0.55 if number == 0 else 1,
-            marker="o",
-            markersize=4,
-            label=shorten(curve.cell),
-        )
+        told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
+        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, told, marker="o")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"held-out loss ({results.loss_unit})")
     axes.margins(x=0.02)

@@ -1,15 +1,7 @@
 """Training loss of the cells laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import (
-    Axes,
-    add_hover_points,
-    add_legend,
-    is_always_shown,
-    select_color,
-    select_dashes,
-    shorten,
-)
+from tasks.reporting.drawing import Axes, add_legend, draw_curve, is_always_shown
 from tasks.reporting.results import Results
 
 TITLE = "Training loss"
@@ -33,19 +25,10 @@ def describe_chart(results: Results) -> str:
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    """Draw a line per cell."""
     for number, curve in enumerate(results.loss_curves):
-        axes.plot(
-            curve.steps,
-            curve.losses,
-            color=select_color(number),
-            linestyle=select_dashes(number),
-            linewidth=3.2 if number == 0 else 1.3,
-            alpha=0.55 if number == 0 else 1,
-            label=shorten(curve.cell),
-        )
         told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
-        add_hover_points(axes, curve.steps, curve.losses, told)
+        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, told)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"loss ({results.loss_unit})")
     axes.margins(x=0.02)

@@ -34,7 +34,7 @@ def make_blocks(results: Results) -> list[Block]:
 
 
 def _show_measured(results: Results) -> list[Block]:
-    """Return the times to quality of cells with another batch, both speedups apart; nothing where there are none."""
+    """Return the times to quality of other trainings, both speedups apart; nothing where there are none."""
     found = results.time_to_quality
     if found is None:
         return []
@@ -53,7 +53,7 @@ def _tabulate_times(results: Results) -> Table:
     assert results.time_to_quality is not None
 
     def show_speedup(one: CellQuality) -> str:
-        if one.rule is None:
+        if one.cell == results.baseline.cell:
             return wording.BASELINE
         if one.standing.state == "withheld":
             return wording.WITHHELD

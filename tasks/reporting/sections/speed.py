@@ -30,7 +30,7 @@ def make_blocks(results: Results) -> list[Block]:
 
 
 def _name_other_trainings(results: Results, table: Table) -> Table:
-    """Return it with `another training` where a cell with another batch has no figure that is withheld."""
+    """Return it with `another training` where a cell that is another training has no figure that is withheld."""
     names = {cell.cell for cell in results.cells if cell.is_other_training and cell.standing.state != "withheld"}
     rows = [
         [wording.OTHER_TRAINING if one == wording.WITHHELD else one for one in row] if names & set(row[:2]) else row

@@ -40,6 +40,36 @@ def test_batch_rate_warm_up_and_epochs_are_what_the_cell_says(batch: Any, expect
     assert alone.alone("big") == alone, "and nothing is scaled twice"
 
 
+LOCAL = {"strategy": "local_sgd", "world_size": 2}
+
+
+def make_local(**cell: Any) -> Params:
+    return Params.model_validate({**PARAMS, "cells": {"one": ONE, "local": LOCAL | cell}})
+
+
+def test_ranks_that_meet_now_and_then_are_another_training_with_the_same_batch_or_another() -> None:
+    params = make_local()
+    assert params.other_trainings == ["local"]
+    assert params.train_of("local") == params.train
+    own = make_local(batch={"factor": 1, "learning_rate": "none", "epochs": 3}).train_of("local")
+    assert own == params.train.model_copy(update={"epochs": 3})
+    assert make_local(options={"outer_momentum": 0, "every_steps": 50}).other_trainings == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"one": LOCAL, "two": ONE}, "cells.one.strategy: got local_sgd in the first cell"),
+        ({"one": ONE, "two": LOCAL | {"world_size": 1}}, "cells.two.world_size: got 1 with strategy local_sgd"),
+        ({"one": ONE, "two": LOCAL | {"options": {"every_steps": 1.5}}}, "options.every_steps: got 1.5"),
+        ({"one": ONE, "two": LOCAL | {"options": {"outer_momentum": -0.5}}}, "options.outer_momentum: got -0.5"),
+    ],
+)  # fmt: skip
+def test_ranks_that_meet_now_and_then_are_refused_where_nothing_can_be_said_of_them(cells: Any, words: str) -> None:
+    with pytest.raises(ValidationError, match=words.replace(".", "\\.")):
+        Params.model_validate({**PARAMS, "cells": cells})
+
+
 def test_seeds_are_trained_where_a_cell_is_another_training_alone() -> None:
     assert make_params({"learning_rate": "sqrt"}, quality={"seeds": 3}).seeds == [0, 1, 2]
     assert Params.model_validate(PARAMS).seeds == [0]
@@ -55,7 +85,7 @@ def test_seeds_are_trained_where_a_cell_is_another_training_alone() -> None:
         ({"batch": {"learning_rate": "linear", "factor": 1024}, "train": 1.0}, "allowed: at most 10, so sqrt or none"),
         ({"batch": {"learning_rate": "sqrt"}, "first": {"factor": 2, "learning_rate": "none"}}, "it is the baseline"),
         ({"batch": {"learning_rate": "sqrt"}, "measure": {"scaling": "weak"}}, "allowed: scaling strong"),
-        ({"batch": None, "quality": {"seeds": 3}}, "quality.seeds: got 3 without a cell that has another batch"),
+        ({"batch": None, "quality": {"seeds": 3}}, "quality.seeds: got 3 without a cell that is another training"),
     ],
 )
 def test_a_batch_that_nothing_can_be_held_against_is_refused(changes: dict[str, Any], words: str) -> None:

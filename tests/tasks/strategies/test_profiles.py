@@ -5,7 +5,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable, pipeline, sum_expected, zero1
+from tasks.strategies import (
+    Work,
+    find_other_training,
+    find_profile,
+    get_exchange_dtype,
+    list_unavailable,
+    local_sgd,
+    pipeline,
+    sum_expected,
+    zero1,
+)
 from tasks.strategies import fsdp2 as sharded
 from training.strategies import find_strategy
 
@@ -193,6 +203,54 @@ def test_a_step_that_shares_its_update_otherwise_is_told(
     problem = zero1.problem_with(SHARED | traffic, _work_of_shares(**work))
     assert problem is not None
     assert says in problem
+
+
+def _work_of_meetings(num_steps: int, **changes: Any) -> Work:
+    """Return steps of 2 ranks that meet every 4 of them and exchange 500 bytes in two parcels."""
+    asked: dict[str, Any] = {
+        "world_size": 2, "num_steps": num_steps, "num_rounds": (num_steps, num_steps), "gradient_bytes": 500,
+        "options": {"every_steps": 4}, "exchange": {"parcel_bytes": [400, 100]},
+    }  # fmt: skip
+    return Work(**asked | changes)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "meetings"), [(1, (0, 1)), (4, (1, 2)), (5, (1, 2)), (6, (1, 3)), (8, (2, 3)), (10, (2, 4))]
+)
+def test_some_steps_of_local_sgd_hold_their_share_of_the_meetings_and_the_one_at_a_segments_end(
+    num_steps: int, meetings: tuple[int, int]
+) -> None:
+    expected = local_sgd.compute_expected_traffic(_work_of_meetings(num_steps))["all_reduce"]
+    assert expected.number == tuple(2 * number for number in meetings)
+    assert expected.num_bytes == tuple(500 * number for number in meetings)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "work", "says"),
+    [
+        (Counted(4, 1000), {}, "4 exchanges of weights in 10 steps where 6 are needed: 2 every 4 steps, and at the"),
+        (Counted(20, 5000), {}, "20 exchanges of weights in 10 steps where 6 are needed"),
+        (Counted(6, 1000), {}, "1,000 bytes of weights were exchanged, 1,500 are needed"),
+        (Counted(6, 1500), {"gradient_bytes": 600}, "a meeting hold 500 bytes, all weights have 600"),
+        (Counted(6, 1500), {"world_size": 1}, "one rank, yet 6 exchanges of weights"),
+    ],
+)
+def test_a_segment_of_local_sgd_that_meets_otherwise_is_told(traffic: Counted, work: dict[str, Any], says: str) -> None:
+    assert local_sgd.problem_with({"all_reduce": Counted(6, 1500)}, _work_of_meetings(10)) is None
+    problem = local_sgd.problem_with({"all_reduce": traffic}, _work_of_meetings(10, **work))
+    assert says in str(problem)
+
+
+def test_local_sgd_alone_is_another_training_and_says_how() -> None:
+    others = [name for name in list_file_names("tasks/strategies") if find_other_training(name, {}) is not None]
+    assert others == ["local_sgd"]
+    assert local_sgd.find_other_training({"every_steps": 50}).how == "exchanges every 50 steps"
+    for options, says in (
+        ({"every_steps": 2.5}, r"options\.every_steps: got 2\.5; allowed: a whole number"),
+        ({"outer_momentum": 1}, r"options\.outer_momentum: got 1; allowed: 0, or a number below 1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            local_sgd.require(options, is_exact=False)
 
 
 def _work_of_stages(**changes: Any) -> Work:
