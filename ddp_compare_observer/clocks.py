@@ -5,9 +5,11 @@ hold an earlier reading, to the bit: from there to here is what it can be timing
 """
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,8 @@ from ddp_compare_observer.timeline import Timeline
 _CLOCKS = ("time", "perf_counter", "monotonic")
 _MOST_READINGS = 20_000
 _MOST_VARIABLES = 2_000
+_OWN_REFERENCES = 3
+"""To the copy of a frame's variables: the frame's, ours, and that of who counts; more where the script asked for it."""
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
 
 
@@ -65,6 +69,22 @@ class _Reading(NamedTuple):
     step: int
 
 
+def _list_floats(frame: Any) -> list[float]:
+    """Return the floats that a frame has in its variables, and those in the attributes of its `self`.
+
+    A reading is used where it was taken, or kept in an object of the frame.
+    """
+    variables = frame.f_locals
+    found = [one for one in islice(variables.values(), _MOST_VARIABLES) if type(one) is float]
+    owner = variables.get("self")
+    found += [one for one in getattr(owner, "__dict__", {}).values() if type(one) is float]
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
+    if is_copy and sys.getrefcount(variables) <= _OWN_REFERENCES:
+        # Until Python 3.13 the frame keeps its copy: what a step computed would live on into the next one.
+        variables.clear()
+    return found
+
+
 class Clocks:
     """The clocks of the module `time`, where a line of the script reads them."""
 
@@ -96,12 +116,7 @@ class Clocks:
         if len(self._readings) >= _MOST_READINGS:
             return
         line, seconds, step = self._lines.name(frame), self._times.look(), self.count_steps()
-        # A reading is used where it was taken, or kept in an object of the frame.
-        reach = list(frame.f_locals.values())[:_MOST_VARIABLES]
-        held = [one for one in reach if type(one) is float]
-        owner = frame.f_locals.get("self")
-        held += [one for one in getattr(owner, "__dict__", {}).values() if type(one) is float]
-        for one in held:
+        for one in _list_floats(frame):
             earlier = self._readings.get(one)
             if earlier is not None and step > earlier.step:
                 self._add_window(earlier, line, seconds, step)

@@ -13,7 +13,7 @@ from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.record import Guard
-from ddp_compare_observer.samples import digest_rows, list_tensors
+from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, read_bytes
 from ddp_compare_observer.steps import Micro, Steps
 
 _IGNORED = -100
@@ -150,10 +150,14 @@ class Computing:
         self._steps.add(micro, module)
 
     def _describe(self, micro: Micro, first: Any, mask: Any, labels: Any, *, device: str) -> None:
-        # On a GPU it would have to be waited for: sampled steps only.
-        if device != "cpu" and not self._steps.is_sampled:
+        is_sampled = self._steps.is_sampled
+        if device != "cpu":
+            if not is_sampled:
+                # It would have to be waited for.
+                return
+            first, mask, labels = (one if one is None else one.detach().cpu() for one in (first, mask, labels))
+        if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
-        first, mask, labels = (one if one is None else one.detach().cpu() for one in (first, mask, labels))
         micro.rows = digest_rows(first, mask)
         if not first.is_floating_point() and first.dim() > 1:
             micro.num_tokens = int(mask.sum()) if mask is not None and mask.shape == first.shape else first.numel()
@@ -161,6 +165,8 @@ class Computing:
             if micro.ids is not None and room > 0:
                 micro.heads = first.reshape(len(first), -1)[:room, :_HEAD_TOKENS].tolist()
                 self._heads += len(micro.heads)
+        if not is_sampled:
+            return
         micro.mask = mask
         if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
             micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
@@ -180,20 +186,18 @@ class Computing:
     def _begin_backward(self, tensors: Any) -> None:
         loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         value = None
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._can_read(loss):
+        is_near = isinstance(loss, torch.Tensor) and loss.device.type == "cpu"
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and (is_near or self._steps.is_sampled):
             value = float(loss.detach())
         self._steps.add_backward(value, self._lines.find())
 
-    def _see_loss(self, output: torch.Tensor, signature: inspect.Signature, arguments: Any, named: Any) -> None:
-        bound = signature.bind(*arguments, **named)
-        bound.apply_defaults()
-        given = bound.arguments
+    def _see_loss(self, output: torch.Tensor, given: dict[str, Any]) -> None:
         target: torch.Tensor = given["target"]
         micro = self._steps.open_micro
         if micro is None or not torch.is_grad_enabled() or not output.requires_grad:
             return
         micro.num_losses += 1
-        if not self._can_read(output) or given["weight"] is not None or target.is_floating_point():
+        if not self._steps.can_read(output) or given["weight"] is not None or target.is_floating_point():
             micro.is_weighted = True
             return
         kept = target.detach().cpu()
@@ -202,23 +206,22 @@ class Computing:
         micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
         if micro.mask is not None and micro.mask.dim() > 1 and micro.mask.shape[1] > 1:
             mask = micro.mask
+            # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
             for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
                 if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
                     micro.labels_are_mask = True
 
-    def _can_read(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu" or self._steps.is_sampled
 
-
-def _wrap_loss(name: str, see: Callable[[torch.Tensor, inspect.Signature, Any, Any], Any]) -> None:
+def _wrap_loss(name: str, see: Callable[[torch.Tensor, dict[str, Any]], Any]) -> None:
     original = getattr(torch.nn.functional, name)
-    signature = inspect.signature(original)
+    parameters = inspect.signature(original).parameters
+    defaults = {key: one.default for key, one in parameters.items()}
 
     @functools.wraps(original)
     def observed(*arguments: Any, **named: Any) -> Any:
         output = original(*arguments, **named)
         if not torch.compiler.is_compiling() and _is_main_thread() and isinstance(output, torch.Tensor):
-            see(output, signature, arguments, named)
+            see(output, defaults | dict(zip(parameters, arguments, strict=False)) | named)
         return output
 
     setattr(torch.nn.functional, name, observed)
@@ -226,9 +229,10 @@ def _wrap_loss(name: str, see: Callable[[torch.Tensor, inspect.Signature, Any, A
 
 def _looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:
     """Return whether an input without a name is one 0 or 1 for each token."""
-    if not name.startswith("0.") or tensor.shape != first.shape or tensor.dim() < 2 or tensor.device.type != "cpu":
+    if not name.startswith("0.") or tensor.shape != first.shape or tensor.dim() < 2 or tensor.is_floating_point():
         return False
-    return not tensor.is_floating_point() and bool(((tensor == 0) | (tensor == 1)).all()) and bool(tensor.any())
+    content = read_bytes(tensor) if is_on_host(tensor) else b""
+    return 1 in content and not content.translate(None, b"\0\1")
 
 
 def _is_main_thread() -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from ddp_compare_observer import timeline
 from ddp_compare_observer.record import Guard, Record
-from ddp_compare_observer.samples import list_tensors, read_bytes
+from ddp_compare_observer.samples import is_on_host, list_tensors, read_rows
 
 _KEPT_BATCHES = 8
 _MOST_IDS = 4096
@@ -191,15 +191,11 @@ class Loaders:
 
 def _sum_rows(tensor: torch.Tensor) -> list[int]:
     """Return a checksum per row of a tensor on the host; none where rows are too short to be told from each other."""
-    if tensor.device.type != "cpu" or not len(tensor) or tensor.layout != torch.strided:
+    if not is_on_host(tensor) or not 0 < len(tensor) <= _MOST_IDS:
         return []
-    width = tensor.numel() // len(tensor) * tensor.element_size()
-    if width < _SHORT_ROW or len(tensor) > _MOST_IDS:
+    if tensor.numel() // len(tensor) * tensor.element_size() < _SHORT_ROW:
         return []
-    rows = tensor.detach().reshape(len(tensor), -1)
-    content = read_bytes(rows[:, : max(1, _SUMMED_BYTES // rows.element_size())])
-    width = len(content) // len(tensor)
-    return [zlib.crc32(content[at * width : (at + 1) * width]) for at in range(len(tensor))]
+    return [zlib.crc32(row) for row in read_rows(tensor, _SUMMED_BYTES)]
 
 
 def _read_length(dataset: Any) -> int | None:

@@ -21,6 +21,9 @@ class Line(NamedTuple):
         return f"{self.file}:{self.number}"
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
 class Record:
     """The file of this rank. What a forked child of it would write is dropped."""
 
@@ -35,7 +38,7 @@ class Record:
         """Append a line at once: a rank may be killed, or leave by os._exit."""
         if not self.is_open or os.getpid() != self._pid:
             return
-        line = json.dumps({"kind": kind, **fields}, separators=(",", ":"), default=str) + "\n"
+        line = _encode({"kind": kind, **fields}) + "\n"
         try:
             os.write(self._file, line.encode("utf-8", "replace"))
         except OSError:

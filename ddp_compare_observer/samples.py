@@ -21,26 +21,34 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     `is_sharded` says that this rank holds only a part of some tensor, which others then need not hold.
     """
     picked, is_sharded = [], False
-    for tensor in tensors[:_MOST_TENSORS]:
-        local = tensor.detach()
-        if hasattr(local, "to_local"):
-            local, is_sharded = local.to_local(), True
-        picked.append(_pick(local))
-    if not picked:
-        return {"digests": [], "head": [], "l2": 0.0, "is_sharded": False}
-    # One copy from the device for all of them.
-    values = torch.cat([one.to(torch.float64) for one in picked]).cpu()
+    with torch.no_grad():
+        for tensor in tensors[:_MOST_TENSORS]:
+            local: Any = tensor
+            if hasattr(local, "to_local"):
+                local, is_sharded = local.detach().to_local(), True
+            picked.append(_pick(local))
+        if not picked:
+            return {"digests": [], "head": [], "l2": 0.0, "is_sharded": False}
+        if len({one.dtype for one in picked}) > 1:
+            picked = [one.to(torch.float64) for one in picked]
+        # One copy from the device for all of them.
+        values = torch.cat(picked).cpu().to(torch.float64)
+    content = read_bytes(values)
     digests, start = [], 0
     for one in picked:
-        digests.append(f"{zlib.crc32(read_bytes(values[start : start + one.numel()])):08x}")
-        start += one.numel()
+        end = start + one.numel() * values.element_size()
+        digests.append(f"{zlib.crc32(content[start:end]):08x}")
+        start = end
     head = [float(one) for one in values[:: max(1, len(values) // _SHOWN)][:_SHOWN]]
     return {"digests": digests, "head": head, "l2": float(values.square().sum().sqrt()), "is_sharded": is_sharded}
 
 
 def _pick(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.reshape(-1)
-    return flat[:: max(1, flat.numel() // _ELEMENTS)][:_ELEMENTS]
+    number = tensor.numel()
+    stride = max(1, number // _ELEMENTS)
+    if tensor.is_contiguous():
+        return tensor.as_strided((min(_ELEMENTS, -(-number // stride)),), (stride,))
+    return tensor.reshape(-1)[::stride][:_ELEMENTS]
 
 
 def digest_rows(tensor: torch.Tensor, mask: torch.Tensor | None = None) -> list[str]:
@@ -48,37 +56,63 @@ def digest_rows(tensor: torch.Tensor, mask: torch.Tensor | None = None) -> list[
 
     Without a mask zeros at the ends of a row of integers are taken for padding.
     """
-    rows = tensor.detach().reshape(len(tensor), -1)[:_MOST_ROWS]
-    most = max(1, _ROW_BYTES // rows.element_size())
-    if rows.is_floating_point() or rows.dtype == torch.bool or rows.shape[1] == 1:
-        rows = rows[:, :: max(1, -(-rows.shape[1] // most))]
-        counted = None
-    else:
-        rows = rows[:, :most]
-        counted = rows != 0
-        if mask is not None and mask.shape == tensor.shape:
-            counted = mask.reshape(len(mask), -1)[:_MOST_ROWS, :most].bool()
-    size, width = rows.element_size(), rows.shape[1] * rows.element_size()
-    content = read_bytes(rows)
-    if counted is None:
-        return [_digest(content[at * width : (at + 1) * width]) for at in range(len(rows))]
-    # What lies between the first and the last one that counts.
-    starts = counted.int().argmax(1).tolist()
-    ends = (rows.shape[1] - counted.int().flip(1).argmax(1)).tolist()
-    return [
-        _digest(content[at * width + start * size : at * width + end * size])
-        for at, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
+    size = tensor.element_size()
+    most = max(1, _ROW_BYTES // size)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.numel() == len(tensor):
+        flat = tensor.detach().reshape(len(tensor), -1)[:_MOST_ROWS]
+        return [_digest(row) for row in read_rows(flat[:, :: max(1, -(-flat.shape[1] // most))], _ROW_BYTES)]
+    rows = read_rows(tensor, _ROW_BYTES)
+    if mask is None or mask.shape != tensor.shape:
+        return [_digest(_cut(row, size, row, size)) for row in rows]
+    told = read_rows(mask, most * mask.element_size())
+    return [_digest(_cut(row, size, of_row, mask.element_size())) for row, of_row in zip(rows, told, strict=True)]
+
+
+def _cut(row: bytes, size: int, told: bytes, told_size: int) -> bytes:
+    """Return what of the row lies between the first and the last element whose place in `told` is not zero."""
+    end = -(-len(told.rstrip(b"\0")) // told_size)
+    start = (len(told) - len(told.lstrip(b"\0"))) // told_size
+    return row[start * size : end * size] if end else row
 
 
 def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=6).hexdigest()
 
 
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor lie in this process's memory, one after the other."""
+    kind = type(tensor)
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and (kind is torch.Tensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
+    )
+
+
 def read_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor on the host; without numpy, which torch may lack."""
     whole = tensor.contiguous()
     return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size()) if whole.numel() else b""
+
+
+def read_rows(tensor: torch.Tensor, most_bytes: int) -> list[bytes]:
+    """Return the first bytes of each row of (num_rows, ...) on the host, in whole elements, at least one; of 4096 rows.
+
+    This is asked at every step: operations of torch would cost most of what the observer does.
+    """
+    num_rows, size = len(tensor), tensor.element_size()
+    if not tensor.numel():
+        return [b""] * min(num_rows, _MOST_ROWS)
+    kept = max(1, most_bytes // size)
+    if not tensor.is_contiguous():
+        tensor = tensor.detach().reshape(num_rows, -1)[:_MOST_ROWS, :kept].contiguous()
+        num_rows = len(tensor)
+    width, address = tensor.numel() // num_rows * size, tensor.data_ptr()
+    num_rows = min(num_rows, _MOST_ROWS)
+    if width > kept * size:
+        return [ctypes.string_at(address + row * width, kept * size) for row in range(num_rows)]
+    content = ctypes.string_at(address, num_rows * width)
+    return [content[row * width : (row + 1) * width] for row in range(num_rows)]
 
 
 def list_tensors(content: Any, *, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:

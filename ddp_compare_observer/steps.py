@@ -19,6 +19,7 @@ from ddp_compare_observer.samples import digest_tensors
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
+_READ_UNTIL = 64
 _MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
 
@@ -86,6 +87,10 @@ class Steps:
         step = self.number + 1
         return step <= _OFTEN_UNTIL or step & (step - 1) == 0
 
+    def can_read(self, tensor: torch.Tensor) -> bool:
+        """Return whether numbers of this step are read: on a GPU, which has to be waited for, of sampled ones alone."""
+        return self.is_sampled or (tensor.device.type == "cpu" and self.number < _READ_UNTIL)
+
     @property
     def open_micro(self) -> Micro | None:
         """The micro-batch that went forward last and not yet backward."""
@@ -126,11 +131,12 @@ class Steps:
         if self._depth > 1:
             return
         self._times.enter(timeline.OBSERVER)
-        parameters = _list_parameters(optimizer)
         if self.number == 0 and self._start is None:
+            parameters = _list_parameters(optimizer)
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
         if self.is_sampled:
+            parameters = _list_parameters(optimizer)
             self._gradient = _digest_gradients(parameters)
         self._times.leave()
         self._times.enter(timeline.OPTIMIZER)
@@ -233,7 +239,7 @@ class Steps:
 
     def _see_clip(self, norm: Any, limit: Any) -> None:
         if isinstance(norm, torch.Tensor):
-            if norm.device.type != "cpu" and not self.is_sampled:
+            if not self.can_read(norm):
                 return
             norm = float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).detach())
         limit = _read_number(limit)

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from tasks.auditing.checks import QUESTIONS, ask_all
-from tasks.auditing.findings import data_wait, epochs, exchange, own_device, rows_of_its_own, start_weights
+from tasks.auditing.findings import (
+    data_wait,
+    epochs,
+    exchange,
+    own_device,
+    rows_of_its_own,
+    same_parameters,
+    start_weights,
+)
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.records.gate import Gate
@@ -167,6 +175,22 @@ def test_a_known_defect_is_found_and_named(
 def test_every_question_has_a_defect_that_it_finds() -> None:
     assert {defect.found for defect in DEFECTS.values()} == {one.NAME for one in QUESTIONS} - TOLD_BY_SECONDS
     assert len({one.NAME for one in QUESTIONS}) == len(QUESTIONS)
+
+
+@pytest.mark.slow
+def test_parameters_that_never_change_are_not_called_equal(correct: Callable[[str], Audit]) -> None:
+    audit = correct("plain_ddp")
+    ranks = audit.ranks("2proc")
+    kept = [
+        [{**step, "weights": ranks[0].steps[0]["start"]} if "weights" in step else step for step in rank.steps]
+        for rank in ranks
+    ]
+    frozen = [dataclasses.replace(rank, steps=steps) for rank, steps in zip(ranks, kept, strict=True)]
+    launched = dataclasses.replace(audit.first("2proc"), ranks=frozen)
+    gates = ask_all(Audit(audit.request, {**audit.launches, "2proc": [launched]}))
+    gate = next(gate for gate in gates if gate.name == same_parameters.NAME)
+    assert gate.verdict == "not checked"
+    assert "no parameter was seen to change in any of" in gate.compared
 
 
 @pytest.mark.slow

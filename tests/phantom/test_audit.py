@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tasks.auditing.checks import ask_all
-from tasks.auditing.findings import exchange, rows_of_its_own
+from tasks.auditing.findings import exchange, rows_of_its_own, same_parameters
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.auditing.running import launch_script
 
 _SCRIPT = """
-import os
+import contextlib, os
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -31,15 +31,19 @@ class Model(torch.nn.Module):
 
 model = torch.nn.parallel.DistributedDataParallel(Model().cuda(), device_ids=[rank])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-rows = TensorDataset(torch.randint(1, 50, (160, 12)))
+rows = TensorDataset(torch.randint(1, 50, (320, 12)))
 loader = DataLoader(rows, batch_size=8 // world_size, sampler=DistributedSampler(rows), pin_memory=True)
-for step, (batch,) in enumerate(loader, start=1):
+for number, (batch,) in enumerate(loader):
+    step, is_last = number // 2 + 1, number % 2 == 1
     batch = batch.cuda(non_blocking=True)
     # The first four steps and every power of two are looked at closely, and may wait.
     torch.cuda.set_sync_debug_mode("default" if step < 5 or step & (step - 1) == 0 else "error")
-    logits = model(input_ids=batch, attention_mask=torch.ones_like(batch))
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
-    loss.backward()
+    with contextlib.nullcontext() if is_last else model.no_sync():
+        logits = model(input_ids=batch, attention_mask=torch.ones_like(batch))
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+    if not is_last:
+        continue
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -48,24 +52,61 @@ torch.cuda.synchronize()
 """
 
 
+def _audit(folder: Path, script: str) -> Audit:
+    """Run the script on two ranks, each with a card."""
+    (folder / "train.py").write_text(script)
+    request = parse_request(
+        {"SCRIPT": "train.py", "CELLS": "2", "FOLDER": str(folder), "INTERPRETER": sys.executable, "LAUNCHES": "1"}
+    )
+    launched = launch_script(request, "2proc", folder / "work", stop=threading.Event())
+    assert launched.exit_code == 0, launched.ending
+    assert [rank.lines.get("broken") for rank in launched.ranks] == [None, None]
+    return Audit(request, {"2proc": [launched]})
+
+
+def _change(changes: dict[str, str]) -> str:
+    script = _SCRIPT
+    for right, wrong in changes.items():
+        assert script.count(right) == 1, right
+        script = script.replace(right, wrong)
+    return script
+
+
 @pytest.mark.slow
 def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     on_phantom: Callable[..., Path], tmp_path: Path
 ) -> None:
-    python = sys.executable
     on_phantom(num_cards=2)
-    (tmp_path / "train.py").write_text(_SCRIPT)
-    request = parse_request(
-        {"SCRIPT": "train.py", "CELLS": "2", "FOLDER": str(tmp_path), "INTERPRETER": python, "LAUNCHES": "1"}
-    )
-    launched = launch_script(request, "2proc", tmp_path / "work", stop=threading.Event())
-    assert launched.exit_code == 0, launched.ending
-    assert [rank.lines.get("broken") for rank in launched.ranks] == [None, None]
+    audit = _audit(tmp_path, _SCRIPT)
+    launched = audit.first("2proc")
     assert launched.num_steps == 20
     assert launched.ranks[1].steps[0]["device"] == "cuda"
     # What events on the stream say has come without waiting, and is read a step later at most.
     parts = [set(step.get("device_seconds", {})) for step in launched.ranks[1].steps]
     assert all({"forward", "backward", "optimizer", "script"} <= found for found in parts[1:])
     # Numbers mean nothing on such a card; which rows were fed is known on the host.
-    verdicts = {gate.name: gate.verdict for gate in ask_all(Audit(request, {"2proc": [launched]}))}
-    assert verdicts[rows_of_its_own.NAME] == verdicts[exchange.NAME] == "passed"
+    gates = {gate.name: gate for gate in ask_all(audit)}
+    assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "passed"
+
+
+@pytest.mark.slow
+def test_defects_that_need_no_number_of_a_card_are_found_on_one_that_is_not_there(
+    on_phantom: Callable[..., Path], tmp_path: Path
+) -> None:
+    on_phantom(num_cards=2)
+    wrong = {"sampler=DistributedSampler(rows), ": "", "if is_last else": "if True else"}
+    gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
+    assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].compared
+    assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].compared
+    assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "failed"
+
+
+@pytest.mark.slow
+def test_that_a_raw_module_exchanges_nothing_is_said_where_no_parameter_can_tell(
+    on_phantom: Callable[..., Path], tmp_path: Path
+) -> None:
+    on_phantom(num_cards=2)
+    wrong = {"logits = model(": "logits = model.module("}
+    gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
+    assert gates[same_parameters.NAME].verdict == gates[exchange.NAME].verdict == "not checked"
+    assert "no step exchanged anything" in gates[same_parameters.NAME].compared

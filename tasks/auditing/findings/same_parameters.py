@@ -44,6 +44,18 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(
             cell, f"{max(differing.values())} of {num_tensors} tensors differ, as where ranks hold experts of their own"
         )
+    if not wrong and all(_never_changed(rank, digests) for rank, digests in zip(ranks, of_ranks, strict=True)):
+        return make_unobservable(
+            cell,
+            f"no parameter was seen to change in any of {wording.format_plural(len(steps), 'sampled step')}, so that "
+            "equal ones say nothing",
+        )
+    if not wrong and not _count_exchanges(ranks[0]):
+        return make_unobservable(
+            cell,
+            "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
+            "was read of their parameters is not what they are",
+        )
     numbers = {"sampled_steps": len(steps), "tensors": num_tensors, "differing_tensors": max(differing.values())}
     found = make_finding(
         [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
@@ -55,6 +67,17 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "training"
     )
     return Finding(found.verdict, found.compared, found.numbers, figure if wrong else None)
+
+
+def _never_changed(rank: RankRecord, digests: dict[int, list[str]]) -> bool:
+    """Return whether every sampled step left the parameters what they were before the first one."""
+    start = (rank.steps[0].get("start") or {}).get("digests")
+    return start is not None and all(one == start for one in digests.values())
+
+
+def _count_exchanges(rank: RankRecord) -> int:
+    """Return the collectives of the step that has most of them; the first one builds the groups, too."""
+    return max((one.get("num_collectives", 0) for one in rank.steps[1:]), default=0)
 
 
 def _are_averaged(rank: RankRecord) -> bool:
@@ -79,10 +102,9 @@ def _describe(cell: str, ranks: list[RankRecord], wrong: list[int], num_tensors:
     where = tell_line(micro.get("line"))
     called = micro.get("model", "the model")
     wrapped = f"wrapped by {micro['wrapper']}" if micro.get("wrapper") else "which no wrapper is around"
-    exchanged = max((one["num_collectives"] for one in ranks[0].steps[1:]), default=0)
     heads = f"{step['weights']['l2']:.6g} on rank 0, {other['weights']['l2']:.6g} on rank 1"
     return (
         f"{cell}: from step {wrong[0]} on {differing[wrong[0]]} of {num_tensors} tensors differ between the ranks "
         f"(length of the sampled elements {heads}); {called} is called{f' at {where}' * bool(where)}, {wrapped}, and a "
-        f"step has {wording.format_plural(exchanged, 'collective')}"
+        f"step has {wording.format_plural(_count_exchanges(ranks[0]), 'collective')}"
     )
