@@ -104,16 +104,16 @@ class _Normalise(torch.autograd.Function):
         """Return the gradients of what is this rank's; that of weight and bias is of its own rows, as any other."""
         rows, weight, mean, variance, count = ctx.saved_tensors
         for_bias, for_weight = torch.zeros_like(weight), torch.zeros_like(weight)
+        inverse = (variance + ctx.eps).rsqrt()
         if rows.shape[0]:
-            # As if mean and variance were constants: no gradient of the rows is taken from it.
+            # As if mean and variance were constants: no gradient of the rows is taken from it. CUDA has its own pair.
             _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-                gradient, rows, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+                gradient, rows, weight, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
             )
         sums = torch.stack([for_bias, for_weight])
         if ctx.exchange is not None:
             sums = ctx.exchange.add_up(sums.clone())
         of_ones, of_normalised = sums / count.clamp(min=1)
-        inverse = (variance + ctx.eps).rsqrt()
         scale = weight * inverse
         slope = scale * inverse * of_normalised
         offset = scale * of_ones - slope * mean
