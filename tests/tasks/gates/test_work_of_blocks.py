@@ -1,6 +1,7 @@
 """Timed blocks are held to the training's rows, losses, gradients and exchanges."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tasks.gates.work_of_blocks import check_block_work
 from tasks.records.blocks import ArmBlocks
 from tasks.records.gate import Finding
 from tasks.records.measurement import MeasurementFile
-from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
+from tests.tasks.reporting.blocks import KINDS, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, edit_json, edit_segment, outputs_of, rows_in_order
 from tests.tasks.reporting.measured import measurement
 from training.data.row_digest import digest_rows
@@ -108,6 +109,36 @@ def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[st
     assert judged(tmp_path, params, "2proc").verdict == "passed"
     write_blocks(tmp_path)
     assert "bytes per step" in judged(tmp_path, params, "2proc").compared
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_micro_batches": 16}, None),
+        ({"num_micro_batches": 14}, None),
+        ({"num_micro_batches": 13}, "ran 13 micro-batches, 1proc 8"),
+        ({"num_micro_batches": 8}, "ran 8 micro-batches, 1proc 8"),
+        ({"num_micro_batches": 16, "grad_norm_sum": 2.501}, None),
+        ({"num_micro_batches": 16, "grad_norm_sum": 2.6}, "at most 2e-02 allowed"),
+    ],
+)
+def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(
+    tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], words: str | None
+) -> None:
+    same_rows = [
+        name for name, kind in KINDS.items() if name.startswith("2proc, ") and kind in ("silent", "independent")
+    ]
+    others = [arm_blocks(name, turn=None, num_micro_batches=16) for name in same_rows]
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), *others)
+    outputs = outputs_of(tmp_path, params)
+    told = outputs.params
+    first = told.cells["1proc"].model_copy(update={"micro_batch_size": 2 * told.train.micro_batch_size})
+    model = told.model.model_copy(update={"norm": "sync_batch"})
+    told = told.model_copy(update={"model": model, "cells": {**told.cells, "1proc": first}})
+    found = check_block_work(replace(outputs, params=told), "2proc")
+    assert found is not None
+    assert found.verdict == ("failed" if words else "passed")
+    assert words is None or words in found.compared
 
 
 def _write_meetings(folder: Path, params: dict[str, Any], *, every_steps: int, exchanges: int) -> dict[str, Any]:
