@@ -266,6 +266,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.machine.gpus",
     "tasks.params.image_files",
     "tasks.params.local_files",
+    "tasks.params.norms",
     "tasks.store.kept",
     "tasks.params.options",
     "tasks.params.prompts",
