@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.equivalence.certificate import Subject, certify, make_certificate_config, make_stop_error
 from tasks.equivalence.differences import MARGIN
@@ -108,8 +109,7 @@ class Inputs:
         return digest_json(
             {
                 "cell": cell,
-                "spread": self.params.cells[cell].spread,
-                "train": self.params.train_of(cell).model_dump(exclude=set(NOT_CONTENT)),
+                **self._describe(cell, without=set(NOT_CONTENT)),
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
                 "batch": batch,
@@ -119,6 +119,13 @@ class Inputs:
                 "machine": self.machine.digest,
             }
         )
+
+    def _describe(self, cell: str, *, without: set[str]) -> dict[str, Any]:
+        """Return what the cell trains, but for the settings that decide nothing there, and how that is spread."""
+        return {
+            "spread": self.params.cells[cell].spread,
+            "train": self.params.train_of(cell).model_dump(exclude=without),
+        }
 
     @property
     def same_work(self) -> dict[str, CellParams]:
@@ -135,8 +142,7 @@ class Inputs:
         """Return the digest of everything that the twins depend on."""
         return digest_json(
             {
-                "cells": {cell: spread.spread for cell, spread in self.same_work.items()},
-                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT) - {"epochs"}),
+                "cells": {cell: self._describe(cell, without=set(NOT_CONTENT) - {"epochs"}) for cell in self.same_work},
                 "seconds": self.params.measure.twin_seconds,
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
@@ -151,12 +157,7 @@ class Inputs:
         """Return the digest of everything that the speed of the cells depends on."""
         return digest_json(
             {
-                "cells": {cell: spread.spread for cell, spread in self.params.cells.items()},
-                "others": {
-                    cell: self.params.train_of(cell).model_dump(exclude=set(NOT_CONTENT))
-                    for cell in self.params.other_trainings
-                },
-                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
+                "cells": {cell: self._describe(cell, without=set(NOT_CONTENT)) for cell in self.params.cells},
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,

@@ -1,6 +1,7 @@
 """Scratch projects: the sources of this checkout, a tiny model and a few rows, and the stages run on them."""
 
 import compileall
+import copy
 import json
 import shlex
 import shutil
@@ -83,7 +84,7 @@ def change_params(project: Path, changes: dict[str, Any]) -> None:
         section = params
         for part in path:
             section = section[part]
-        section[last] = value
+        section[last] = copy.deepcopy(value)  # which an exhibit shares with every comparison that it is shown in
     write_json(project / "params.yaml", params)
 
 

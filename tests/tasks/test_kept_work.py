@@ -22,6 +22,7 @@ from tasks.measure import Inputs
 from tasks.measuring.noise_points import Point, list_noise_inputs
 from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
+from tasks.params.adapter import LoraParams
 from tasks.params.cells import BatchParams
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT
@@ -53,6 +54,8 @@ def _change(value: Any, annotation: Any) -> Any:
     """Return another value of the same kind."""
     if any(part is BatchParams for part in get_args(annotation)):
         return BatchParams(factor=2, learning_rate="none")
+    if any(part is LoraParams for part in get_args(annotation)):
+        return LoraParams(rank=2, alpha=4)
     words = [word for word in get_args(annotation) if isinstance(word, str)]
     if words:
         return next(word for word in words if word != value)

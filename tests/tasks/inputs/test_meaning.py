@@ -21,7 +21,7 @@ MODULES = {
     "tasks/reporting/charts/speedup.py": {"report"},
     "tasks/measuring/blocks.py": {"measure"},
     "tasks/measuring/model_error.json": {"measure"},
-    "tasks/strategies/ddp.py": {"measure", "train@1proc", "train@2proc", "report"},
+    "tasks/strategies/ddp.py": {"measure", "train@1proc", "train@2proc", "report", "upload"},
     "tasks/equivalence/reference/causal_lm.py": {"measure", "evaluate"},
     "tasks/ranks/cell_ranks.py": {"measure", "train@1proc", "train@2proc", "evaluate"},
     "tasks/ranks/launchers/torchrun.py": {"measure", "train@1proc", "train@2proc", "evaluate"},
@@ -97,7 +97,7 @@ def test_a_default_of_params_counts_by_its_value(copied: Path, unchanged: dict[s
         lambda text: text.replace("momentum: Finite = Field(default=0.9", "momentum: Finite = Field(default=0.8"),
         unchanged,
     )
-    assert found == {"measure", "train@1proc", "train@2proc", "evaluate", "report"}
+    assert found == {"measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"}
 
 
 def test_every_module_left_out_is_one_of_the_project(project: Path) -> None:
