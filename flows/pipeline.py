@@ -21,6 +21,7 @@ DVC_LOCK = Path("dvc.lock")
 _ALWAYS = ["always changed"]
 _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
+_NOT_KNOWN_YET = "some for the first time (`measure` will tell how long the trainings take)"
 
 
 def list_stages(cells: Iterable[str]) -> list[str]:
@@ -40,7 +41,7 @@ def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
     to_run = stages[stages.index(first) :]
     known = _read_seconds()
     span = timedelta(seconds=round(sum(known.get(stage, 0.0) for stage in to_run)))
-    last_time = f"which took {span} last time (h:min:s)" if set(to_run) <= known.keys() else "some for the first time"
+    last_time = f"which took {span} last time (h:min:s)" if set(to_run) <= known.keys() else _NOT_KNOWN_YET
     return f"{len(to_run)} of {len(stages)} stages to run, {last_time}: {', '.join(to_run)}"
 
 

@@ -26,7 +26,7 @@ from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
-from tasks.measuring.planning import compute_timed_batch, plan_session
+from tasks.measuring.planning import compute_timed_batch, plan_session, tell_training_time
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
@@ -216,7 +216,10 @@ def _main() -> None:
     if inputs.needs_twins:
         Twins.read(_STORE / inputs.compute_twins_key()).write(arguments.measurements)
     if is_wanted:
-        MeasurementFile.read(_STORE / speed_key).write(arguments.measurements)
+        measurement = MeasurementFile.read(_STORE / speed_key)
+        measurement.write(arguments.measurements)
+        slices = SlicesManifest.read(inputs.slices).slices.items()
+        _log.info("%s", tell_training_time(inputs.params, measurement, {name: one.num_rows for name, one in slices}))
 
 
 def _certify(cell: str, batch: int, inputs: Inputs, stop: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,11 @@ from tasks.measuring.arms import Cell
 from tasks.measuring.speed import TimedComparison
 from tasks.params import Params
 from tasks.params.choices import read_unit
+from tasks.process import wording
 from tasks.process.failure import DataError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config
 from tasks.records.fingerprint import MachineFile
+from tasks.records.measurement import Measurement
 from training.config import SegmentConfig, TrainingConfig
 
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
@@ -43,6 +46,17 @@ class Session:
     """Where the baseline computes."""
     num_devices: int
     """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
+
+
+def tell_training_time(params: Params, measurement: Measurement, num_rows: Mapping[str, int]) -> str:
+    """Return how long the trainings of all cells would take as fast as they were timed; `num_rows`: of each range."""
+    rows = sum(num_rows[str(part)] for part in params.ranges) * len(params.seeds)
+    speeds = {arm.cell: arm.samples_per_second for arm in measurement.arms if not arm.is_wrapped_baseline}
+    spans = [
+        f"{cell} {timedelta(seconds=round(rows * params.train_of(cell).epochs / speed))}"
+        for cell, speed in speeds.items()
+    ]
+    return f"training will take about (h:min:s): {wording.join_names(spans)}, and the starts of the ranks"
 
 
 def plan_session(

@@ -17,8 +17,8 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_run_runs_all_and_knows_no_times() -> None:
     assert tell_plan(STAGES, {}) == (
-        "9 of 9 stages to run, some for the first time: fingerprint, download, slice, measure, train@1proc, "
-        "train@2proc, evaluate, report, upload"
+        "9 of 9 stages to run, some for the first time (`measure` will tell how long the trainings take): "
+        "fingerprint, download, slice, measure, train@1proc, train@2proc, evaluate, report, upload"
     )
 
 

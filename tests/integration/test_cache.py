@@ -46,7 +46,8 @@ def test_the_first_run_runs_every_stage_and_trains_every_cell(finished: Workspac
     for number, stage in enumerate(STAGES, start=1):
         assert f"{number} of {len(STAGES)} {stage}: has not run here before" in said
         assert f"{number} of {len(STAGES)} {stage}: done in " in said
-    assert f"{len(STAGES)} of {len(STAGES)} stages to run, some for the first time: fingerprint, download" in said
+    assert f"{len(STAGES)} of {len(STAGES)} stages to run, some for the first time (`measure` will tell how" in said
+    assert "training will take about (h:min:s): 1proc 0:0" in said
     # What DVC says of its own work is in the files alone.
     for words in ("Running stage", "Updating lock file", "\n> "):
         assert words not in said
