@@ -55,7 +55,7 @@ def _main() -> None:
             tell_cell(console, found, baseline, params, card)
             if (why := explain_misfit(found, num_cards=num_cards, card=card)) is not None:
                 unfit[name] = why
-        tell_what_is_assumed(console, card, are_rows_assumed=inputs.are_rows_assumed)
+        tell_what_is_assumed(console, card, inputs.assumed)
     if arguments.leave_out and len(unfit) < len(params.cells):
         if unfit:
             move_out(arguments.params, unfit)

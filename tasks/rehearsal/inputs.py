@@ -9,15 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
+from tasks.data.builtin.image_networks import make_config
 from tasks.params import Params
 from tasks.params.choices import has_labels, has_prompts, read_unit
+from tasks.params.sources import BUILTIN_IMAGE_MODELS
 from tasks.process.failure import ConfigurationError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from training.config import SegmentConfig, TrainingConfig
+from training.process.files import write_json
 
 _BASE_MODEL, _SLICES = Path("data/base_model"), Path("data/slices")
+_NUM_CLASSES = 1_000
+_CLASSES_ASSUMED = f"No images are there yet: {_NUM_CLASSES:,} classes are assumed; `dvc repro download` has yours."
+_ROWS_ASSUMED = "No rows are sliced yet: each is taken to be as long as it may be; `dvc repro slice` has them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +34,8 @@ class Inputs:
     """With config.json."""
     slices: dict[str, Path]
     """Range -> its rows."""
-    are_rows_assumed: bool
-    """Whether all rows are taken to be as long as they may be, since none are sliced yet."""
+    assumed: tuple[str, ...] = ()
+    """What is taken for granted as long as it is not at hand, a sentence each."""
 
     def make_config(self, params: Params, cell: str) -> TrainingConfig:
         """Return what the ranks of a cell would be told on a GPU."""
@@ -45,27 +51,35 @@ class Inputs:
 def gather_inputs(params: Params) -> Iterator[Inputs]:
     """Yield what there is; raises ConfigurationError if the model's config is not at hand."""
     with tempfile.TemporaryDirectory() as scratch:
-        model_dir = _find_model(params, Path(scratch))
+        model_dir, assumed = _find_model(params, Path(scratch))
         slices = _find_slices(params)
+        if slices is None and read_unit(params.workload) != "image":
+            assumed += (_ROWS_ASSUMED,)
         number = max(params.train_of(cell).global_batch_size for cell in params.cells)
         rows = slices or {f"0-{number}": write_longest_rows(Path(scratch) / "rows", params, number)}
-        yield Inputs(model_dir=model_dir, slices=rows, are_rows_assumed=slices is None)
+        yield Inputs(model_dir=model_dir, slices=rows, assumed=assumed)
 
 
-def _find_model(params: Params, scratch: Path) -> Path:
-    """Return a folder with the config.json, and nothing else that is read."""
-    found = BaseModelManifest.read_if_there(_BASE_MODEL)
-    folder = _BASE_MODEL if found is not None and found.source == params.model.source else None
-    if folder is None and params.model.kind == "path":
-        folder = Path(params.model.location)
+def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return a folder with the config.json and nothing else that is read, and what is assumed of it."""
+    found, model = BaseModelManifest.read_if_there(_BASE_MODEL), params.model
+    folder = _BASE_MODEL if found is not None and found.source == model.source else None
+    if folder is None and model.kind == "builtin" and model.location in BUILTIN_IMAGE_MODELS:
+        (scratch / "model").mkdir()
+        classes, size = [str(number) for number in range(_NUM_CLASSES)], params.dataset.image_size
+        config = make_config(model.location, classes, image_size=size, norm=model.norm)
+        write_json(scratch / "model" / "config.json", config)
+        return scratch / "model", (_CLASSES_ASSUMED,)
+    if folder is None and model.kind == "path":
+        folder = Path(model.location)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigurationError(
-            f"model.source: got {params.model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
+            f"model.source: got {model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
             "`dvc repro download` for this params.yaml, or a path: to a folder with it"
         )
     (scratch / "model").mkdir()
     shutil.copyfile(folder / "config.json", scratch / "model" / "config.json")
-    return scratch / "model"
+    return scratch / "model", ()
 
 
 def _find_slices(params: Params) -> dict[str, Path] | None:

@@ -49,16 +49,14 @@ def tell_left_out(console: Console, left_out: Mapping[str, str]) -> None:
     console.print("\n".join(said), soft_wrap=True, highlight=False, markup=False)
 
 
-def tell_what_is_assumed(console: Console, card: Card, *, are_rows_assumed: bool) -> None:
+def tell_what_is_assumed(console: Console, card: Card, assumed: Sequence[str]) -> None:
     """Print where the figures come from."""
     said = [
         f"All of it is {LABEL}: {ASSUMED}; compiled layers are taken for those that are not.",
         f"{card.name}: memory ({card.memory_source}), {card.gb_per_second:g} GB/s ({card.bandwidth_source}), link "
         f"{card.link_gb_per_second or NOT_AVAILABLE} GB/s ({card.link_source}).",
     ]
-    if are_rows_assumed:
-        said.append("No rows are sliced yet: each is taken to be as long as it may be; `dvc repro slice` has them.")
-    console.print(" ".join(said), soft_wrap=True, highlight=False, markup=False)
+    console.print(" ".join([*said, *assumed]), soft_wrap=True, highlight=False, markup=False)
 
 
 def _describe(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> str:

@@ -93,6 +93,8 @@ def _list_replacements() -> list[tuple[Any, str, Any]]:
         (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
         # Models are built where they are to be.
         (nn.Module, "to", lambda module, *_, **__: module),
+        # Draws again what lies outside of the bounds, which nobody can see of numbers that are not there.
+        (nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor),
         # Ranks compare shapes and send their weights: there is nobody to do so with.
         (ddp, "_verify_param_shape_across_processes", _do_nothing),
         (ddp, "_sync_module_states", _do_nothing),

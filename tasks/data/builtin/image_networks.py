@@ -27,6 +27,15 @@ SEED = 20_151_210
 """Of what is drawn: random weights, and the head of pretrained ones."""
 
 
+def make_config(
+    name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
+) -> dict[str, Any]:
+    """Return the content of config.json of the network `name` for these classes."""
+    config = {**CONFIGS[name], "class_names": list(class_names)}
+    of_kind = {"image_size": image_size} if config["model_type"] == "vit" else NORMS[norm or "group"]
+    return config | of_kind
+
+
 def write_image_network(
     folder: Path, name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
 ) -> None:
@@ -40,11 +49,7 @@ def write_image_network(
 
     from training.workloads.image_classification import build_network
 
-    config = {**CONFIGS[name], "class_names": list(class_names)}
-    if config["model_type"] == "vit":
-        config["image_size"] = image_size
-    else:
-        config |= NORMS[norm or "group"]
+    config = make_config(name, class_names, image_size=image_size, norm=norm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         network = build_network(config)

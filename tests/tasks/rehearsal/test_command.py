@@ -101,3 +101,13 @@ def test_a_card_too_few_leaves_a_cell_out_and_where_none_is_left_nothing_is_chan
     assert none.returncode == 4
     assert "1gpu, 2gpu: would not fit" in none.stderr
     assert not load_params(folder / "params.yaml", looks_at_data=False).left_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["resnet50-imagefolder", "vit-imagefolder"])
+def test_a_built_in_network_for_images_needs_no_download(preset: str, tmp_path: Path) -> None:
+    done = _run(tmp_path, "4x A100-80", preset=preset)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2gpu fits." in done.stdout
+    assert "1,000 classes are assumed" in done.stdout
+    assert "No rows are sliced" not in done.stdout

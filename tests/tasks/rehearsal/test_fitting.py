@@ -26,9 +26,7 @@ def _step(gib: float) -> RehearsedStep:
 @pytest.fixture
 def config(tmp_path: Path) -> TrainingConfig:
     params = Params.model_validate(PARAMS)
-    told = Inputs(model_dir=tmp_path, slices={"0-80": tmp_path}, are_rows_assumed=True).make_config(
-        params, next(iter(params.cells))
-    )
+    told = Inputs(model_dir=tmp_path, slices={"0-80": tmp_path}).make_config(params, next(iter(params.cells)))
     return replace(told, global_batch_size=64, micro_batch_size=16, world_size=2, strategy="ddp", precision="bf16")
 
 

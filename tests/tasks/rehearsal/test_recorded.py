@@ -22,7 +22,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingConfig:
     """The config of a cell that has trained two segments on an A100, of 3 and 5 GiB."""
     params = Params.model_validate(PARAMS)
     cell = next(iter(params.cells))
-    told = Inputs(model_dir=tmp_path, slices={"0-80": tmp_path}, are_rows_assumed=True).make_config(params, cell)
+    told = Inputs(model_dir=tmp_path, slices={"0-80": tmp_path}).make_config(params, cell)
     write_run(tmp_path / "data" / "runs" / cell, params)
     monkeypatch.chdir(tmp_path)
     _record(tmp_path, told, device=_CARD.name)
