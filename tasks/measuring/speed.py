@@ -135,7 +135,7 @@ class Measured:
     beside: Trials
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     over_wrapped: Mapping[str, Interval]
-    """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty where that was not run."""
+    """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty without either."""
     of_wrapped: Mapping[str, Interval]
     """Name of the wrapped arm -> how many times as fast as the baseline it is; empty likewise."""
     waterfalls: list[Waterfall]
@@ -163,11 +163,16 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = measure_counterfactuals(comparison, bench, advance)
+    of_wrapped = _find_wrapped(comparison, beside)
     return Measured(
         headline=headline,
         beside=beside,
-        over_wrapped=_compare_beside(comparison, beside, comparison.wrapped, comparison.trained[1:]),
-        of_wrapped=_compare_beside(comparison, beside, comparison.trained[:1], comparison.wrapped),
+        over_wrapped={
+            arm: _divide(speedup, wrapped)
+            for arm, speedup in headline.intervals.items()
+            for wrapped in of_wrapped.values()
+        },
+        of_wrapped=of_wrapped,
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
         + make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
@@ -263,15 +268,23 @@ def select_quiet_turns(trials: Trials, most_share: float) -> Trials:
     return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
 
 
-def _compare_beside(
-    comparison: TimedComparison, beside: Trials, against: Sequence[Arm], arms: Sequence[Arm]
-) -> dict[str, Interval]:
-    """Return how many times as fast as the one arm the others are, beside the counterfactuals; nothing without it."""
-    if not (against and arms and beside.blocks):
+def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Interval]:
+    """Return how many times as fast as the baseline the wrapped one is; nothing where it was not run."""
+    if not (comparison.wrapped and beside.blocks):
         return {}
     quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(comparison)
-    below = quiet.list_by_turn(against[0].name, of)
-    return {arm.name: estimate_ratio([below], [quiet.list_by_turn(arm.name, of)]) for arm in arms}
+    plain = quiet.list_by_turn(comparison.trained[0].name, of)
+    return {arm.name: estimate_ratio([plain], [quiet.list_by_turn(arm.name, of)]) for arm in comparison.wrapped}
+
+
+def _divide(speedup: Interval, other: Interval) -> Interval:
+    """Return the ratio of two speedups over the same arm, from turns of their own: their errors are independent.
+
+    So a cell over the wrapped baseline is its speedup and that one's, and no third figure that may disagree with both.
+    """
+    value = speedup.value / other.value
+    half_width = math.hypot(*(math.log(one.high / one.low) / 2 for one in (speedup, other)))
+    return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:

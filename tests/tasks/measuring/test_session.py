@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import sys
@@ -74,6 +75,18 @@ def test_every_cell_is_timed_in_the_same_turns_over_several_starts(measured: Mea
     assert all(arm.mfu is None and arm.gpu_watts is None for arm in measured.arms)
     first, second, around = measured.arms
     assert (first.speedup, second.speedup_over_wrapped is None, around.speedup is None) == (None, False, False)
+
+
+@_alone
+def test_the_figure_against_the_wrapped_baseline_cannot_disagree_with_the_speedup(measured: MeasurementFile) -> None:
+    _, second, around = measured.arms
+    found, speedup, wrapped = second.speedup_over_wrapped, second.speedup, around.speedup
+    assert found is not None
+    assert speedup is not None
+    assert wrapped is not None
+    assert found.value == pytest.approx(speedup.value / wrapped.value)
+    spans = [math.log(one.high / one.low) for one in (found, speedup, wrapped)]
+    assert spans[0] == pytest.approx(math.hypot(*spans[1:]))
 
 
 @_alone
@@ -376,15 +389,16 @@ def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threadi
 def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.Event) -> None:
     with _waiting(tmp_path, stop) as waiting:
         waiting.ask("facts")
-        # Ranks of a test before may not have ended yet.
-        found = [
-            one
-            for one in psutil.Process().children(recursive=True)
-            if "RANK" in _environment(one) and any(str(tmp_path) in word for word in _words(one))
-        ]
-        # What a rank asks of the system it asks in a process of its own, which has its environment.
-        ranks = [one for one in found if one.ppid() not in {other.pid for other in found}]
-        assert len(ranks) == 2, [(one.pid, one.ppid(), one.cmdline()) for one in found]
+        deadline, ranks = time.monotonic() + 20, list[psutil.Process]()
+        while len(ranks) != 2 and time.monotonic() < deadline:
+            found = [
+                one
+                for one in psutil.Process().children(recursive=True)
+                if "RANK" in _environment(one) and any(str(tmp_path) in word for word in _words(one))
+            ]
+            # What a rank asks of the system it asks in a process of its own, which has its environment.
+            ranks = [one for one in found if one.ppid() not in {other.pid for other in found}]
+        assert len(ranks) == 2, [(one.pid, one.ppid(), _words(one)) for one in ranks]
         before = [sum(one.cpu_times()[:2]) for one in ranks]
         time.sleep(1.0)
         # Whoever waits in circles uses nearly the whole second.
