@@ -233,7 +233,7 @@ def _explain_distance(anchor: Anchor, own: Estimate) -> str | None:
 def list_levers(probe: Probe) -> list[tuple[str, Probe]]:
     """Return the changes that could help, in plain words, each with the probe as it would then be."""
     changes = [
-        ("twice the micro-batches per step, so twice the global batch", probe.scale_accumulation(2)),
+        ("twice the global batch, as twice the micro-batches per step", probe.scale_accumulation(2)),
         *(
             [("gradients exchanged in 16 bits", probe.scale_gradient_bytes(0.5))]
             if probe.buckets and not probe.is_16_bit

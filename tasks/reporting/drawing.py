@@ -100,7 +100,10 @@ def select_dashes(number: int) -> Any:
 def add_legend(axes: Axes, *, columns: int = 4) -> None:
     """Name the cells below the chart, where they cover nothing; of many cells the first few."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=columns)
+    axes.figure.legend(
+        handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=columns, columnspacing=1.2,
+        handletextpad=0.5,
+    )  # fmt: skip
 
 
 def add_hover(artist: Any, *texts: str) -> None:

@@ -76,6 +76,7 @@ def opened(
     context.close()
 
 
+GALLERY = [("quiet-machine", 1280, "light"), ("busy-machine", 1280, "light")]
 VIEWS = [
     ("given", 1280, "light"), ("given", 375, "dark"), ("given", 320, "light"),
     ("withheld", 375, "light"), ("withheld", 1280, "dark"), ("unmeasured", 1280, "light"), ("unmeasured", 375, "dark"),
@@ -127,9 +128,7 @@ def test_the_first_screen_of_a_laptop_has_the_verdict_and_a_chart_and_the_page_i
     assert order == [*SECTIONS, *FOLDED]
 
 
-@pytest.mark.parametrize(
-    "opened", [("quiet-machine", 1280, "light"), ("busy-machine", 1280, "light")], indirect=True, ids=str
-)
+@pytest.mark.parametrize("opened", GALLERY, indirect=True, ids=str)
 def test_the_page_of_a_real_comparison_is_as_short(opened: tuple[Page, list[str]]) -> None:
     page, events = opened
     assert page.evaluate("document.documentElement.scrollHeight") < 8000
@@ -137,6 +136,23 @@ def test_the_page_of_a_real_comparison_is_as_short(opened: tuple[Page, list[str]
     box = page.locator("figure svg").first.bounding_box()
     assert box is not None
     assert box["y"] < SCREEN
+
+
+@pytest.mark.parametrize("opened", [(name, 1280, "light") for name in NUM_CHARTS] + GALLERY, indirect=True, ids=str)
+def test_no_word_of_a_chart_is_cut_off(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
+    cut, shown = page.evaluate(
+        """() => {
+          const words = [...document.querySelectorAll('figure svg text')], outside = word => {
+            const own = word.getBoundingClientRect(), all = word.closest('svg').getBoundingClientRect();
+            return Math.max(all.left - own.left, own.right - all.right, all.top - own.top, own.bottom - all.bottom) > 1;
+          };
+          return [words.filter(outside).map(word => word.textContent), words.length];
+        }"""
+    )
+    assert shown > 20
+    assert cut == []
 
 
 @pytest.mark.parametrize("opened", [("withheld", 1280, "light")], indirect=True, ids=str)

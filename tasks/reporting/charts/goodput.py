@@ -7,7 +7,7 @@ from tasks.reporting.drawing import INK, Axes, add_legend, select_color, select_
 from tasks.reporting.goodput import GoodputPoint
 from tasks.reporting.results import Results
 
-TITLE = "Predicted: how much sooner an equally good model is there"
+TITLE = "Predicted: how much sooner"
 POSITION = 72
 NEEDS_SPEEDUP = True
 SECTION = "batch"

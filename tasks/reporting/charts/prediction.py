@@ -96,7 +96,7 @@ def _draw_changes(axes: Axes, prediction: Prediction) -> None:
             [point.world_size for point in curve.points],
             [point.shown.value for point in curve.points],
             color=select_color(number + 2), linewidth=1, marker=_MARKERS[number], markersize=3.5,
-            label=shorten(curve.lever, 30),
+            label=shorten(curve.lever.partition(", ")[0], 30),
         )  # fmt: skip
 
 

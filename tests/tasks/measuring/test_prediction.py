@@ -308,7 +308,7 @@ def test_every_lever_against_exposed_communication_helps_and_buckets_are_split()
     assert _speedup(one_bucket) == pytest.approx(12 / (6 + 2), rel=1e-9)
     found = {lever: _speedup(changed) for lever, changed in list_levers(one_bucket)}
     assert list(found) == [
-        "twice the micro-batches per step, so twice the global batch",
+        "twice the global batch, as twice the micro-batches per step",
         "gradients exchanged in 16 bits",
         "gradient buckets of 1 MiB",
         "a link twice as fast",
@@ -411,7 +411,7 @@ def test_as_many_ranks_as_have_no_micro_batch_each_are_not_predicted_in_strong_s
         "rank would have none. A change that makes more of them moves that number."
     ]
     sizes = {one.lever: [point.world_size for point in one.points] for one in levers}
-    assert sizes["twice the micro-batches per step, so twice the global batch"] == [2, 4, 8, 16]
+    assert sizes["twice the global batch, as twice the micro-batches per step"] == [2, 4, 8, 16]
     assert sizes["a link twice as fast"] == [2, 4, 8]
     # In weak scaling, and with a micro-batch for each of the most ranks asked for, there is nothing to leave out.
     assert _predict(measured, scaling="weak").left_out == _predict(measured, world_sizes=(2, 8)).left_out == []
