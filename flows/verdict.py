@@ -11,6 +11,7 @@ from tasks.process.wording import (
     NOTHING,
     OTHER_TRAINING,
     WITHHELD,
+    format_duration,
     format_percent,
     format_ratio,
     format_seconds,
@@ -20,9 +21,17 @@ from tasks.process.wording import (
 def print_verdict(results: Mapping[str, Any]) -> None:
     """Print what results.json says of the comparison, as wide as the terminal allows."""
     console = Console(highlight=False, markup=False)
-    table = Table("cell", "per epoch", "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
+    # What the speedup is of: the steps that were measured, else the whole trainings.
+    steps = {
+        arm["cell"]: format_duration(arm["step_seconds"]["value"])
+        for arm in (results.get("measurement") or {"arms": []})["arms"]
+        if not arm["is_wrapped_baseline"]
+    }
+    heading = "per step" if steps else "per epoch"
+    table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
     for cell in results["cells"]:
-        table.add_row(cell["cell"], format_seconds(cell["seconds_per_epoch"]), *_tell_speedup(cell))
+        seconds = steps.get(cell["cell"], NOTHING) if steps else format_seconds(cell["seconds_per_epoch"])
+        table.add_row(cell["cell"], seconds, *_tell_speedup(cell))
     if table.rows:
         console.print(table)
     for sentence in filter(None, (results.get("label"), results["verdict"])):

@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from flows.server import find_or_start
 from flows.verdict import print_verdict
+from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tests.flows.toy_project import free_port, wait_for
 
 _PAGE, _RESULTS = Path("reports/index.html"), Path("reports/results.json")
@@ -38,6 +39,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go")
     folder: Path = parser.parse_args().folder
+    if not _PAGE.is_file():
+        raise ConfigurationError(f"{_PAGE}: got no report; needed: one, which `make compare` leaves there")
     folder.mkdir(parents=True, exist_ok=True)
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
@@ -146,4 +149,4 @@ def _keep(page: Page, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    exit_with_one_line(_main, name="screens")

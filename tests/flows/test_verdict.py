@@ -45,6 +45,17 @@ def test_each_cell_has_its_line(
     assert rows["4proc"] == "20.0 s withheld – – withheld"
 
 
+def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    def make_arm(cell: str, seconds: float, *, wrapped: bool = False) -> dict[str, Any]:
+        return {"cell": cell, "is_wrapped_baseline": wrapped, "step_seconds": {"value": seconds}}
+
+    arms = [make_arm("1proc", 0.158), make_arm("2proc", 0.1), make_arm("1proc", 0.2, wrapped=True)]
+    print_verdict({**RESULTS, "measurement": {"arms": arms}})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][1:3] == ["per", "step"]
+    assert [row[1:3] for row in rows[1:3]] == [["158", "ms"], ["100", "ms"]]
+
+
 def test_a_terminal_gets_sentences_broken_between_words_and_the_label_of_a_demonstration(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
