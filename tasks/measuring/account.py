@@ -12,7 +12,14 @@ from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_ratio
+from tasks.measuring.intervals import (
+    FEWEST_LAUNCHES,
+    FEWEST_TURNS,
+    Interval,
+    Launches,
+    compute_trimmed_mean,
+    estimate_ratio,
+)
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
@@ -126,10 +133,11 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     if arm.name not in headline.intervals:
         return {}
     every = compute_speedups(headline.trials, [first.name, arm.name], of, confidence=0.95)
-    median, other = (np.median(headline.quiet.list_by_turn(one.name, of)) for one in (first, arm))
+    figures, others = (headline.quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
         "speedup_of_all_turns": make_estimate(every[arm.name]),
-        "speedup_of_medians": float(median / other),
+        "speedup_of_medians": float(np.median(figures) / np.median(others)),
+        "speedup_of_trimmed_means": compute_trimmed_mean(figures) / compute_trimmed_mean(others),
         "launch_effect": compute_launch_effect(headline.quiet, first.name, arm.name, of),
     }
 

@@ -18,16 +18,13 @@ from rich.table import Table
 from tasks.measuring.account import make_estimate
 from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import Interval
+from tasks.measuring.intervals import Interval, compute_trimmed_mean
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
-
-_TRIMMED = 0.1
-"""Share of the turns that a trimmed mean leaves out at each end."""
 
 
 def _main() -> None:
@@ -99,7 +96,7 @@ def _tabulate(
             f"{name} ({note})" if (note := notes.get(name)) else name,
             _find_published(published, name),
             *(_show(one.get(name)) for one in (by_quiet, by_all)),
-            *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, _compute_trimmed_mean)),
+            *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, compute_trimmed_mean)),
             wording.NOT_AVAILABLE if effect is None else wording.format_small_percent(effect),
         )
     return table
@@ -136,12 +133,6 @@ def _compare(
 ) -> str:
     above, below = (trials.list_by_turn(name, of) if name in trials.blocks else [] for name in (first, other))
     return wording.format_ratio(figure(above) / figure(below)) if above and below else wording.NOT_AVAILABLE
-
-
-def _compute_trimmed_mean(values: list[float]) -> float:
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(values, _TRIMMED))
 
 
 def _find_published(published: Measurement | None, name: str) -> str:
