@@ -75,7 +75,7 @@ def _compute_arm_speed(
     trials = select_quiet_turns(measured.beside, comparison.most_share) if is_wrapped else measured.trials
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = trials.blocks[arm.name]
-    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in blocks)
+    seconds = sum(block.whole_seconds for block in blocks)
     tokens, positions, samples = (
         sum(getattr(block, name) for block in blocks) / seconds
         for name in ("num_tokens", "num_positions", "num_samples")
@@ -150,7 +150,7 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     halves: tuple[list[float], list[float]] = ([], [])
     variations = []
     for arm in comparison.trained:
-        launches = measured.trials.list_by_launch(arm.name, _compute_seconds_per_position)
+        launches = measured.trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
         for figures in map(np.asarray, launches):
@@ -165,10 +165,6 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
         num_pairs=len(halves[0]),
         coefficient_of_variation=max(variations),
     )
-
-
-def _compute_seconds_per_position(block: Timed) -> float:
-    return block.seconds * block.step_seconds.shape[1] / block.num_positions
 
 
 def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
@@ -188,7 +184,7 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
     if known and len(known) == len(energies):
         watts = sum(known) / sum(block.metered_seconds for block in metered)
     # The energy is that of the lead-in too, the tokens and seconds are not: power is what carries over.
-    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in metered)
+    seconds = sum(block.whole_seconds for block in metered)
     return {
         "gpu_utilisation": sum(utilisations) / len(utilisations) if utilisations else None,
         "gpu_watts": watts,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.measuring.account import make_estimate
-from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.blocks import Timed, Trials, choose_seconds
 from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import Interval, compute_trimmed_mean
 from tasks.process import wording
@@ -77,8 +77,7 @@ def _tabulate(
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
-    is_per_token = published is not None and published.is_per_token
-    of = _compute_seconds_per_token if is_per_token else _get_seconds
+    of = choose_seconds(is_per_token=published is not None and published.is_per_token)
     names = [one.arm for one in arms]
     table = Table(
         title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "
@@ -118,14 +117,6 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
         positions_by_rank=[block.num_positions], num_samples=block.num_samples, others_share=block.others_share,
         has_others_on_gpu=block.has_others_on_gpu,
     )  # fmt: skip
-
-
-def _get_seconds(block: Timed) -> float:
-    return block.seconds
-
-
-def _compute_seconds_per_token(block: Timed) -> float:
-    return block.seconds * block.step_seconds.shape[1] / block.num_tokens
 
 
 def _compare(
