@@ -12,7 +12,7 @@ from tasks.measuring.advice import _Trying, list_knobs
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.blocks import Trials
 from tasks.params import Params
-from tasks.strategies import Knob
+from tasks.strategies import Knob, format_patch
 from tests.noisy_machine import TROUBLES, NoisyMachine
 from tests.tasks.reporting.comparison import PARAMS
 
@@ -79,7 +79,7 @@ def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
         "can": ["packing", "early_tied_head"],
     }
     for knob in list_knobs(params, "2proc", **asked):
-        patch = yaml.safe_load(knob.patch("2proc"))
+        patch = yaml.safe_load(format_patch([knob], "2proc"))
         train = patch.get("train", {})
         options = patch.get("cells", {}).get("2proc", {}).get("options", {"bucket_view": False})
         assert options["bucket_view"] is (knob.key == "options.bucket_view")
