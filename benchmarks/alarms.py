@@ -1,6 +1,6 @@
 """How often equal things are called different: A/A comparisons of emulated devices, and of real trainings.
 
-Each compares a cell with itself as two cells are compared, in rounds of interleaved blocks with the same stopping rule;
+Each compares a cell with itself in rounds of interleaved blocks of one start of its ranks, until the interval is small;
 an alarm is an interval that does not hold 1. The real trainings are the cells of params.yaml, on what `dvc repro slice`
 made. Writes benchmarks/results/<date>_<machine>_alarms.{json,md}.
 """

@@ -46,10 +46,10 @@ _HEADINGS = ["what", "per", "ranks", "figure", "exponent", "counted as"]
 Points = dict[int, float]
 
 
-def _time(call: Callable[[], Any], *, repeats: int = _REPEATS) -> float:
+def _time(call: Callable[[], Any]) -> float:
     """Return the least processor seconds of a call."""
     found = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         started = time.process_time()
         call()
         found.append(time.process_time() - started)

@@ -14,7 +14,7 @@ from tasks.measuring.intervals import Interval, estimate_ratio
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
     from tasks.measuring.arms import Arm
-    from tasks.measuring.blocks import Bench, Timed, Trials
+    from tasks.measuring.blocks import Bench, Trials
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,9 @@ def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]],
     bench.run_turn(arms, order, trials)
 
 
-def list_by_round(
-    trials: "Trials", arm: str, of: "Callable[[Timed], float]" = lambda block: block.seconds
-) -> list[float]:
-    """Return a figure of the arm round by round, the mean of its two blocks; by default seconds per step."""
-    figures = trials.list_by_turn(arm, of)
+def list_by_round(trials: "Trials", arm: str) -> list[float]:
+    """Return the arm's seconds per step round by round, the mean of its two blocks."""
+    figures = trials.list_by_turn(arm)
     return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
 
 

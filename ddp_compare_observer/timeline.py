@@ -55,11 +55,6 @@ class Timeline:
         self._at = read_clock()
         self._taken: dict[str, float] = {}
 
-    @property
-    def innermost(self) -> str:
-        """What is under way."""
-        return self._stack[-1]
-
     def enter(self, kind: str) -> None:
         """An activity begins."""
         self._count()

@@ -22,7 +22,6 @@ from tasks.equivalence.certificate import Subject, certify, make_certificate_con
 from tasks.equivalence.differences import MARGIN
 from tasks.equivalence.reference import has_reference
 from tasks.equivalence.twins import train_twins
-from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
@@ -209,7 +208,6 @@ def _main() -> None:
         base_model_digest=inputs.base_model.digest,
         machine_digest=inputs.machine.digest,
         sample=inputs.samples[inputs.params.train.global_batch_size].facts(),
-        num_orders=NUM_ORDERS,
         margin=MARGIN,
         cells=found,
     ).write(arguments.measurements)

@@ -17,7 +17,6 @@ from tasks.measuring.headline import measure_headline
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2
-_START_SECONDS = 5.0
 _LEAD_IN = 0.3
 """Of a step: what runs before the clock of a block starts."""
 _JITTER = 0.04
@@ -46,7 +45,7 @@ class Trouble:
     steps_alike: float = 0.0
     """Autocorrelation of an arm's steps."""
     stalls: tuple[float, float] = (0.0, 0.0)
-    """Stalls per step of (one rank, two ranks), each exponential, 0.3 s in the mean: the job's own, users pay them."""
+    """Stalls per step of (one rank, two ranks), each exponential, 0.3 s in the mean: users pay them."""
     falling_clock: float = 0.0
     """By how much clocks have fallen in the end; most of it within 40 s."""
     throttled: float = 0.0
@@ -61,6 +60,8 @@ class NoisyMachine:
     speedup: float
     """Of a quiet machine, without stalls."""
     seed: int
+    start_seconds: float = 5.0
+    """What starting all ranks takes."""
     now: float = 0.0
     """Seconds."""
     _launch: int = field(default=1, init=False)
@@ -81,7 +82,7 @@ class NoisyMachine:
         return (_STEP_SECONDS + one) / (_STEP_SECONDS / self.speedup + two)
 
     def launch_again(self, arms: Sequence[Arm]) -> None:
-        self._pass(_START_SECONDS)
+        self._pass(self.start_seconds)
         self._launch += 1
         self._start_ranks()
 
@@ -161,6 +162,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "starts that differ a little": Trouble(start=0.01),
     "steps that are alike": Trouble(steps_alike=0.8),
     "stalls": Trouble(stalls=(0.02, 0.02)),
+    "stalls of the whole machine": Trouble(stalls=(0.03, 0.02)),
     "stalls, twice as often with two ranks": Trouble(stalls=(0.02, 0.04)),
     "clocks that fall": Trouble(falling_clock=0.1),
 }

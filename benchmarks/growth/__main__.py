@@ -134,13 +134,13 @@ def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Seq
     return points
 
 
-def slice_abstracts(data: Path, work: Path, *, num_rows: int = _NUM_ABSTRACTS) -> dict[str, float]:
+def slice_abstracts(data: Path, work: Path) -> dict[str, float]:
     """Return the seconds of placing and tokenising so many abstracts with the Qwen2 tokenizer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     work.mkdir(parents=True)
-    texts = abstract_texts(data, num_rows)
+    texts = abstract_texts(data, _NUM_ABSTRACTS)
     pq.write_table(pa.table({"text": texts}), rows_file(work))
     place_qwen2_tokenizer(data, work / "model")
     config = (data / "configs/Qwen2-0.5B-Instruct/config.json").read_bytes()

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,6 @@ def contest(
     min_rounds: int = MIN_ROUNDS,
     is_trying: bool = True,
     tried_on_one: Mapping[str, list[dict[str, Any]]] | None = None,
-    seed: int = 1,
 ) -> Found:
     """Return how our tokens per second compare with the peers'.
 
@@ -110,15 +110,12 @@ def contest(
     cpu_values: dict[str, list[float]] = {peer: [] for peer in peers}
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
-    def look(confidence: float) -> dict[str, Interval]:
-        others = [peer for peer in peers if peer != OURS]
-        return {peer: compute_ratio(values[peer], values[OURS], confidence=confidence) for peer in others}
-
     with groups(setup, peers, work / "running") as running:
         for peer in peers:
             best[peer] = chosen[peer]
             chosen[peer] = use_what_fits(running[peer], best[peer], tried.get(peer, []), say=say)
-        started, num_rounds, order = time.perf_counter(), 0, generate_rounds(peers, seed=seed)
+        started, num_rounds, order = time.perf_counter(), 0, generate_rounds(peers, seed=1)
+        look = partial(against_ours, values)
         while True:
             names = next(order)
             seconds = [running[name].run(blocks[name]) for name in names]
@@ -137,7 +134,7 @@ def contest(
         tried=tried,
         blocks=blocks,
         ratios=dict(stopping.intervals),
-        cpu_ratios=against_ours(cpu_values, seed=seed),
+        cpu_ratios=against_ours(cpu_values),
         largest_loss_difference={peer: largest_difference(blocks[peer], blocks[OURS]) for peer in peers},
         num_rounds=num_rounds,
         stopped_because=stopping.reason,
@@ -145,7 +142,7 @@ def contest(
     )
 
 
-def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Interval]:
+def against_ours(values: Mapping[str, list[float]], confidence: float = 0.95) -> dict[str, Interval]:
     """Return each peer's seconds / ours, from one value per round."""
     return {
         peer: compute_ratio(found, values[OURS], confidence=confidence)

@@ -107,7 +107,7 @@ def write_rows(folder: Path, rows: Sequence[np.ndarray], *, vocab_size: int | No
     return folder
 
 
-def write_random_model(folder: Path, config: dict[str, Any], *, seed: int = 1) -> Path:
+def write_random_model(folder: Path, config: dict[str, Any]) -> Path:
     """Write a transformers folder with a model of this config and random fp32 weights; return the folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -117,7 +117,7 @@ def write_random_model(folder: Path, config: dict[str, Any], *, seed: int = 1) -
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     shape = AutoConfig.for_model(config["model_type"], **settings)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(1)
         # from_config would build in the config's dtype.
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)
     model.save_pretrained(folder)

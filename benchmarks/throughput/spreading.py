@@ -50,7 +50,6 @@ def spread(
     max_seconds: float,
     half_width: float,
     min_rounds: int = MIN_ROUNDS,
-    seed: int = 1,
 ) -> Spread:
     """Return how two processes compare with one; `overrides` of TrainingConfig make 8 micro-batches per rank or more.
 
@@ -72,14 +71,14 @@ def spread(
     configs = {
         cell: parse_config({**told, "cell": cell, "work_dir": str(work / cell), **one}) for cell, one in spread.items()
     }
-    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=seed)
+    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def ratio(one: str, other: str, confidence: float = 0.95) -> Interval:
         return compute_ratio(list_by_round(trials, one), list_by_round(trials, other), confidence=confidence)
 
     with open_workers(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:
-        bench = Bench(workers, seed=seed)
+        bench = Bench(workers, seed=1)
         bench.build(arms)
         bench.steps_per_block = setup.steps_per_block
         started, num_rounds = time.perf_counter(), 0

@@ -12,7 +12,14 @@ from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_ratio
+from tasks.measuring.intervals import (
+    FEWEST_LAUNCHES,
+    FEWEST_TURNS,
+    Interval,
+    Launches,
+    compute_trimmed_mean,
+    estimate_ratio,
+)
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
@@ -68,7 +75,7 @@ def _compute_arm_speed(
     trials = select_quiet_turns(measured.beside, comparison.most_share) if is_wrapped else measured.trials
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = trials.blocks[arm.name]
-    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in blocks)
+    seconds = sum(block.whole_seconds for block in blocks)
     tokens, positions, samples = (
         sum(getattr(block, name) for block in blocks) / seconds
         for name in ("num_tokens", "num_positions", "num_samples")
@@ -126,10 +133,11 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     if arm.name not in headline.intervals:
         return {}
     every = compute_speedups(headline.trials, [first.name, arm.name], of, confidence=0.95)
-    median, other = (np.median(headline.quiet.list_by_turn(one.name, of)) for one in (first, arm))
+    figures, others = (headline.quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
         "speedup_of_all_turns": make_estimate(every[arm.name]),
-        "speedup_of_medians": float(median / other),
+        "speedup_of_medians": float(np.median(figures) / np.median(others)),
+        "speedup_of_trimmed_means": compute_trimmed_mean(figures) / compute_trimmed_mean(others),
         "launch_effect": compute_launch_effect(headline.quiet, first.name, arm.name, of),
     }
 
@@ -142,7 +150,7 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     halves: tuple[list[float], list[float]] = ([], [])
     variations = []
     for arm in comparison.trained:
-        launches = measured.trials.list_by_launch(arm.name, _compute_seconds_per_position)
+        launches = measured.trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
         for figures in map(np.asarray, launches):
@@ -157,10 +165,6 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
         num_pairs=len(halves[0]),
         coefficient_of_variation=max(variations),
     )
-
-
-def _compute_seconds_per_position(block: Timed) -> float:
-    return block.seconds * block.step_seconds.shape[1] / block.num_positions
 
 
 def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
@@ -180,7 +184,7 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
     if known and len(known) == len(energies):
         watts = sum(known) / sum(block.metered_seconds for block in metered)
     # The energy is that of the lead-in too, the tokens and seconds are not: power is what carries over.
-    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in metered)
+    seconds = sum(block.whole_seconds for block in metered)
     return {
         "gpu_utilisation": sum(utilisations) / len(utilisations) if utilisations else None,
         "gpu_watts": watts,

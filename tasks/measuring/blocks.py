@@ -57,6 +57,11 @@ class Timed:
     """When it was asked for, seconds since 1970."""
 
     @property
+    def whole_seconds(self) -> float:
+        """Seconds of all its steps."""
+        return self.seconds * self.step_seconds.shape[1]
+
+    @property
     def num_positions(self) -> int:
         """Positions computed by all ranks."""
         return sum(self.positions_by_rank)
@@ -121,6 +126,11 @@ class Trials:
         for block in self.blocks.get(arm, ()):
             found.setdefault(block.launch, []).append(of(block))
         return list(found.values())
+
+
+def choose_seconds(*, is_per_token: bool) -> Callable[[Timed], float]:
+    """Return the seconds of a unit of work: a token where the cells' steps have other numbers of them, else a step."""
+    return (lambda block: block.whole_seconds / block.num_tokens) if is_per_token else (lambda block: block.seconds)
 
 
 def is_quiet(block: Timed, most_share: float) -> bool:

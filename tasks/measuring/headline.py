@@ -17,13 +17,12 @@ from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Timed, Trials, is_quiet
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
-    ALIKE,
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
     Interval,
     count_needed_turns,
     estimate_ratio,
-    find_ratio_autocorrelation,
+    find_doubts,
 )
 from tasks.process import wording
 
@@ -131,11 +130,15 @@ def compute_speedups(
     }
 
 
-def find_alikeness(headline: Headline, arms: Sequence[str], of: Callable[[Timed], float]) -> float | None:
-    """Return the largest autocorrelation of an arm's ratio from turn to turn, if it is beyond chance."""
+def find_most_doubts(
+    headline: Headline, arms: Sequence[str], of: Callable[[Timed], float]
+) -> tuple[float | None, float | None]:
+    """Return why intervals are half as wide again (tasks/measuring/intervals.py), of the arm with most of each."""
+    if not headline.intervals:
+        return None, None
     first, *others = (headline.quiet.list_by_launch(arm, of) for arm in arms)
-    alike = max((find_ratio_autocorrelation(first, other) for other in others if first), default=0.0)
-    return alike if alike > ALIKE else None
+    alike, largest = zip(*(find_doubts(first, other) for other in others), strict=True)
+    return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
 
 
 def compute_launch_effect(trials: Trials, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:

@@ -64,11 +64,7 @@ def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: fl
 
     Raises ValueError as `estimate_mean`, and for arms whose turns do not pair.
     """
-    if [len(launch) for launch in numerator] != [len(launch) for launch in denominator]:
-        raise ValueError(f"turns must pair; got {list(map(len, numerator))} and {list(map(len, denominator))}")
-    above, below = _require_values(numerator, above_zero=True), _require_values(denominator, above_zero=True)
-    value = _compute_mean(above) / _compute_mean(below)
-    apart = [(one - value * other) / (value * _compute_mean(below)) for one, other in zip(above, below, strict=True)]
+    value, apart = _take_apart(numerator, denominator)
     half_width = _compute_half_width(apart, confidence)
     # On the logarithmic scale, where a ratio and its inverse are as sure as each other.
     return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
@@ -102,11 +98,17 @@ def compute_autocorrelation(apart: Sequence[NDArray[np.float64]]) -> float:
     return min(max(found + (1 + 3 * max(found, 0.0)) / len(every), 0.0), 1.0)
 
 
-def find_ratio_autocorrelation(numerator: Launches, denominator: Launches) -> float:
-    """Return the autocorrelation of the turns' ratios."""
-    ratios = [np.log(np.asarray(one) / np.asarray(other)) for one, other in zip(numerator, denominator, strict=True)]
-    mean = np.concatenate(ratios).mean()
-    return compute_autocorrelation([one - mean for one in ratios])
+def find_doubts(numerator: Launches, denominator: Launches) -> tuple[float | None, float | None]:
+    """Return why the interval of a ratio is half as wide again: the autocorrelation of its turns, and the share of the
+    scatter that a single one has; None of what is no reason."""
+    return _find_doubts(_take_apart(numerator, denominator)[1])
+
+
+def compute_trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean without the tenth of the values at each end."""
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(values, 0.1))
 
 
 def count_needed_turns(num_turns: int, half_width: float, asked: float) -> int:
@@ -120,8 +122,12 @@ def _compute_half_width(apart: Sequence[NDArray[np.float64]], confidence: float)
     means = np.array([one.mean() for one in apart])
     levels = [every] if len(apart) == 1 else [every, means]
     widest = max(_compute_t(confidence, len(one) - 1) * float(one.std(ddof=1)) / math.sqrt(len(one)) for one in levels)
-    is_unsure = compute_autocorrelation(apart) > ALIKE or compute_largest_part(every) > RARE
-    return widest * (_WIDENED if is_unsure else 1.0)
+    return widest * (1.0 if _find_doubts(apart) == (None, None) else _WIDENED)
+
+
+def _find_doubts(apart: Sequence[NDArray[np.float64]]) -> tuple[float | None, float | None]:
+    alike, largest = compute_autocorrelation(apart), compute_largest_part(np.concatenate(apart))
+    return alike if alike > ALIKE else None, largest if largest > RARE else None
 
 
 def compute_largest_part(apart: NDArray[np.float64]) -> float:
@@ -134,6 +140,17 @@ def _compute_t(confidence: float, degrees: int) -> float:
     from scipy.special import stdtrit  # importing it takes a third of a second, which reports need not spend
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))
+
+
+def _take_apart(numerator: Launches, denominator: Launches) -> tuple[float, list[NDArray[np.float64]]]:
+    """Return the ratio of means, and by how much of it each turn is off, launch by launch."""
+    if [len(launch) for launch in numerator] != [len(launch) for launch in denominator]:
+        raise ValueError(f"turns must pair; got {list(map(len, numerator))} and {list(map(len, denominator))}")
+    above, below = _require_values(numerator, above_zero=True), _require_values(denominator, above_zero=True)
+    value = _compute_mean(above) / _compute_mean(below)
+    return value, [
+        (one - value * other) / (value * _compute_mean(below)) for one, other in zip(above, below, strict=True)
+    ]
 
 
 def _compute_mean(launches: Sequence[NDArray[np.float64]]) -> float:

@@ -63,8 +63,8 @@ def estimate_moments(batch: "BatchSquares") -> Moments:
     return Moments(batch.square_of_all - of_label / total, of_label * batch.num_samples / total)
 
 
-def estimate_noise_ratio(moments: Sequence[Moments], *, confidence: float = 0.95) -> Ratio:
-    """Return mean trace / mean squared norm over batches that are independent of each other, in samples.
+def estimate_noise_ratio(moments: Sequence[Moments]) -> Ratio:
+    """Return mean trace / mean squared norm over batches that are independent of each other, in samples; at 95 %.
 
     Raises ValueError for fewer than `FEWEST_BATCHES`.
     """
@@ -73,7 +73,7 @@ def estimate_noise_ratio(moments: Sequence[Moments], *, confidence: float = 0.95
     from scipy.special import stdtrit  # a third of a second
 
     norms, traces = np.array(moments).T
-    spread = np.cov(norms, traces) / len(moments) * float(stdtrit(len(moments) - 1, 0.5 + confidence / 2)) ** 2
+    spread = np.cov(norms, traces) / len(moments) * float(stdtrit(len(moments) - 1, 0.975)) ** 2
     norm, trace = float(norms.mean()), float(traces.mean())
     # Fieller: the ratios r with (trace - r norm)^2 <= t^2 var(trace - r norm), a r^2 - 2 b r + c <= 0.
     a, b, c = norm**2 - spread[0, 0], trace * norm - spread[0, 1], trace**2 - spread[1, 1]

@@ -16,18 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.measuring.account import make_estimate
-from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.blocks import Timed, Trials, choose_seconds
 from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import Interval
+from tasks.measuring.intervals import Interval, compute_trimmed_mean
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
-
-_TRIMMED = 0.1
-"""Share of the turns that a trimmed mean leaves out at each end."""
 
 
 def _main() -> None:
@@ -80,8 +77,7 @@ def _tabulate(
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
-    is_per_token = published is not None and published.is_per_token
-    of = _compute_seconds_per_token if is_per_token else _get_seconds
+    of = choose_seconds(is_per_token=published is not None and published.is_per_token)
     names = [one.arm for one in arms]
     table = Table(
         title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "
@@ -99,7 +95,7 @@ def _tabulate(
             f"{name} ({note})" if (note := notes.get(name)) else name,
             _find_published(published, name),
             *(_show(one.get(name)) for one in (by_quiet, by_all)),
-            *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, _compute_trimmed_mean)),
+            *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, compute_trimmed_mean)),
             wording.NOT_AVAILABLE if effect is None else wording.format_small_percent(effect),
         )
     return table
@@ -123,25 +119,11 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
     )  # fmt: skip
 
 
-def _get_seconds(block: Timed) -> float:
-    return block.seconds
-
-
-def _compute_seconds_per_token(block: Timed) -> float:
-    return block.seconds * block.step_seconds.shape[1] / block.num_tokens
-
-
 def _compare(
     trials: Trials, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
 ) -> str:
     above, below = (trials.list_by_turn(name, of) if name in trials.blocks else [] for name in (first, other))
     return wording.format_ratio(figure(above) / figure(below)) if above and below else wording.NOT_AVAILABLE
-
-
-def _compute_trimmed_mean(values: list[float]) -> float:
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(values, _TRIMMED))
 
 
 def _find_published(published: Measurement | None, name: str) -> str:

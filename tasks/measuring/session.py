@@ -20,7 +20,7 @@ from tasks.measuring.account import compute_arm_speeds, compute_noise, make_esti
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
-from tasks.measuring.headline import Headline, find_alikeness
+from tasks.measuring.headline import Headline, find_most_doubts
 from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
@@ -101,6 +101,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, more.left_out)
     headline = measured.headline
+    alike, largest = find_most_doubts(headline, [arm.name for arm in comparison.trained], select_seconds(comparison))
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     return MeasurementFile(
@@ -116,7 +117,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(headline),
-        alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
+        alikeness=alike,
+        largest_turn=largest,
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
         predictions=more.predictions,

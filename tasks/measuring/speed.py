@@ -20,7 +20,7 @@ from tasks.measuring.arms import (
     make_trained_arm,
     make_wrapped_arm,
 )
-from tasks.measuring.blocks import Bench, Timed, Trials
+from tasks.measuring.blocks import Bench, Timed, Trials, choose_seconds
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
@@ -239,8 +239,7 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
 
 def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    is_per_token = comparison.is_weak or comparison.other_trainings
-    return _compute_seconds_per_token if is_per_token else _get_step_seconds
+    return choose_seconds(is_per_token=comparison.is_weak or bool(comparison.other_trainings))
 
 
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
@@ -317,11 +316,3 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Tr
             )
         )  # fmt: skip
     return found
-
-
-def _get_step_seconds(block: Timed) -> float:
-    return block.seconds
-
-
-def _compute_seconds_per_token(block: Timed) -> float:
-    return block.seconds * block.step_seconds.shape[1] / block.num_tokens

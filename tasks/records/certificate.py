@@ -81,8 +81,6 @@ class CertificateFile(StageFile):
     """Digest of the machine's facts."""
     sample: dict[str, Any] = Field(default_factory=dict)
     """The rows that updates as trained were made on: range, digest and counts."""
-    num_orders: int | None = None
-    """Other orders in which one process added the gradients up."""
     margin: float
     """How many times the noise floor may be exceeded."""
     cells: Sequence[CertifiedCell]

@@ -103,6 +103,8 @@ class ArmSpeed(Record):
     """The same over all turns, loud ones too; null likewise."""
     speedup_of_medians: float | None = None
     """Ratio of the medians of the quiet turns: without the stalls that the means have in them; null likewise."""
+    speedup_of_trimmed_means: float | None = None
+    """The same of means without the tenth of the turns at each end; null likewise, and in earlier results."""
     launch_effect: float | None = None
     """By how much starts of the ranks differ in the speedup beyond what their turns explain: standard deviation / the
     speedup; null likewise."""
@@ -390,6 +392,8 @@ class Measurement(Record):
     """Share of the blocks of the speedups in which heat or hardware held a GPU's clocks down; null without GPUs."""
     alikeness: float | None
     """Correlation of neighbouring turns, if it is beyond chance: the machine changes more slowly than was measured."""
+    largest_turn: float | None = None
+    """Share of the scatter that a single turn has, if it is most of it: what is rare was hardly seen often enough."""
     seconds: float
     """Seconds that measuring took."""
     waterfalls: list[Waterfall]

@@ -102,10 +102,6 @@ class Knob:
     against: tuple[str, ...] = ()
     """Parts of the waterfall that it can make smaller; none: computing itself."""
 
-    def patch(self, cell: str) -> str:
-        """Return what to write into params.yaml."""
-        return format_patch([self], cell)
-
 
 def format_patch(knobs: Sequence[Knob], cell: str) -> str:
     """Return the changes as YAML, to be merged into params.yaml."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, single
 
 _ALL_REDUCE, _ALL_GATHER, _STATISTIC = "all_reduce", "all_gather", "statistic"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -23,6 +23,14 @@ _AGAINST = ("exposed communication", "DDP overhead")
 """Parts of the waterfall that the options are about."""
 
 
+# As `single` has it: nothing to say, or one share per rank.
+explain_unfit = single.explain_unfit
+find_other_training = single.find_other_training
+count_shares = single.count_shares
+tell_timers = single.tell_timers
+split_waits = single.split_waits
+
+
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     """Raise ValueError for two ways of exchanging at once, and for either in exact mode: there it is not DDP."""
     if options.get("early_tied_head") and get_exchange_dtype(options) != "none":
@@ -35,24 +43,9 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
             raise ValueError(f"options.{name}: got {options[name]} with train.exact; allowed: exact: false")
 
 
-def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
-    """Return None: it is for any."""
-    return None
-
-
-def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return None: an update is that of one process."""
-    return None
-
-
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return what gradient_hook says."""
     return str(options.get("gradient_hook", "none"))
-
-
-def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
-    """Return one per rank."""
-    return world_size
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -182,18 +175,6 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return the buckets."""
     return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
-
-
-def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
-    """Return None: the waterfall has them."""
-    return None
-
-
-def split_waits(
-    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-) -> tuple[float, str] | None:
-    """Return None: its ranks time no waits."""
-    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

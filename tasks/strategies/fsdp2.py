@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, single
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _ALL_TO_ALL = "all_to_all"
@@ -17,6 +17,15 @@ _RESHARDS = "reshard_after_forward"
 _BYTES_OF_A_NORM = 8
 _MOST_PADDING = 0.05
 """Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
+
+
+# As `single` has it: nothing to say, or one share per rank.
+find_other_training = single.find_other_training
+get_exchange_dtype = single.get_exchange_dtype
+count_shares = single.count_shares
+tell_timers = single.tell_timers
+split_waits = single.split_waits
+explain_no_knobs = single.explain_no_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -33,21 +42,6 @@ def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> 
     if replicas > 1 and replicas == world_size:
         return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
     return None
-
-
-def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return None: an update is that of one process."""
-    return None
-
-
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return none: gradients are reduced in fp32, whatever weights are gathered in."""
-    return "none"
-
-
-def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
-    """Return one per rank."""
-    return world_size
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -160,18 +154,6 @@ def numbers(work: Work) -> dict[str, float]:
     return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
 
 
-def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
-    """Return None: it times nothing."""
-    return None
-
-
-def split_waits(
-    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-) -> tuple[float, str] | None:
-    """Return None: its ranks time no waits."""
-    return None
-
-
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that its communication cannot be left out of a step."""
     return "the strategy fsdp2, whose step cannot be made without its communication"
@@ -188,11 +170,6 @@ def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str 
 
 def _is_offloaded(options: Mapping[str, Any]) -> bool:
     return bool(options.get("offload", "none") != "none")
-
-
-def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return None: there is some."""
-    return None
 
 
 def list_knobs(

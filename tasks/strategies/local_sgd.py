@@ -1,14 +1,22 @@
 """Local SGD and DiLoCo: the ranks' weights are averaged every few steps and at the end of a segment, else nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, OtherTraining, Work, single
 
 _ALL_REDUCE = "all_reduce"
 _EVERY_STEPS = 8
 """As OPTIONS in training/strategies/local_sgd.py has it; a test holds the two together."""
+
+
+# As `single` has it: nothing to say, or one share per rank.
+get_exchange_dtype = single.get_exchange_dtype
+count_shares = single.count_shares
+tell_timers = single.tell_timers
+split_waits = single.split_waits
+list_knobs = single.list_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -36,16 +44,6 @@ def find_other_training(options: Mapping[str, Any]) -> OtherTraining:
 
 def _tell_when(every: int) -> str:
     return f"every {every} steps" if every > 1 else "after every step of its ranks' own"
-
-
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return none: weights are exchanged in fp32."""
-    return "none"
-
-
-def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
-    """Return one per rank."""
-    return world_size
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -107,18 +105,6 @@ def numbers(work: Work) -> dict[str, float]:
     return {"parcels": len(_list_parcel_bytes(work)), "parcel_bytes": sum(_list_parcel_bytes(work))}
 
 
-def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
-    """Return None: nothing is timed."""
-    return None
-
-
-def split_waits(
-    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-) -> tuple[float, str] | None:
-    """Return None: its ranks time no waits."""
-    return None
-
-
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that a step is not like the next."""
     return "the strategy local_sgd, most of whose steps exchange nothing"
@@ -132,10 +118,3 @@ def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return that no option leaves the training what it is."""
     return "the strategy local_sgd, whose options change what is trained"
-
-
-def list_knobs(
-    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return nothing."""
-    return []

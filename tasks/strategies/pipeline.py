@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, single
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -20,6 +20,12 @@ _SCHEDULES = {
 _BYTES_OF_A_SQUARE = 8
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one that are sent with it."""
+
+
+# As `single` has it: nothing to say, or one share per rank.
+find_other_training = single.find_other_training
+get_exchange_dtype = single.get_exchange_dtype
+explain_no_knobs = single.explain_no_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -38,16 +44,6 @@ def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> 
     if unit == "image":
         return "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
     return None
-
-
-def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return None: an update is that of one process."""
-    return None
-
-
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return none: fp32."""
-    return "none"
 
 
 def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
@@ -204,11 +200,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return None: the model of stages knows all schedules."""
-    return None
-
-
-def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return None: there is some."""
     return None
 
 

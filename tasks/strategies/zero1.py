@@ -4,11 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, OtherTraining, Work, ddp
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ddp, single
 
 _BROADCAST = "broadcast"
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one, each beginning where a tensor of its own could."""
+
+
+# As `single` has it: nothing to say, or one share per rank.
+explain_unfit = single.explain_unfit
+find_other_training = single.find_other_training
+count_shares = single.count_shares
+tell_timers = single.tell_timers
+split_waits = single.split_waits
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -16,24 +24,9 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     ddp.require(options, is_exact=is_exact)
 
 
-def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
-    """Return None: it is for any."""
-    return None
-
-
-def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return None: an update is that of one process."""
-    return None
-
-
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return what gradient_hook says; weights are sent in fp32."""
     return ddp.get_exchange_dtype(options)
-
-
-def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
-    """Return one per rank."""
-    return world_size
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -86,18 +79,6 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return buckets and shares."""
     return {**ddp.numbers(work), "shares": len(_list_share_bytes(work)), "share_bytes": sum(_list_share_bytes(work))}
-
-
-def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
-    """Return None: the waterfall has them, where there is one."""
-    return None
-
-
-def split_waits(
-    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-) -> tuple[float, str] | None:
-    """Return None: its ranks time no waits."""
-    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

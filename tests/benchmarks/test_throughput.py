@@ -112,7 +112,7 @@ def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list
     }
     return Found(
         setup=setup, settings={name: {} for name in blocks}, too_large={}, tried={}, blocks=blocks,
-        ratios=against_ours({"ours": ours, "published": theirs}, seed=1), cpu_ratios={},
+        ratios=against_ours({"ours": ours, "published": theirs}), cpu_ratios={},
         largest_loss_difference={name: largest_difference(one, blocks["ours"]) for name, one in blocks.items()},
         num_rounds=len(ours), stopped_because="", load=1.0,
     )  # fmt: skip

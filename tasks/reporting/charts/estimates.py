@@ -87,8 +87,11 @@ def _list_rows(results: Results, cell: CellResults) -> list[_Row]:
 
 def _list_measured(arm: ArmSpeed) -> list[_Row]:
     rows = [_make_row("measured", arm.speedup, is_given=True), _make_row("all turns", arm.speedup_of_all_turns)]
-    if arm.speedup_of_medians is not None:
-        rows.append(_Row("medians", arm.speedup_of_medians, arm.speedup_of_medians, arm.speedup_of_medians))
+    rows += [
+        _Row(name, value, value, value)
+        for name, value in (("medians", arm.speedup_of_medians), ("trimmed means", arm.speedup_of_trimmed_means))
+        if value is not None
+    ]
     rows.append(_make_row("against the wrapped", arm.speedup_over_wrapped))
     return [row for row in rows if row is not None]
 

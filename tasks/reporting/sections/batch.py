@@ -11,6 +11,13 @@ from tasks.reporting.time_to_quality import CellQuality
 
 TITLE = "Which batch?"
 _RULES = {"adamw": "with the square root of the batch", "sgd": "in proportion to the batch"}
+_ASSUMPTIONS = [
+    "The noise scale is that of the plain gradient of the baseline's own training; an optimizer that scales every "
+    "number of it by itself, such as AdamW, may see another.",
+    "The learning rate fits each batch, and warm-up lasts as many samples.",
+    "A larger batch is more micro-batches of the same size, so that memory stays what it is.",
+    "What is predicted is held against nothing here until cells with another batch are trained: docs/goodput.md.",
+]
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -28,7 +35,7 @@ def make_blocks(results: Results) -> list[Block]:
         blocks = [Text(describe_best(results, goodput.best)), *blocks, Charts("batch"), points]
     elif results.is_withheld:
         blocks.append(Text(wording.FOLLOWS))
-    assumed = Fold("What this takes for granted", [Items(_list_assumptions(results))])
+    assumed = Fold("What this takes for granted", [Items(_ASSUMPTIONS)])
     noise = Fold("The noise of gradients along the training", [_tabulate_noise(goodput)])
     return [*measured, *blocks, noise, assumed]
 
@@ -137,13 +144,3 @@ def _tabulate_noise(goodput: Goodput) -> Table:
         ],
         goodput.noise_scales,
     )
-
-
-def _list_assumptions(results: Results) -> list[str]:
-    return [
-        "The noise scale is that of the plain gradient of the baseline's own training; an optimizer that scales every "
-        "number of it by itself, such as AdamW, may see another.",
-        "The learning rate fits each batch, and warm-up lasts as many samples.",
-        "A larger batch is more micro-batches of the same size, so that memory stays what it is.",
-        "What is predicted is held against nothing here until cells with another batch are trained: docs/goodput.md.",
-    ]

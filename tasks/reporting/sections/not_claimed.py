@@ -25,7 +25,8 @@ def tell(results: Results) -> list[str]:
     else:
         notes = [
             "The measured speedup is that of optimizer steps in short blocks. Of the whole training there is one run "
-            "of each cell: its seconds have no interval, and a few percent between two of them are no difference.",
+            "of each cell: its seconds have no interval, and a few percent between two of them are no difference. The "
+            "cells were trained one after the other, and a machine may change by 10 % within hours.",
         ]
     is_predicted = measurement is not None and bool(measurement.predictions)
     other = (

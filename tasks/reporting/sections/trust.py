@@ -1,5 +1,7 @@
 """How far the measured speedups can be trusted: how quiet the machine was, and what noise alone does."""
 
+from collections.abc import Iterator
+
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed, Estimate, Measurement
 from tasks.reporting.blocks import Block, Charts, Items, Text
@@ -48,25 +50,35 @@ def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
             "Heat or hardware held the clocks of GPUs down in "
             f"{wording.format_percent(measurement.gpu_slowed_share)} of the blocks."
         )
-    if measurement.alikeness is not None:
-        said.append(
-            f"Neighbouring turns are alike (autocorrelation {measurement.alikeness:.2f}): the machine changes more "
-            "slowly than was measured, so that intervals over the starts are half as wide again."
-        )
+    if doubts := list(_list_doubts(measurement)):
+        said.append(f"The interval is half as wide again: {', and '.join(doubts)}.")
     return said
 
 
+def _list_doubts(measurement: Measurement) -> Iterator[str]:
+    if measurement.alikeness is not None:
+        yield (
+            f"neighbouring turns are alike (autocorrelation {measurement.alikeness:.2f}), so that the machine changes "
+            "more slowly than was measured"
+        )
+    if measurement.largest_turn is not None:
+        yield (
+            f"a single turn has {wording.format_percent(measurement.largest_turn)} of the scatter, so that what is so "
+            "rare was hardly seen often enough"
+        )
+
+
 def _compare_figures(arm: ArmSpeed, quiet: Estimate, every: Estimate) -> str:
-    """Return the speedup by all turns and by medians, and whether they disagree with the one that is given."""
+    """Return the speedup by all turns, medians and trimmed means, and whether these two disagree with the one given."""
     shown = wording.format_ratio
     told = (
         f"{arm.cell}: {shown(quiet.value)} by means of quiet turns, {wording.format_ratio_with_interval(every)} of all"
     )
-    median = arm.speedup_of_medians
-    if median is not None:
-        told += f", {shown(median)} by medians"
-        if not quiet.low <= median <= quiet.high:
-            told += ", which disagree: stalls that users pay for are in the means alone"
+    ways = {"medians": arm.speedup_of_medians, "trimmed means": arm.speedup_of_trimmed_means}
+    others = {name: value for name, value in ways.items() if value is not None}
+    told += "".join(f", {shown(value)} by {name}" for name, value in others.items())
+    if apart := [name for name, value in others.items() if not quiet.low <= value <= quiet.high]:
+        told += f". {wording.join_names(apart).capitalize()} disagree: stalls that users pay for are in the means alone"
     return f"{told}."
 
 

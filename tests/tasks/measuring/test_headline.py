@@ -88,6 +88,21 @@ def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
     assert found.intervals, "wide, but an interval"
 
 
+def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_the_time_at_most() -> None:
+    turns = {}
+    for start_seconds in (1.0, 12.0):
+        machine = NoisyMachine(TROUBLES["none"], 1.5, 1, start_seconds=start_seconds)
+        found = measure_headline(
+            ARMS, machine, half_width=1e-6, max_seconds=120, most_share=0.05, of=_get_seconds, seed=1,
+            advance=lambda _: None, clock=lambda machine=machine: machine.now,
+        )  # fmt: skip
+        starts = start_seconds * (found.num_launches - 1)
+        assert machine.now >= 2 * starts
+        # Of a launch between the first, whose ranks had been started, and the last.
+        turns[start_seconds] = sum(block.launch == 2 for block in found.trials.blocks["1proc"])
+    assert turns[1.0] == 4 < turns[12.0]
+
+
 def test_turns_in_which_others_were_there_are_set_aside_and_kept() -> None:
     found, _ = _measure(TROUBLES["neighbour a fifth of the time"], seed=5)
     loud = set(found.trials.turns) - set(found.quiet.turns)

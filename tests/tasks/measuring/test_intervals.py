@@ -71,6 +71,21 @@ def test_neighbours_that_are_alike_are_found_and_independent_ones_are_not() -> N
     assert intervals.compute_autocorrelation([np.zeros(4)]) == 0.0
 
 
+def test_why_the_interval_of_a_ratio_is_wider_is_told_exactly_where_it_is() -> None:
+    even = [1.0] * 8
+    calm, slow, stalled = [1.0, 1.01] * 4, [1.0] * 4 + [1.01] * 4, [1.0] * 7 + [1.2]
+    assert intervals.find_doubts([calm], [even]) == (None, None)
+    alike, largest = intervals.find_doubts([slow], [even])
+    assert alike is not None
+    assert alike > intervals.ALIKE
+    assert largest is None
+    assert intervals.find_doubts([stalled], [even]) == (None, pytest.approx(7 / 8))
+    for turns, is_wider in ((calm, False), (slow, True), (stalled, True)):
+        plain = 2.3646 * float(np.std(turns, ddof=1)) / math.sqrt(8) / float(np.mean(turns))
+        found = estimate_ratio([turns], [even])
+        assert math.log(found.high / found.value) == pytest.approx(plain * (1.5 if is_wider else 1), rel=1e-3)
+
+
 @pytest.mark.parametrize("num_turns", [4, 12, 40])
 def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
     covered = []

@@ -1,0 +1,59 @@
+"""What is said of how far a speedup can be trusted: by other figures, from start to start, and why it is not surer."""
+
+from typing import Any
+
+import pytest
+
+from tasks.reporting.results import Results
+from tests.tasks.reporting.measured import arm, estimate, measurement
+from tests.tasks.reporting.rendered import markdown_of
+
+SPEEDUP = estimate(1.6, 0.02)
+ALL_TURNS = estimate(1.45, 0.05)
+
+
+def _tell(measured_results: Results, *, of_arm: dict[str, Any], **changes: Any) -> str:
+    two = arm("2proc", 2, speedup=SPEEDUP, speedup_of_all_turns=ALL_TURNS, **of_arm)
+    found = measurement(arms=[arm("1proc", 1), two], **changes)
+    return markdown_of(measured_results.model_copy(update={"measurement": found}))
+
+
+@pytest.mark.parametrize(
+    ("median", "trimmed", "told"),
+    [
+        (1.61, 1.59, ", 1.61x by medians, 1.59x by trimmed means."),
+        (1.7, 1.59, ". Medians disagree: stalls that users pay for are in the means alone."),
+        (1.7, 1.68, ". Medians and trimmed means disagree: stalls that users pay for are in the means alone."),
+    ],
+)
+def test_other_figures_stand_beside_a_speedup_and_disagree_in_words(
+    measured_results: Results, median: float, trimmed: float, told: str
+) -> None:
+    said = _tell(measured_results, of_arm={"speedup_of_medians": median, "speedup_of_trimmed_means": trimmed})
+    assert "2proc: 1.60x by means of quiet turns, 1.45x (1.38 to 1.52) of all" in said
+    assert told in said
+    assert ("disagree" in said) == ("disagree" in told)
+
+
+def test_how_many_turns_count_what_starts_do_and_what_slowed_gpus_down_are_told(measured_results: Results) -> None:
+    said = _tell(measured_results, of_arm={"launch_effect": 0.031}, gpu_slowed_share=0.25)
+    assert "Of 24 turns, 22 had no block with more than 5.0 % and count." in said
+    assert "From start to start of the ranks the speedup of 2proc differs by 3.1 % (standard deviation)" in said
+    assert "Heat or hardware held the clocks of GPUs down in 25 % of the blocks." in said
+
+
+@pytest.mark.parametrize(
+    ("alikeness", "largest", "told"),
+    [
+        (0.31, None, "again: neighbouring turns are alike (autocorrelation 0.31), so that the machine changes more"),
+        (None, 0.62, "again: a single turn has 62 % of the scatter"),
+        (0.31, 0.62, "more slowly than was measured, and a single turn has 62 % of the scatter"),
+        (None, None, None),
+    ],
+)
+def test_why_an_interval_is_half_as_wide_again_is_told(
+    measured_results: Results, alikeness: float | None, largest: float | None, told: str | None
+) -> None:
+    said = _tell(measured_results, of_arm={}, alikeness=alikeness, largest_turn=largest)
+    assert ("half as wide again" in said) == (told is not None)
+    assert told is None or told in said
