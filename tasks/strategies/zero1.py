@@ -1,10 +1,10 @@
 """ZeRO-1: the gradient is reduced as with ddp; every rank updates a share of the weights and sends it to the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ddp, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp, single
 
 _BROADCAST = "broadcast"
 _MOST_ROOM = 256
@@ -17,16 +17,10 @@ find_other_training = single.find_other_training
 count_shares = single.count_shares
 tell_timers = single.tell_timers
 split_waits = single.split_waits
-
-
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError for options that ddp does not take."""
-    ddp.require(options, is_exact=is_exact)
-
-
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return what gradient_hook says; weights are sent in fp32."""
-    return ddp.get_exchange_dtype(options)
+# The gradient goes as with ddp; weights are sent in fp32.
+require = ddp.require
+get_exchange_dtype = ddp.get_exchange_dtype
+list_knobs = ddp.list_knobs
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -94,10 +88,3 @@ def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return what ddp says."""
     return "the strategy zero1 in exact mode" if is_exact else None
-
-
-def list_knobs(
-    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return those of ddp."""
-    return ddp.list_knobs(options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
