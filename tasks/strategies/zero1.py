@@ -4,23 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp
+from tasks.strategies.ddp import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.ddp import list_knobs as list_knobs
+from tasks.strategies.ddp import require as require
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import explain_unfit as explain_unfit
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
 
 _BROADCAST = "broadcast"
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one, each beginning where a tensor of its own could."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-explain_unfit = single.explain_unfit
-find_other_training = single.find_other_training
-count_shares = single.count_shares
-tell_timers = single.tell_timers
-split_waits = single.split_waits
-# The gradient goes as with ddp; weights are sent in fp32.
-require = ddp.require
-get_exchange_dtype = ddp.get_exchange_dtype
-list_knobs = ddp.list_knobs
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
