@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import explain_unfit as explain_unfit
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
 
 _ALL_REDUCE, _ALL_GATHER, _STATISTIC = "all_reduce", "all_gather", "statistic"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -21,14 +26,6 @@ _LARGEST_BUCKET_MIB = 512
 
 _AGAINST = ("exposed communication", "DDP overhead")
 """Parts of the waterfall that the options are about."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-explain_unfit = single.explain_unfit
-find_other_training = single.find_other_training
-count_shares = single.count_shares
-tell_timers = single.tell_timers
-split_waits = single.split_waits
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:

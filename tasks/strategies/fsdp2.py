@@ -9,7 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import explain_no_knobs as explain_no_knobs
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _ALL_TO_ALL = "all_to_all"
@@ -17,15 +23,6 @@ _RESHARDS = "reshard_after_forward"
 _BYTES_OF_A_NORM = 8
 _MOST_PADDING = 0.05
 """Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-find_other_training = single.find_other_training
-get_exchange_dtype = single.get_exchange_dtype
-count_shares = single.count_shares
-tell_timers = single.tell_timers
-split_waits = single.split_waits
-explain_no_knobs = single.explain_no_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:

@@ -4,19 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, OtherTraining, Work, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, OtherTraining, Work
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.single import list_knobs as list_knobs
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
 
 _ALL_REDUCE = "all_reduce"
 _EVERY_STEPS = 8
 """As OPTIONS in training/strategies/local_sgd.py has it; a test holds the two together."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-get_exchange_dtype = single.get_exchange_dtype
-count_shares = single.count_shares
-tell_timers = single.tell_timers
-split_waits = single.split_waits
-list_knobs = single.list_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:

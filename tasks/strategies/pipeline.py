@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, single
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.strategies.single import explain_no_knobs as explain_no_knobs
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -20,12 +23,6 @@ _SCHEDULES = {
 _BYTES_OF_A_SQUARE = 8
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one that are sent with it."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-find_other_training = single.find_other_training
-get_exchange_dtype = single.get_exchange_dtype
-explain_no_knobs = single.explain_no_knobs
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:

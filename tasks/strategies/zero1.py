@@ -1,32 +1,22 @@
 """ZeRO-1: the gradient is reduced as with ddp; every rank updates a share of the weights and sends it to the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ddp, single
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp
+from tasks.strategies.ddp import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.ddp import list_knobs as list_knobs
+from tasks.strategies.ddp import require as require
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import explain_unfit as explain_unfit
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
 
 _BROADCAST = "broadcast"
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one, each beginning where a tensor of its own could."""
-
-
-# As `single` has it: nothing to say, or one share per rank.
-explain_unfit = single.explain_unfit
-find_other_training = single.find_other_training
-count_shares = single.count_shares
-tell_timers = single.tell_timers
-split_waits = single.split_waits
-
-
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError for options that ddp does not take."""
-    ddp.require(options, is_exact=is_exact)
-
-
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return what gradient_hook says; weights are sent in fp32."""
-    return ddp.get_exchange_dtype(options)
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
@@ -94,10 +84,3 @@ def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return what ddp says."""
     return "the strategy zero1 in exact mode" if is_exact else None
-
-
-def list_knobs(
-    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return those of ddp."""
-    return ddp.list_knobs(options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)

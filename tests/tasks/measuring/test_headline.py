@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials, compute_others_share, is_quiet
+from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
 from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
@@ -176,3 +177,22 @@ def test_a_block_beside_another_process_on_its_gpu_is_not_quiet_unless_every_tur
     )  # fmt: skip
     assert not is_quiet(block, 0.05)
     assert is_quiet(block, 1.0)
+
+
+def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are_started_anew() -> None:
+    bench, arm = Bench({}, seed=1), ARMS[1]
+
+    def has_others(*numbers: int | None) -> bool:
+        found = [
+            Reading(
+                at=0.0, utilisation=None, power_watts=None, energy_joules=None, memory_gib=None, num_processes=number
+            )
+            for number in numbers
+        ]  # fmt: skip
+        return bench._find_others_on_gpu(
+            arm, [compute_gpu_figures([one], index=index, name="T4") for index, one in enumerate(found)]
+        )
+
+    assert [has_others(1, 1), has_others(1, 2), has_others(1, 1), has_others(1, None)] == [False, True, False, False]
+    bench.launch_again([])
+    assert [has_others(2, 2), has_others(2, 2), has_others(3, 2)] == [False, False, True]

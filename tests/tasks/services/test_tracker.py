@@ -47,10 +47,11 @@ def test_importing_the_tracker_imports_no_mlflow(project: Path) -> None:
 def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(
     params: Params, tmp_path: Path
 ) -> None:
-    for name in ("index.html", "charts/a.svg", "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
+    sent = {"index.html", "blocks.parquet", "charts/a.svg"}
+    for name in (*sent, "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == {"index.html", "charts/a.svg"}
+    assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == sent
 
 
 def test_identity_ignores_where_it_is_tracked_and_published_and_its_description(params: Params, tmp_path: Path) -> None:
