@@ -175,6 +175,15 @@ def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depe
     assert same["certificate"] == extent | ONLY_NAMED | {"ranges"} | others
 
 
+def test_what_is_measured_is_told_from_others_by_which_cell_and_which_range_come_first(inputs: Inputs) -> None:
+    before = _list_keys(inputs)
+    cells = dict(reversed(inputs.params.cells.items()))
+    other_baseline = _list_keys(dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})))
+    assert {name for name in before if other_baseline[name] != before[name]} == {"twins", "speed"}
+    other_range = _list_keys(dataclasses.replace(inputs, rows_digests=dict(reversed(inputs.rows_digests.items()))))
+    assert {name for name in before if other_range[name] != before[name]} == {"twins"}
+
+
 def _change_samples(inputs: Inputs) -> Inputs:
     samples = {size: dataclasses.replace(one, range="0-17") for size, one in inputs.samples.items()}
     return dataclasses.replace(inputs, samples=samples, rows_digests={"0-500": "other", "500-1300": "s"})
