@@ -261,6 +261,20 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     assert found == {*order, "workload", "ranges"}
 
 
+def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(
+    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    model = params.model.model_copy(update={"norm": "sync_batch"})
+
+    def list_noise(*, micro_batch_size: int, world_size: int) -> dict[str, Any]:
+        first = params.cells[CELL].model_copy(update={"micro_batch_size": micro_batch_size, "world_size": world_size})
+        return evaluated(params=params.model_copy(update={"model": model, "cells": {CELL: first}}))["noise"]
+
+    before = list_noise(micro_batch_size=4, world_size=2)
+    assert list_noise(micro_batch_size=2, world_size=2) != before
+    assert list_noise(micro_batch_size=4, world_size=1) != before
+
+
 def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
     tmp_path: Path, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
 ) -> None:
