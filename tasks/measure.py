@@ -138,14 +138,16 @@ class Inputs:
         return is_wanted and has_reference(self.params.workload)
 
     def compute_twins_key(self) -> str:
-        """Return the digest of everything that the twins depend on."""
+        """Return the digest of everything that the twins depend on: the first cell is trained, on the first range."""
         return digest_json(
             {
-                "cells": {cell: self._describe(cell, without=set(NOT_CONTENT) - {"epochs"}) for cell in self.same_work},
+                "cells": [
+                    [cell, self._describe(cell, without=set(NOT_CONTENT) - {"epochs"})] for cell in self.same_work
+                ],
                 "seconds": self.params.measure.twin_seconds,
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
-                "rows": dict(self.rows_digests),
+                "rows": list(self.rows_digests.items()),
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TWINNING, without=_STARTING),
                 "machine": self.machine.digest,
@@ -153,14 +155,14 @@ class Inputs:
         )
 
     def compute_speed_key(self) -> str:
-        """Return the digest of everything that the speed of the cells depends on."""
+        """Return the digest of everything that the speed depends on, that of the cells which is first included."""
         return digest_json(
             {
-                "cells": {cell: self._describe(cell, without=set(NOT_CONTENT)) for cell in self.params.cells},
+                "cells": [[cell, self._describe(cell, without=set(NOT_CONTENT))] for cell in self.params.cells],
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
-                "rows": {part.name: self.rows_digests[part.name] for part in self.rows},
+                "rows": [[part.name, self.rows_digests[part.name]] for part in self.rows],
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TIMING, without=_STARTING),
                 "machine": self.machine.digest,

@@ -202,6 +202,8 @@ def _link_report(reports: Path, staged: Path) -> None:
 
 def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str], revision: Revision | None) -> str:
     model, dataset = results.comparison.model, results.comparison.dataset
+    heldout = params.dataset.of_heldout or params.dataset
+    is_heldout_there = dataset.commit is not None and not str(params.dataset.heldout_source).startswith("path:")
     body = render_model_card(
         results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints, revision=revision
     )
@@ -211,8 +213,8 @@ def _make_card(params: Params, results: Results, cell: str, checkpoints: list[st
         base_model=None if model.is_random_weights else _find_hub_id(model.source),
         dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
-        dataset_split=params.dataset.split if dataset.commit else None,
-        dataset_revision=dataset.commit,
+        dataset_split=heldout.split if is_heldout_there else None,
+        dataset_revision=dataset.commit if is_heldout_there else None,
         languages=dataset.languages,
         source=params.upload.repo_id,
         license_id=model.license if _find_hub_id(model.source) else None,

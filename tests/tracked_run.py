@@ -43,9 +43,9 @@ def tracked_params(**tracking: Any) -> Params:
 
 def write_comparison(data: Path, params: Params) -> None:
     """Write slices/manifest.json, machine.json and runs/<cell>/ of every cell: two segments of NUM_STEPS steps."""
-    parts = [*map(str, params.ranges), str(params.heldout)]
+    parts = [*map(str, params.ranges), params.heldout_name]
     SlicesManifest(
-        vocab_size=128, eos_token_id=127, workload="causal_lm", heldout=str(params.heldout),
+        vocab_size=128, eos_token_id=127, workload="causal_lm", heldout=params.heldout_name,
         slices={part: SliceFacts(range=part, num_rows=80, num_tokens=800, digest=f"data of {part}") for part in parts},
     ).write(data / "slices")  # fmt: skip
     MachineFile(

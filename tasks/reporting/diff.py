@@ -58,8 +58,16 @@ def _warn(before: Results, now: Results) -> str:
     sizes, others = map(_collect_batch_sizes, (before, now))
     has_other_batch = any(size != others.get(name, size) for name, size in sizes.items())
     if has_other_batch or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
-        return f"{told} The work is not the same, so that a ratio is no speedup."
+        told = f"{told} The work is not the same, so that a ratio is no speedup."
+    if not _have_same_baseline(before, now):
+        told = f"{told} Speedups are against another baseline, so that they are not divided."
     return told
+
+
+def _have_same_baseline(before: Results, now: Results) -> bool:
+    """Return whether the speedups of both are against the same cell, spread in the same way."""
+    first, other = (next(iter(_describe_cells(results).items())) for results in (before, now))
+    return first == other
 
 
 def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
@@ -80,7 +88,6 @@ def _list_differences(before: Results, now: Results) -> Iterator[list[str]]:
 def _collect_facts(results: Results) -> dict[str, Any]:
     found, machine = results.comparison, results.comparison.machine
     gpus = wording.join_names([gpu.name for gpu in machine.gpus]) or "none"
-    options = _read_options(results)
     return {
         "workload": found.workload,
         "model": f"{found.model.source}, content {found.model.digest[:12]}",
@@ -91,12 +98,19 @@ def _collect_facts(results: Results) -> dict[str, Any]:
         "GPUs": gpus,
         **machine.versions,
         **{f"train.{name}": value for name, value in found.train.items()},
-        **{
-            f"cell {cell.cell}": f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')} on "
-            f"{wording.format_plural(cell.num_nodes, 'machine')}, {cell.launcher}, {cell.global_batch_size} samples "
-            f"per step, {cell.micro_batch_size} per forward{options.get(cell.cell, '')}"
-            for cell in results.cells
-        },
+        "baseline": results.cells[0].cell,
+        **{f"cell {name}": told for name, told in _describe_cells(results).items()},
+    }
+
+
+def _describe_cells(results: Results) -> dict[str, str]:
+    """Return cell -> how it is spread, the baseline first."""
+    options = _read_options(results)
+    return {
+        cell.cell: f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')} on "
+        f"{wording.format_plural(cell.num_nodes, 'machine')}, {cell.launcher}, {cell.global_batch_size} samples "
+        f"per step, {cell.micro_batch_size} per forward{options.get(cell.cell, '')}"
+        for cell in results.cells
     }
 
 
@@ -112,6 +126,7 @@ def _read_options(results: Results) -> dict[str, str]:
 def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
     """Yield a row per cell and figure that one of the two has."""
     cells = [{cell.cell: cell for cell in results.cells} for results in (before, now)]
+    is_same_baseline = _have_same_baseline(before, now)
     for name in dict.fromkeys([*cells[0], *cells[1]]):
         pair = [one.get(name) for one in cells]
         gates = [cell.state if cell else "no such cell" for cell in pair]
@@ -121,16 +136,18 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
         yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
         shown = _show(speedups, wording.format_ratio_with_interval)
         shown = [wording.WITHHELD if cell and cell.is_withheld else one for cell, one in zip(pair, shown, strict=True)]
-        yield [name, "speedup", *shown, _divide(speedups)]
+        yield [name, "speedup", *shown, _divide(speedups) if is_same_baseline else ""]
         for figure, read, show in _PLAIN:
             values = [read(cell) if cell else None for cell in pair]
-            ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] is not None else ""
+            is_divided = is_same_baseline or figure != _EFFICIENCY
+            ratio = f"{values[1] / values[0]:.2f}" if is_divided and values[0] and values[1] is not None else ""
             if any(value is not None for value in values):
                 yield [name, figure, *_show(values, show), ratio]
 
 
+_EFFICIENCY = "efficiency"
 _PLAIN: list[tuple[str, Callable[[CellResults], float | None], Callable[[Any], str]]] = [
-    ("efficiency", lambda cell: cell.parallel_efficiency, wording.format_percent),
+    (_EFFICIENCY, lambda cell: cell.parallel_efficiency, wording.format_percent),
     ("tokens/s, whole training", lambda cell: cell.whole.tokens_per_second, wording.format_three_digits),
     ("seconds per epoch", lambda cell: cell.seconds_per_epoch, wording.format_seconds),
     ("training loss", lambda cell: cell.whole.loss, wording.format_loss),

@@ -166,13 +166,21 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         ),
         rows=[
             TrackedRows(
-                name=f"{params.dataset.source} {part}",
-                digest=parts[str(part)].digest,
-                source=params.dataset.source,
-                num_rows=parts[str(part)].num_rows,
-                context="evaluation" if part == params.heldout else "training",
+                name=f"{params.dataset.source} {title}",
+                digest=parts[name].digest,
+                source=source,
+                num_rows=parts[name].num_rows,
+                context=context,
             )
-            for part in (*params.ranges, params.heldout)
+            for name, title, source, context in (
+                *((str(part), str(part), params.dataset.source, "training") for part in params.ranges),
+                (
+                    params.heldout_name,
+                    params.heldout_title,
+                    params.dataset.heldout_source or params.dataset.source,
+                    "evaluation",
+                ),
+            )
         ],
     )
 

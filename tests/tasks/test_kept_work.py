@@ -175,6 +175,15 @@ def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depe
     assert same["certificate"] == extent | ONLY_NAMED | {"ranges"} | others
 
 
+def test_what_is_measured_is_told_from_others_by_which_cell_and_which_range_come_first(inputs: Inputs) -> None:
+    before = _list_keys(inputs)
+    cells = dict(reversed(inputs.params.cells.items()))
+    other_baseline = _list_keys(dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})))
+    assert {name for name in before if other_baseline[name] != before[name]} == {"twins", "speed"}
+    other_range = _list_keys(dataclasses.replace(inputs, rows_digests=dict(reversed(inputs.rows_digests.items()))))
+    assert {name for name in before if other_range[name] != before[name]} == {"twins"}
+
+
 def _change_samples(inputs: Inputs) -> Inputs:
     samples = {size: dataclasses.replace(one, range="0-17") for size, one in inputs.samples.items()}
     return dataclasses.replace(inputs, samples=samples, rows_digests={"0-500": "other", "500-1300": "s"})
@@ -250,6 +259,20 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
     assert found == {*order, "workload", "ranges"}
+
+
+def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(
+    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    model = params.model.model_copy(update={"norm": "sync_batch"})
+
+    def list_noise(*, micro_batch_size: int, world_size: int) -> dict[str, Any]:
+        first = params.cells[CELL].model_copy(update={"micro_batch_size": micro_batch_size, "world_size": world_size})
+        return evaluated(params=params.model_copy(update={"model": model, "cells": {CELL: first}}))["noise"]
+
+    before = list_noise(micro_batch_size=4, world_size=2)
+    assert list_noise(micro_batch_size=2, world_size=2) != before
+    assert list_noise(micro_batch_size=4, world_size=1) != before
 
 
 def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(

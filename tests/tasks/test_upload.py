@@ -331,6 +331,23 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
     assert f"**Data source**: hub:owner/rows, commit {'d' * 40}, licence cc0-1.0" in body
 
 
+@pytest.mark.parametrize(
+    ("heldout_source", "wanted"), [("split:test", ("test", "d" * 40)), ("path:test.jsonl", (None, None))]
+)
+def test_card_names_the_split_that_the_held_out_rows_are_of(
+    comparison: Path, heldout_source: str, wanted: tuple[str | None, str | None]
+) -> None:
+    content = read_json(comparison / "reports/results.json")
+    content["comparison"]["dataset"] |= {"source": "hub:owner/rows", "commit": "d" * 40}
+    write_json(comparison / "reports/results.json", content)
+    params = load_params()
+    dataset = params.dataset.model_copy(update={"heldout_source": heldout_source})
+    upload.stage_publication(params.model_copy(update={"dataset": dataset}), sources(), comparison / "reports/hub")
+    head = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)[1]
+    evaluated = yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"]
+    assert (evaluated.get("split"), evaluated.get("revision")) == wanted
+
+
 def test_card_without_speedup_where_it_is_withheld() -> None:
     card = render_model_card(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
     assert "The speedup is withheld: unequal tokens." in card

@@ -70,6 +70,20 @@ def test_a_cell_that_is_spread_otherwise_is_told(measured_results: Results) -> N
     assert "is no speedup" not in text, "the work is the same"
 
 
+def test_speedups_against_another_baseline_are_not_divided(measured_results: Results) -> None:
+    def list_speedups(now: Results) -> list[str]:
+        text = render_markdown(make_diff(measured_results, now))
+        assert ("Speedups are against another baseline" in text) == (now is not measured_results)
+        return [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| 2proc | speedup")]
+
+    assert list_speedups(measured_results) == ["1.00 (0.97 to 1.04)"]
+    first, *others = measured_results.cells
+    renamed = [first.model_copy(update={"cell": "other"}), *others]
+    otherwise = [first.model_copy(update={"strategy": "ddp"}), *others]
+    for cells in (renamed, otherwise):
+        assert list_speedups(measured_results.model_copy(update={"cells": cells})) == [""]
+
+
 def test_the_command_writes_markdown_and_a_page_and_names_what_is_missing(
     measured_results: Results, withheld_measured_results: Results, tmp_path: Path
 ) -> None:
