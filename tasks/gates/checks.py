@@ -26,7 +26,7 @@ from tasks.gates import (
     work_of_blocks,
 )
 from tasks.gates.other_training import is_other_training, make_inapplicable_finding
-from tasks.records.gate import QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
+from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 
@@ -199,7 +199,7 @@ CHECKS_OF_BLOCKS = [
         find=rows_of_blocks.check_timed_rows,
     ),
     Check(
-        name="Training bears out the blocks",
+        name=BORNE_OUT,
         question="Do the blocks give the published speedup, and does the whole training bear it out?",
         find=blocks_and_training.check_blocks_against_training,
         sees_baseline=True,

@@ -13,6 +13,8 @@ Numbers = Mapping[str, Number | list[Number]]
 
 QUIET_TURNS = "Quiet enough to tell"
 """The gate that fails for want of turns in which nobody else used the machine: noise, and no defect."""
+BORNE_OUT = "Training bears out the blocks"
+"""The gate that fails, too, where noise was in one of the two that it compares."""
 _MOST_PROBLEMS = 3
 _CONFIG = ConfigDict(extra="forbid", frozen=True)
 

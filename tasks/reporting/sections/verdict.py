@@ -4,6 +4,7 @@ from typing import Literal
 
 from tasks.gates.measured import find_largest_part, select_arm, select_cell_arms
 from tasks.process import wording
+from tasks.records.gate import BORNE_OUT, QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Answers, Block, Charts, KeyFigures, Text
 from tasks.reporting.cell_results import CellResults
@@ -13,7 +14,6 @@ from tasks.reporting.tell_quality import tell_soonest
 from tasks.reporting.verdict import (
     count_passed_gates,
     is_resolved,
-    is_too_noisy,
     list_clauses,
     name_state,
     sort_by_merit,
@@ -143,7 +143,13 @@ def _tell_losses(results: Results, best: CellResults) -> str:
 
 def _tell_next(results: Results) -> str:
     """Return the change that gained most, or what to type where there is no answer yet."""
-    if results.is_withheld and not is_too_noisy(results):
+    if (
+        results.is_withheld
+        and QUIET_TURNS in results.failed_gates
+        and {QUIET_TURNS, BORNE_OUT}.issuperset(results.failed_gates)
+    ):
+        return _tell_rebench(results)
+    if results.is_withheld:
         return "Mend what the failed gate names, and run the comparison again: docs/gates.md."
     measurement = results.measurement
     if len(results.cells) < 2:
@@ -153,8 +159,7 @@ def _tell_next(results: Results) -> str:
     if results.answers and (best := sort_by_merit(results)[0]).standing.state == "unproven":
         return f"Have the unchecked gates decide, “{best.standing.gates[0]}” first: docs/gates.md says what each needs."
     if not is_resolved(results):
-        took = wording.format_seconds(measurement.seconds)
-        return f"Type “make rebench” while nothing else runs on the machine; measuring took {took} this time."
+        return _tell_rebench(results)
     advice = measurement.advice
     gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
     if gains:
@@ -162,6 +167,13 @@ def _tell_next(results: Results) -> str:
         gain = wording.format_ratio_with_interval(largest.gain)
         return f"{_make_sentence(largest.change)} On {largest.cell} it gained {gain}."
     return "No change that was tried gave a clear gain." if advice and advice.tried else "No change was tried."
+
+
+def _tell_rebench(results: Results) -> str:
+    """Return what to type where others used the machine."""
+    measured = results.measurement
+    took = f"; measuring took {wording.format_seconds(measured.seconds)} this time" if measured else ""
+    return f"Type “make rebench” while nothing else runs on the machine{took}."
 
 
 def _tell_cost(results: Results, best: CellResults) -> str:

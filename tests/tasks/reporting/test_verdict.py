@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from tasks.records.gate import BORNE_OUT, QUIET_TURNS
+from tasks.reporting.blocks import Answers
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
+from tasks.reporting.sections.verdict import make_blocks
 from tests.tasks.reporting.comparison import (
     PARAMS,
     edit_json,
@@ -148,3 +151,28 @@ def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: P
             "This comparison trains a model of 1,000 parameters on the CPU; its texts are arXiv abstracts. Its speedup "
             "says something about the cores of this machine, and nothing about GPUs."
         )
+
+
+def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_mend_it(
+    withheld_measured_results: Results,
+) -> None:
+    def tell_next(*failed: str) -> str:
+        gates = [
+            gate.model_copy(
+                update={
+                    "findings": [
+                        one.model_copy(update={"verdict": "failed" if gate.name in failed else "passed"})
+                        for one in gate.findings
+                    ]
+                }
+            )
+            for gate in withheld_measured_results.gates
+        ]
+        results = withheld_measured_results.model_copy(update={"gates": gates})
+        assert sorted(results.failed_gates) == sorted(failed)
+        (answers,) = [block for block in make_blocks(results) if isinstance(block, Answers)]
+        return next(answer for question, answer, _ in answers.answers if question == "What next?")
+
+    assert tell_next(QUIET_TURNS, BORNE_OUT).startswith("Type “make rebench” while nothing else runs")
+    assert tell_next(BORNE_OUT).startswith("Mend what the failed gate names")
+    assert tell_next(QUIET_TURNS, "Same parameters on all ranks").startswith("Mend what the failed gate names")
