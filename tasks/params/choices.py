@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -96,14 +97,19 @@ def read_constant(file: str, name: str) -> Any:
 
     `NAME = other.NAME` stands for the literal of the file `other` beside it.
     """
-    tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
-    assigned = {
-        ast.unparse(part.targets[0] if isinstance(part, ast.Assign) else part.target): part.value
-        for part in tree.body
-        if isinstance(part, ast.Assign | ast.AnnAssign)
-    }
-    value = assigned.get(name)
+    value = _read_assigned(file).get(name)
     if isinstance(value, ast.Attribute):
         beside = Path(file).with_name(f"{ast.unparse(value.value)}.py")
         return read_constant(str(beside), value.attr)
     return None if value is None else ast.literal_eval(value)
+
+
+@functools.cache
+def _read_assigned(file: str) -> dict[str, ast.expr | None]:
+    """Return what the file assigns to each name; params are checked often, and parsing would take most of that."""
+    tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
+    return {
+        ast.unparse(part.targets[0] if isinstance(part, ast.Assign) else part.target): part.value
+        for part in tree.body
+        if isinstance(part, ast.Assign | ast.AnnAssign)
+    }

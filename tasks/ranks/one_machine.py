@@ -100,7 +100,7 @@ class RanksHere:
         world_size: int,
         threads_per_rank: int,
         log_folder: Path,
-        python: str = sys.executable,
+        python: str | None = None,
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class RanksHere:
         self._logs = RankLogs(log_folder)
         self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
         self._rendezvous.make()
-        command = [python, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
+        command = [python or sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
         command += [f"--log-dir={log_folder}", "--redirects=3", *words]
         with self._logs.file.open("ab") as log:

@@ -1,6 +1,7 @@
 """Scratch projects: the sources of this checkout, a tiny model and a few rows, and the stages run on them."""
 
 import compileall
+import contextlib
 import copy
 import json
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tasks.inputs.meaning import compute_meanings, keep_meanings
 from tests.museum.stage_process import StageProcess
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, write_tokenizer
 from training.process.files import write_json
@@ -50,6 +52,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
         # What is compiled already holds for the copy; what is being written is not there for long.
         shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         compileall.compile_dir(folder / name, quiet=1)
+    _keep_meanings(folder)
     shutil.copy(checkout / "dvc.yaml", folder)
     shutil.copy(_LAUNCHER, folder / "tasks" / "ranks" / "launchers" / "forked.py")
     data = folder / "data"
@@ -107,6 +110,13 @@ def _command(project: Path, stage: str, cell: str = "") -> list[str]:
     # No snapshot: what an exhibit changes between two stages, it changes on purpose.
     at = arguments.index("--inputs")
     return arguments[:at] + arguments[at + 2 :]
+
+
+def _keep_meanings(project: Path) -> None:
+    """Write down what the sources mean, as the stage `fingerprint` does: others would each find it out anew."""
+    with contextlib.chdir(project):
+        compute_meanings([str(file) for name in SOURCES for file in Path(name).rglob("*.py")], project=project)
+        keep_meanings()
 
 
 def _write_slices(data: Path, size: Size) -> list[str]:

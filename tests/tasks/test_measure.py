@@ -72,11 +72,12 @@ def certificate_of(project: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def certified(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of it in which the stage has run under torchrun."""
+def certified(blank: Path, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Path:
+    """A copy of it in which the stage has run under torchrun, which starts at once as its ranks do."""
     project = copy_project(blank, tmp_path_factory.mktemp("certified") / "project")
     change_params(project, {"cells.2proc.launcher": "torchrun"})
-    run_stage(project, "measure")
+    starts_warm = f"import sys; sys.executable = {str(warm / 'python')!r}"
+    StageProcess(project, "measure", *_arguments(), first=starts_warm).finish()
     return project
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.ranks.one_machine import RanksHere
 from tests.flows.toy_project import living, wait_for
 from tests.workspace import Workspace
 
@@ -56,6 +57,19 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
 def test_the_stages_of_a_scratch_project_do_not_import_torch_again(warm: Path, project: Path) -> None:
     said = Workspace(project, programs=warm).run("python", "-m", "tasks.told", SAID="0").stdout
     assert '"is warm": true' in said
+
+
+@pytest.mark.usefixtures("starts_warm")
+def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("SAID", "0")
+    launch = RanksHere(
+        project / "config.json", world_size=1, threads_per_rank=1, log_folder=project / "logs", module="tasks.told"
+    )
+    assert launch.exit_code() == 0, launch.explain_end()
+    launch.stop(grace_seconds=0)
+    (said,) = project.glob("logs/**/stdout.log")
+    assert '"is warm": true' in said.read_text()
 
 
 def test_what_ray_leaves_in_the_environment_has_nothing_started_anew(warm: Path, project: Path) -> None:
