@@ -20,7 +20,7 @@ from training.process.files import digest_file
 pytestmark = [pytest.mark.slow, needs_ray]
 
 _SECONDS = 300
-_NUM_SESSIONS = 3
+_NUM_SESSIONS, _NUM_STEPS = 2, 6 * 16
 
 
 @pytest.fixture(scope="module")
@@ -56,31 +56,30 @@ def test_in_exact_mode_ray_on_two_raylets_torchrun_and_one_process_leave_the_sam
 
 
 def test_shards_killed_in_every_session_end_with_one_count_of_steps_in_the_tracker_and_the_weights_of_no_kill(
-    cold_workspace: Workspace, warm: Path
+    workspace: Workspace, raylets: Cluster
 ) -> None:
     spread = {"strategy": "fsdp2", "world_size": 2}
-    cells = {"undisturbed": spread, "2gpu": {**spread, "launcher": "ray"}}
-    num_epochs, num_steps = 6, 6 * 16
-    cold_workspace.change({"train.epochs": num_epochs, "train.checkpoint_every_steps": 3, "cells": cells})
-    fast = Workspace(cold_workspace.folder, programs=warm)
-    fast.repro("train@undisturbed")
-    began = [_train_and_kill(cold_workspace, "2gpu") for _ in range(_NUM_SESSIONS)]
-    fast.repro("train@2gpu")
+    cells = {"undisturbed": spread, "2gpu": {**spread, "launcher": "ray", "num_nodes": 2}}
+    workspace.change({"ray": {"address": raylets.address}, "train.epochs": 6, "train.checkpoint_every_steps": 3})
+    workspace.change({"cells": cells})
+    workspace.repro("train@undisturbed")
+    began = [_train_and_kill(workspace, raylets) for _ in range(_NUM_SESSIONS)]
     assert began == sorted(set(began))
-    values = STORES["mlflow"].read_values(cold_workspace.folder)
-    assert [step for step, _ in values["2gpu"]["loss"]] == list(range(1, num_steps + 1))
+    workspace.repro("train@2gpu", **raylets.environment)
+    values = STORES["mlflow"].read_values(workspace.folder)
+    assert [step for step, _ in values["2gpu"]["loss"]] == list(range(1, _NUM_STEPS + 1))
     assert values["2gpu"]["loss"] == values["undisturbed"]["loss"]
-    assert _digest_weights(cold_workspace, "2gpu") == _digest_weights(cold_workspace, "undisturbed")
+    assert _digest_weights(workspace, "2gpu") == _digest_weights(workspace, "undisturbed")
 
 
-def _train_and_kill(workspace: Workspace, cell: str) -> tuple[int, int]:
-    """Train the cell, kill its stage after a few steps, see that nobody is left; return at which step it had begun."""
-    stream, mark = workspace.folder / ".work/runs" / cell / "steps.jsonl", new_mark()
+def _train_and_kill(workspace: Workspace, raylets: Cluster) -> tuple[int, int]:
+    """Kill the stage after a few steps, see that nobody is left; return at which segment and step it had begun."""
+    stream, mark = workspace.folder / ".work/runs/2gpu/steps.jsonl", new_mark()
     stream.unlink(missing_ok=True)
     with none_left_of(mark):
         process = subprocess.Popen(
-            ["dvc", "repro", f"train@{cell}"], cwd=workspace.folder, env=workspace.environment(**mark),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["dvc", "repro", "train@2gpu"], cwd=workspace.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=workspace.environment(**raylets.environment, **mark),
         )  # fmt: skip
         wait_for(
             lambda: process.poll() is not None or sum(one["event"] == "step" for one in events_in(stream)) > 8,
@@ -91,7 +90,10 @@ def _train_and_kill(workspace: Workspace, cell: str) -> tuple[int, int]:
             if "tasks.train" in command:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
-        wait_for(lambda: left_of(mark) == {}, seconds=_SECONDS, what="nobody is left of the session")
+        wait_for(
+            lambda: left_of(mark) == {} and not raylets.find("-m training"),
+            seconds=_SECONDS, what="nobody is left of the session",
+        )  # fmt: skip
     events = events_in(stream)
     began = next(one for one in events if one["event"] == "segment_started")
     return sum(one["event"] == "segment_reused" for one in events), int(began["resumed_at_step"])
