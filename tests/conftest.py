@@ -47,6 +47,7 @@ LONGEST = (
     "integration/test_prefect_trouble.py",
     "integration/test_two_hosts.py",
     "tasks/ranks/launchers/test_ray.py",
+    "integration/test_two_raylets.py",
     "integration/test_odd_folder.py",
     "integration/test_search.py",
     "integration/test_images.py",

@@ -21,6 +21,8 @@ from flows.trials import TRIALS, Trial
 from tasks.params import load_params
 from tasks.process.failure import DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
+from tests.museum.exhibit import Exhibit
+from tests.museum.exhibits import EXHIBITS
 from tests.processes import left_of, new_mark, none_left_of
 from tests.ray_cluster import find_own_address, needs_ray, two_raylets
 from tests.workspace import Workspace
@@ -221,18 +223,19 @@ def test_a_schedule_of_another_span_is_refused(search: Search) -> None:
         require_comparable(search.trials, 1, span=3)
 
 
-def test_a_search_whose_trials_begin_their_schedule_anew_in_every_epoch_is_refused(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "exhibit", [part for part in EXHIBITS if part.scenario == "search"], ids=lambda exhibit: exhibit.key
+)
+def test_a_search_of_the_museum_is_refused(
+    exhibit: Exhibit, searched: Workspace, warm: Path, tmp_path: Path
+) -> None:  # fmt: skip
     wrong = searched.copy(tmp_path / "project", programs=warm)
-    wrong.change({"tracking.kind": "none", "search.trials": 1, "search.rungs": [2]})
-    file = wrong.folder / "tasks/params/trials.py"
-    text = file.read_text()
-    assert text.count('"schedule_span": "run"') == 1
-    file.write_text(text.replace('"schedule_span": "run"', '"schedule_span": "segment"'))
+    wrong.change({"tracking.kind": "none", **dict(exhibit.params)})
+    for mutation in exhibit.mutations:
+        mutation.apply(wrong.folder)
     done = wrong.run(*SEARCH, ok=False)
     assert done.returncode == ExitCode.DATA
-    assert "by one schedule over" in done.stdout.splitlines()[-1]
+    assert exhibit.caught_by.removeprefix("search: ") in done.stdout.splitlines()[-1]
 
 
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(

@@ -49,7 +49,8 @@ class Shown:
         stage, _, words = self.exhibit.caught_by.partition(": ")
         if not words:
             return f"gate “{self.exhibit.caught_by}”"
-        who = f"the ranks ({self.outcome.error})" if self.outcome.error else f"the stage {stage}"
+        named = "the search" if stage == "search" else f"the stage {stage}"
+        who = f"the ranks ({self.outcome.error})" if self.outcome.error else named
         return f"{who} refused: “{words}”"
 
     @property
@@ -116,4 +117,5 @@ _SCENARIOS = {
     "resume both": "Both cells have trained the first range without the defect; the second range follows with it.",
     "resume 2proc": "`2proc` has trained the first range without the defect; the second range follows with it.",
     "two jobs": "Nothing is changed: the stage is started twice.",
+    "search": "`make search` is run with it.",
 }

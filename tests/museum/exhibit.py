@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Scenario = Literal["train", "resume both", "resume 2proc", "two jobs"]
+Scenario = Literal["train", "resume both", "resume 2proc", "two jobs", "search"]
 
 _OF_TEXT = {
     "training/data/batches.py",
@@ -66,7 +66,8 @@ class Exhibit:
     disarmed: Mutation | None = None
     """A check inside the trainer that is taken out as well, so that the gates stand alone."""
     scenario: Scenario = "train"
-    """What is run: both cells from nothing; or a second range after the first one; or two jobs in one folder."""
+    """What is run: both cells from nothing; or a second range after the first one; or two jobs in one
+    folder; or `make search`, on built-in data."""
     launcher: Literal["forked", "torchrun"] = "forked"
     """torchrun where the ranks must not be children of one Python process."""
     params: tuple[tuple[str, Any], ...] = ()
@@ -89,6 +90,8 @@ class Exhibit:
 
     def applies_to(self, workload: str, precision: str) -> bool:
         """Return whether the lines are ones that this workload runs, and do something in this precision."""
+        if self.scenario == "search":
+            return (workload, precision) == ("causal_lm", "fp32")
         spread = [value.get("strategy") for _, value in self.params if isinstance(value, dict)]
         if precision == self.no_defect_in or (precision == "fp16" and _NO_FP16.intersection(spread)):
             return False

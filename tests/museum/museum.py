@@ -16,6 +16,7 @@ from tasks.reporting.results import Results
 from tests.museum.exhibit import Exhibit
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
+from tests.workspace import SMALL, Workspace
 
 ABOUT_SECONDS = {
     "Not data-bound",
@@ -69,9 +70,7 @@ class Outcome:
         """What is said instead of a speedup: the verdict, or the stage's last line."""
         if self.refusal is not None:
             return self.refusal.words
-        assert self.results is not None
-        verdict: str = self.results["verdict"]
-        return verdict
+        return "nothing" if self.results is None else str(self.results["verdict"])
 
     @property
     def is_only_noisy(self) -> bool:
@@ -148,6 +147,8 @@ class Museum:
         if exhibit.is_timed:
             return self.show_timed(exhibit)
         folder = self._root / _plain(exhibit.key)
+        if exhibit.scenario == "search":
+            return run_search(folder, self._checkout, exhibit)
         blank = self._blank_with_dropout if exhibit.has_dropout else self.blank
         project = copy_project(self._clean if exhibit.scenario.startswith("resume") else blank, folder)
         if exhibit.scenario.startswith("resume"):
@@ -232,6 +233,17 @@ def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
         os.kill(first.pid, signal.SIGCONT)
         first.finish()
     return compare(project, (), measures=False)
+
+
+def run_search(folder: Path, checkout: Path, exhibit: Exhibit) -> Outcome:
+    """Run `make search` on built-in data with the exhibit's defect in it."""
+    changes = {"ranges": ["0-64"], "tracking.kind": "none", **dict(exhibit.params)}
+    workspace = Workspace.create(folder, project=checkout, changes=SMALL | changes)
+    for mutation in exhibit.mutations:
+        mutation.apply(folder)
+    done = workspace.run("python", "-m", "flows.search", ok=False)
+    refusal = StageFailedError("search", done.returncode, done.stdout.splitlines()[-1]) if done.returncode else None
+    return Outcome(refusal=refusal, results=None, naive_speedup=None)
 
 
 def _speedup_until_now(project: Path) -> float | None:

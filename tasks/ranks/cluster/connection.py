@@ -32,6 +32,8 @@ def connect(address: str) -> None:
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}
     # Ray gives what it starts less of the cores than others get, which ranks would inherit, and the clock would see.
     os.environ |= {"RAY_worker_niceness": "0"}
+    # What is lost is said in one line; Ray would print twenty of a lost raylet's log behind it.
+    os.environ |= {"RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id: )"}
     options: dict[str, Any] = {"address": address}
     if address == "local":
         options |= _prepare_own()

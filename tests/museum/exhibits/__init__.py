@@ -7,6 +7,7 @@ from tests.museum.exhibits import (
     measuring,
     one_arm,
     resuming,
+    searching,
     sharing,
     synchronisation,
     work,
@@ -22,5 +23,6 @@ EXHIBITS = [
     *one_arm.EXHIBITS,
     *measuring.EXHIBITS,
     *blocks.EXHIBITS,
+    *searching.EXHIBITS,
 ]
 """In the order of the table."""
