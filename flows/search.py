@@ -20,9 +20,10 @@ from flows.fair_trials import read_epochs, require_comparable
 from flows.output import StageOutput
 from flows.pipeline import reproduce
 from flows.places import open_places
-from flows.trials import Trial, find_path, make_stage_error, read_command, read_raw_params, run_trials, write_inputs
+from flows.trials import Trial, change_raw_params, find_path, make_stage_error, read_command, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
+from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError, DivergedError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
@@ -65,10 +66,13 @@ def choose_spread(params: Params) -> str | None:
 
 
 class Search:
-    """One search of the comparison in params.yaml."""
+    """One search of the comparison in params.yaml, which may be written to while it runs: it is read here, once."""
 
     def __init__(self, params: Params) -> None:
         self.params = params
+        self.text, self.raw = _PARAMS.read_text(encoding="utf-8"), read_strict_yaml(_PARAMS)
+        if Params.model_validate(self.raw) != params:
+            raise ConfigurationError("params.yaml: changed since the search began; run again")
         self.asked = params.search
         self.cell = params.baseline
         self.trials = [self._plan(f"trial-{index}", index) for index in range(self.asked.trials)]
@@ -89,7 +93,7 @@ class Search:
     def _plan(self, name: str, index: int, *, cell: str = "", **changes: int) -> Trial:
         drawn = self.asked.draw(index)
         changes = {**make_train_changes(self.params, drawn), **changes}
-        return Trial.plan(name, drawn, changes, cell=cell or self.cell)
+        return Trial.plan(name, drawn, changes, cell=cell or self.cell, given=self.raw)
 
     def climb(self) -> None:
         """Train and compare rung by rung."""
@@ -149,7 +153,7 @@ class Search:
         shutil.rmtree(_EVALUATING, ignore_errors=True)
         for trial in trials:
             link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)
-        raw = read_raw_params({}, {trial.name: self.cell for trial in trials})
+        raw = change_raw_params(self.raw, {}, {trial.name: self.cell for trial in trials})
         if measures_noise:
             raw["quality"] = {}
         own = find_path("evaluate", "runs")
@@ -218,7 +222,7 @@ class Search:
             repeats=repeats,
             spread=spread,
             noise_scales=noise_scales,
-            patch=make_patch(_PARAMS.read_text(encoding="utf-8"), changes),
+            patch=make_patch(self.text, changes),
         )
 
     def _record(self, index: int, trial: Trial) -> TrialRecord:

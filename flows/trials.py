@@ -18,7 +18,6 @@ from flows.places import Place
 from tasks.inputs.snapshot import select_values
 from tasks.params import Params, load_params
 from tasks.params.search import Configuration
-from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ExitCode, StageError
 from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
 from tasks.records.run import RunFile
@@ -51,18 +50,20 @@ def find_path(stage: str, option: str, cell: str = "") -> Path:
     return Path(words[words.index(f"--{option}") + 1])
 
 
-def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
-    """Return params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
+def change_raw_params(given: Mapping[str, Any], changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
+    """Return a params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
 
     It may stand in another folder, and has no tracker: the search sends what is finished, below its own run. No
     gradient noise is measured along a trial.
     """
-    raw = read_strict_yaml(Path("params.yaml"))
-    raw = {key: value for key, value in raw.items() if key not in ("search", "upload")}
+    raw = {key: value for key, value in given.items() if key not in ("search", "upload")}
     for section in ("model", "dataset"):
-        for key, value in raw[section].items():
-            if isinstance(value, str) and value.startswith("path:"):
-                raw[section][key] = f"path:{Path(value.removeprefix('path:')).absolute()}"
+        raw[section] = {
+            key: f"path:{Path(value.removeprefix('path:')).absolute()}"
+            if isinstance(value, str) and value.startswith("path:")
+            else value
+            for key, value in raw[section].items()
+        }
     others = {name: raw["cells"][like] for name, like in cells.items()}
     own = {"tracking": {"kind": "none"}, "quality": {"noise_batches": 0}}
     return {**raw, "train": {**raw["train"], **changes}, "cells": others, **own}
@@ -98,9 +99,11 @@ class Trial:
     """Of all rungs."""
 
     @classmethod
-    def plan(cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str) -> "Trial":
-        """Return the trial that has these `changes` in its section `train`."""
-        raw = read_raw_params(changes, {cell: cell})
+    def plan(
+        cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str, given: Mapping[str, Any]
+    ) -> "Trial":
+        """Return the trial that has these `changes` in its section `train`; `given`: params.yaml of the search."""
+        raw = change_raw_params(given, changes, {cell: cell})
         params = settle_micro_batch(
             Params.model_validate(raw), machine=MachineFile.read(find_path("train", "machine")),
             base_model=find_path("train", "base-model"),

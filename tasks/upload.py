@@ -123,7 +123,10 @@ def _select_checkpoints(params: Params, facts: RunFile) -> list[str]:
     """Return the file names of the checkpoints that are published beside the final weights."""
     if params.upload.checkpoints == "last":
         return [Path(facts.final_checkpoint).name]
-    return params.checkpoint_names if params.upload.checkpoints == "all" else list(params.upload.checkpoints)
+    if params.upload.checkpoints == "all":
+        # Of its own segments: a cell that is another training may have more epochs than the others.
+        return [f"{facts.model_name}_{part.range}-epoch-{part.epoch}.pt" for part in facts.segments]
+    return list(params.upload.checkpoints)
 
 
 def _link_checkpoints(run: Path, checkpoint: str, wanted: list[str], staged: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from rich.table import Table
 from tasks.machine.gpu_checks import GIB_PER_CONTEXT, IN_PIECES
 from tasks.params import Params
 from tasks.params.choices import read_unit
-from tasks.process.wording import NOT_AVAILABLE, format_plural, format_three_digits, format_usd
+from tasks.process.wording import NOT_AVAILABLE, OTHER_TRAINING, format_plural, format_three_digits, format_usd
 from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.cell import RehearsedCell
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
@@ -96,7 +96,8 @@ def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params
         return [f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."]
     said = [f"{_format_range(speed)} {unit}s per second"]
     if cell is not baseline and (ratio := model_speedup(cell.load, baseline.load, card)) is not None:
-        said.append(f"{_format_range(ratio)} times as fast as {baseline.name}")
+        other = f" per {unit}, as {OTHER_TRAINING}" if params.cells[cell.name].is_other_training else ""
+        said.append(f"{_format_range(ratio)} times as fast as {baseline.name}{other}")
     price = params.cost.price_per_gpu_hour
     if price is not None:
         dollars = [price * cell.config.world_size / 3600 / per_second * 1e6 for per_second in (speed.high, speed.low)]

@@ -69,7 +69,7 @@ def _list_in_data() -> set[Path]:
     """Return what data/ holds now, as links or by the fingerprints of its runs."""
     inodes = {_get_inode(file) for file in _DATA.rglob("*") if file.is_file()}
     segments = set()
-    for run in _DATA.glob(f"runs/*/{RunFile.NAME}"):
+    for run in _DATA.glob(f"runs/**/{RunFile.NAME}"):
         with contextlib.suppress(DataError):
             segments |= {part.fingerprint for part in RunFile.read(run).segments}
     entries = _list_entries((*_DOWNLOADS, *_RESULTS))

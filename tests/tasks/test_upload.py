@@ -331,6 +331,21 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
     assert f"**Data source**: hub:owner/rows, commit {'d' * 40}, licence cc0-1.0" in body
 
 
+def test_all_checkpoints_are_those_of_the_cell_which_may_have_more_epochs_than_others(comparison: Path) -> None:
+    ask_for(comparison, "all")
+    run, old, new = comparison / "data/runs/2proc", "8-16-epoch-1", "8-16-epoch-2"
+    folder = (run / "segments" / old).rename(run / "segments" / new)
+    (folder / f"tiny_qwen2_{old}.pt").rename(folder / f"tiny_qwen2_{new}.pt")
+    (folder / "receipt.json").write_text((folder / "receipt.json").read_text().replace(old, new))
+    facts = read_json(run / "run.json")
+    facts["segments"][-1] |= {"epoch": 2, "folder": f"segments/{new}"}
+    write_json(run / "run.json", facts | {"final_checkpoint": facts["final_checkpoint"].replace(old, new)})
+    manifest = upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+    assert [path for path in manifest.files if path.startswith("checkpoints/")] == [
+        "checkpoints/tiny_qwen2_0-8-epoch-1.pt", f"checkpoints/tiny_qwen2_{new}.pt",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("heldout_source", "wanted"), [("split:test", ("test", "d" * 40)), ("path:test.jsonl", (None, None))]
 )

@@ -14,7 +14,7 @@ from tests.tiny import make_tiny_model
 
 
 def _run(
-    folder: Path, gpu: str, *options: str, price: str = "null", preset: str = "qwen2-arxiv"
+    folder: Path, gpu: str, *options: str, price: str = "null", preset: str = "qwen2-arxiv", more_cells: str = ""
 ) -> subprocess.CompletedProcess[str]:
     text = (PROJECT / "presets" / f"{preset}.yaml").read_text()
     if (folder / "model").is_dir():
@@ -22,7 +22,7 @@ def _run(
             r"source: hub:(Qwen/Qwen2-0.5B-Instruct|facebook/opt-1.3b)\n  revision: main", "source: path:model", text
         )
     text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
-    (folder / "params.yaml").write_text(text)
+    (folder / "params.yaml").write_text(text.replace("\n  2gpu:", f"{more_cells}\n  2gpu:"))
     command = [sys.executable, "-m", "tasks.rehearsal", gpu, *options]
     given = {**os.environ, "PYTHONPATH": str(PROJECT), "COLUMNS": "200"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given)
@@ -36,17 +36,21 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(folder: Path) -> None:
-    done = _run(folder, "2x H100-80", price="2.5")
+    large = "\n  large: {strategy: ddp, world_size: 2, batch: {learning_rate: sqrt}}"
+    done = _run(folder, "2x H100-80", price="2.5", more_cells=large)
     assert done.returncode == 0, done.stderr[-3000:]
-    for cell in ("1gpu", "2gpu"):
+    for cell in ("1gpu", "2gpu", "large"):
         assert f"{cell} fits." in done.stdout
     for kind in ("weights", "gradients", "moments", "activations", "logits", "communication"):
-        assert done.stdout.count(kind) >= 2
-    (speedup,) = [line for line in done.stdout.splitlines() if "times as fast as 1gpu" in line]
+        assert done.stdout.count(kind) >= 3
+    other, speedup = [line for line in done.stdout.splitlines() if "times as fast as 1gpu" in line]
     assert " tokens per second" in speedup
     assert " per million tokens" in speedup
-    # Wherever a figure is: both tables, both paragraphs, and at the end.
-    assert done.stdout.count("modelled, not measured") == 5
+    told = "times as fast as 1gpu per token, as another training"
+    assert told in other
+    assert told not in speedup
+    # Wherever a figure is: all tables, all paragraphs, and at the end.
+    assert done.stdout.count("modelled, not measured") == 7
     assert "products at 40% to 75% of the dense peak" in done.stdout
     assert "No rows are sliced yet" in done.stdout
 

@@ -63,14 +63,16 @@ def test_what_none_of_the_last_comparisons_used_is_listed_and_goes_when_asked_fo
     assert newer.exists()
 
 
-def test_what_data_holds_is_never_removed_however_long_it_was_not_used() -> None:
+@pytest.mark.parametrize("run", ["c", "c/seeds/43"])
+def test_what_data_holds_is_never_removed_however_long_it_was_not_used(run: str) -> None:
     linked = _keep("slices/linked", used_at=0.0)
     Path("data/slices").mkdir(parents=True)
     os.link(linked / "file", "data/slices/file")
     copied = _keep("runs/c/segments/fingerprint", used_at=0.0)
-    Path("data/runs/c").mkdir(parents=True)
+    (Path("data/runs") / run).mkdir(parents=True)
     segment = {"range": "0-8", "epoch": 1, "fingerprint": "fingerprint", "folder": "segments/0-8-epoch-1"}
-    Path("data/runs/c/run.json").write_text(json.dumps(run_facts("c", segments=[segment], final_checkpoint="x.pt")))
+    facts = run_facts("c", segments=[segment], final_checkpoint="x.pt")
+    (Path("data/runs") / run / "run.json").write_text(json.dumps(facts))
     _compared(1, 2)
     assert "nothing to remove" in prune(keep=1, is_wanted=True)
     assert linked.exists()
