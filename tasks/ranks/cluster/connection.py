@@ -18,6 +18,9 @@ _TOKEN = Path.home() / ".ray" / "auth_token"
 _SECONDS_TO_OPEN = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+_SAID_BY_RAY = ("Raylet is terminated", "The node with node id: ", "A worker died or was killed")
+"""How lines begin that Ray prints of what is lost."""
+
 
 def connect(address: str) -> None:
     """Have this process be a driver of the cluster; of one of its own if the address is `local`.
@@ -33,7 +36,7 @@ def connect(address: str) -> None:
     # Ray gives what it starts less of the cores than others get, which ranks would inherit, and the clock would see.
     os.environ |= {"RAY_worker_niceness": "0"}
     # What is lost is said in one line; Ray would print twenty of a lost raylet's log behind it.
-    os.environ |= {"RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id: )"}
+    os.environ |= {"RAY_DEDUP_LOGS_SKIP_REGEX": f"^({'|'.join(_SAID_BY_RAY)})"}
     options: dict[str, Any] = {"address": address}
     if address == "local":
         options |= _prepare_own()
