@@ -130,8 +130,9 @@ class Params(Section):
 
     @property
     def checkpoint_names(self) -> list[str]:
-        """The file name of every semantic checkpoint that a cell's training makes, in that order."""
-        epochs = range(1, self.train.epochs + 1)
+        """The file name of every semantic checkpoint that a cell which may be published makes, in that order."""
+        cells = self.cells if self.upload.cell is None else [self.upload.cell]
+        epochs = range(1, max(self.train_of(cell).epochs for cell in cells) + 1)
         return [f"{self.model.name}_{part}-epoch-{epoch}.pt" for part in self.ranges for epoch in epochs]
 
     @property

@@ -40,6 +40,15 @@ def test_batch_rate_warm_up_and_epochs_are_what_the_cell_says(batch: Any, expect
     assert alone.alone("big") == alone, "and nothing is scaled twice"
 
 
+def test_checkpoints_of_every_epoch_that_the_published_cell_has_may_be_named() -> None:
+    batch, name = {"learning_rate": "sqrt", "epochs": 3}, f"{PARAMS['model']['name']}_{PARAMS['ranges'][0]}-epoch-3.pt"
+    upload = {"checkpoints": [name]}
+    assert make_params(batch, upload=upload).upload.checkpoints == [name]
+    assert make_params(batch, upload={**upload, "cell": "big"}).upload.checkpoints == [name]
+    with pytest.raises(ValidationError, match=r"upload\.checkpoints"):
+        make_params(batch, upload={**upload, "cell": "one"})
+
+
 LOCAL = {"strategy": "local_sgd", "world_size": 2}
 
 
