@@ -19,7 +19,7 @@ def _make_part(folder: Path, program: str, *, limit_seconds: float = 60.0) -> Pa
 
 _RANKS_FAIL = """
 print("Traceback (most recent call last):\\n  in a rank")
-print("torch.OutOfMemoryError: CUDA out of memory")
+print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
 raise SystemError("a rank failed")
 """
 

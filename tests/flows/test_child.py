@@ -15,8 +15,8 @@ from tests.flows.toy_project import living, wait_for
 
 # Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
 _STUBBORN = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked to end\\n"))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(child.pid, flush=True)
 while True:

@@ -77,8 +77,8 @@ def test_kill_of_the_shell_that_typed_make_compare_leaves_nobody(
         # What .ready stands for is made already.
         typed = "make -o .venv/.ready compare; true"
         shell = subprocess.Popen(
-            ["bash", "-c", typed], cwd=toy.folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
+            ["env", "--default-signal=HUP", "bash", "-c", typed], cwd=toy.folder, env=environment,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         seen = training.wait_for_step(toy)
         shell.kill()

@@ -68,7 +68,10 @@ def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_lo
 ) -> None:
     (tmp_path / "Makefile").write_text(f'compare:\n\t@{sys.executable} -c "{STAGE}"\n')
     typed = f"{'nohup ' if is_detached else ''}make -s -C {tmp_path} compare; true"
-    shell = subprocess.Popen(["bash", "-c", typed], stdout=-1, stderr=-2, text=True, start_new_session=True)
+    # These tests may run under nohup themselves.
+    shell = subprocess.Popen(
+        ["env", "--default-signal=HUP", "bash", "-c", typed], stdout=-1, stderr=-2, text=True, start_new_session=True
+    )
     assert shell.stdout is not None
     while shell.stdout.readline() != "up\n":
         pass
