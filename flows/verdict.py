@@ -11,26 +11,27 @@ from tasks.process.wording import (
     NOTHING,
     OTHER_TRAINING,
     WITHHELD,
-    format_duration,
     format_percent,
     format_ratio,
     format_seconds,
 )
 
+_SAMPLES = 1_000
+
 
 def print_verdict(results: Mapping[str, Any]) -> None:
     """Print what results.json says of the comparison, as wide as the terminal allows."""
     console = Console(highlight=False, markup=False)
-    # What the speedup is of: the steps that were measured, else the whole trainings.
-    steps = {
-        arm["cell"]: format_duration(arm["step_seconds"]["value"])
+    # What the speedup is of: what was timed in blocks, whatever the batch of a step, else the whole trainings.
+    timed = {
+        arm["cell"]: format_seconds(_SAMPLES / arm["samples_per_second"])
         for arm in (results.get("measurement") or {"arms": []})["arms"]
         if not arm["is_wrapped_baseline"]
     }
-    heading = "per step" if steps else "per epoch"
+    heading = f"{_SAMPLES:,} samples" if timed else "per epoch"
     table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
     for cell in results["cells"]:
-        seconds = steps.get(cell["cell"], NOTHING) if steps else format_seconds(cell["seconds_per_epoch"])
+        seconds = timed.get(cell["cell"], NOTHING) if timed else format_seconds(cell["seconds_per_epoch"])
         table.add_row(cell["cell"], seconds, *_tell_speedup(cell))
     if table.rows:
         console.print(table)

@@ -49,14 +49,14 @@ class Session:
 
 
 def tell_training_time(params: Params, measurement: Measurement, num_rows: Mapping[str, int]) -> str:
-    """Return how long the trainings of all cells would take as fast as they were timed; `num_rows`: of each range."""
+    """Return how long a whole training of each cell takes as fast as it was timed; `num_rows`: of each range."""
     rows = sum(num_rows[str(part)] for part in params.ranges) * len(params.seeds)
     speeds = {arm.cell: arm.samples_per_second for arm in measurement.arms if not arm.is_wrapped_baseline}
     spans = [
         f"{cell} {timedelta(seconds=round(rows * params.train_of(cell).epochs / speed))}"
         for cell, speed in speeds.items()
     ]
-    return f"training will take about (h:min:s): {wording.join_names(spans)}, and the starts of the ranks"
+    return f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {wording.join_names(spans)}"
 
 
 def plan_session(

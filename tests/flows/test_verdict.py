@@ -46,14 +46,14 @@ def test_each_cell_has_its_line(
 
 
 def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    def make_arm(cell: str, seconds: float, *, wrapped: bool = False) -> dict[str, Any]:
-        return {"cell": cell, "is_wrapped_baseline": wrapped, "step_seconds": {"value": seconds}}
+    def make_arm(cell: str, samples_per_second: float, *, wrapped: bool = False) -> dict[str, Any]:
+        return {"cell": cell, "is_wrapped_baseline": wrapped, "samples_per_second": samples_per_second}
 
-    arms = [make_arm("1proc", 0.158), make_arm("2proc", 0.1), make_arm("1proc", 0.2, wrapped=True)]
+    arms = [make_arm("1proc", 100.0), make_arm("2proc", 158.0), make_arm("1proc", 99.0, wrapped=True)]
     print_verdict({**RESULTS, "measurement": {"arms": arms}})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][1:3] == ["per", "step"]
-    assert [row[1:3] for row in rows[1:3]] == [["158", "ms"], ["100", "ms"]]
+    assert rows[0][1:3] == ["1,000", "samples"]
+    assert [row[1:4] for row in rows[1:3]] == [["10.0", "s", "baseline"], ["6.33", "s", "1.58x"]]
 
 
 def test_a_terminal_gets_sentences_broken_between_words_and_the_label_of_a_demonstration(

@@ -10,12 +10,13 @@ _GATES: dict[bool | str, str] = {True: "passed", False: "failed", "unproven": "u
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return what became of the speed, each figure now and then, and the last comparisons of the same work."""
+    """Return what became of the speed, each figure now and then, and the comparisons before of the same work."""
     history = results.history
     if history is None:
         return [Text("No history was kept with these results.")]
     changes = [_tabulate_changes(history.changes)] if history.changes else []
-    return [Text(history.summary), *changes, Charts("history"), _tabulate_records(results, history)]
+    has_others = len(group_comparisons(history.records)) > 1
+    return [Text(history.summary), *changes, Charts("history"), *[_tabulate_records(results, history)] * has_others]
 
 
 def _tabulate_changes(changes: list[Change]) -> Table:

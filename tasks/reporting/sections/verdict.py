@@ -13,6 +13,7 @@ from tasks.reporting.results import Results
 from tasks.reporting.tell_quality import tell_soonest
 from tasks.reporting.verdict import (
     count_passed_gates,
+    is_about_one,
     is_resolved,
     list_clauses,
     name_state,
@@ -24,6 +25,8 @@ _NEARLY_LINEAR = 0.97
 _SECONDS_PER_HOUR = 3600.0
 _MOST_TOLD = 4
 """Cells whose seconds are told in one sentence."""
+_OF_NOISE = {QUIET_TURNS, BORNE_OUT}
+"""Gates that another measurement may satisfy."""
 _AS_MANY = 0.02
 """Two numbers of results per hour that are no further apart are called the same."""
 
@@ -100,6 +103,8 @@ def _tell_worth(results: Results, best: CellResults) -> str:
     if found is None or found.cost_of_speedup is None:
         return "That takes a measured speedup."
     base = results.baseline.cell
+    if _may_be_slower(results, best):
+        return f"That cannot be told yet: {best.cell} may be slower than {base}, or faster."
     sooner = wording.format_ratio(best.speedup)
     told = f"{best.cell} is {sooner} as fast as {base} for {found.cost_of_speedup:.2f} times the device time"
     if found.num_baseline_jobs is None or found.baseline_results_per_hour is None:
@@ -110,6 +115,12 @@ def _tell_worth(results: Results, best: CellResults) -> str:
         return f"{told}; {jobs} as many results per hour."
     more = f"{wording.format_small_percent(abs(gain))} {'more' if gain > 0 else 'fewer'}"
     return f"{told}; {jobs} {more} results per hour."
+
+
+def _may_be_slower(results: Results, best: CellResults) -> bool:
+    """Return whether the interval of the speedup holds 1, and is too wide to say that there is no difference."""
+    measured, measurement = best.measured_speedup, results.measurement
+    return bool(measured and measurement and measured.holds_one and not is_about_one(measured, measurement))
 
 
 def _find_cost(cost: Cost | None, cell: CellResults) -> CellCost | None:
@@ -143,11 +154,7 @@ def _tell_losses(results: Results, best: CellResults) -> str:
 
 def _tell_next(results: Results) -> str:
     """Return the change that gained most, or what to type where there is no answer yet."""
-    if (
-        results.is_withheld
-        and QUIET_TURNS in results.failed_gates
-        and {QUIET_TURNS, BORNE_OUT}.issuperset(results.failed_gates)
-    ):
+    if QUIET_TURNS in results.failed_gates and _OF_NOISE.issuperset(results.failed_gates):
         return _tell_rebench(results)
     if results.is_withheld:
         return "Mend what the failed gate names, and run the comparison again: docs/gates.md."
@@ -157,6 +164,8 @@ def _tell_next(results: Results) -> str:
     if measurement is None:
         return "Write measure: {speed: true} into params.yaml, and run the comparison again."
     if results.answers and (best := sort_by_merit(results)[0]).standing.state == "unproven":
+        if _may_be_slower(results, best) and _OF_NOISE.issuperset(best.standing.gates):
+            return _tell_rebench(results)
         return f"Have the unchecked gates decide, “{best.standing.gates[0]}” first: docs/gates.md says what each needs."
     if not is_resolved(results):
         return _tell_rebench(results)

@@ -21,6 +21,6 @@ def test_training_time_is_that_of_all_rows_epochs_and_seeds_of_each_cell(project
     assert (len(params.ranges), params.train.epochs) == (2, 2)
     told = tell_training_time(params, Measurement.model_construct(arms=arms), rows)
     assert told == (
-        f"training will take about (h:min:s): 1proc 0:{60 * hours:.0f}:00 and 2proc 0:{30 * hours:.0f}:00, "
-        "and the starts of the ranks"
+        "as timed, a whole training takes, beside the starts of its ranks (h:min:s): "
+        f"1proc 0:{60 * hours:.0f}:00 and 2proc 0:{30 * hours:.0f}:00"
     )

@@ -47,6 +47,10 @@ def test_an_interval_that_holds_one_is_no_measurable_difference(tmp_path: Path) 
 def test_a_wide_interval_around_one_tells_nothing(tmp_path: Path) -> None:
     verdict = verdict_of(tmp_path, with_speedup(1.01, 0.2))
     assert verdict.startswith("Whether 2proc is faster than 1proc cannot be told (1.01x, 95 % interval 0.81x to 1.21x")
+    page = html_of(collect_results(outputs_of(tmp_path, PARAMS)))
+    assert "That cannot be told yet: 2proc may be slower than 1proc, or faster." in page
+    assert "2proc is 1.01x as fast" not in page
+    assert "Type “make rebench” while nothing else runs" in page
 
 
 @pytest.mark.parametrize(
