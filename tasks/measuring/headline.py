@@ -43,6 +43,9 @@ _TURNS = 4
 """Quiet turns of a launch that is long enough to have paid for its start."""
 _MOST_TURNS = 12
 """Of a launch: where so few are quiet that it has not enough by then, another one is as good."""
+_MOST_TURNS_LATE = 3
+"""The same once the time is spent, for each quiet one that it needs: a few turns more cost less than to have taken all
+those before them for no interval."""
 
 
 class TimedBench(Protocol):
@@ -175,7 +178,7 @@ def _run_launch(
         num_turns += 1
         num_quiet += all(is_quiet(found.trials.blocks[arm.name][-1], found.most_share) for arm in arms)
         is_long = num_quiet >= _TURNS and clock() - began >= start_seconds
-        if is_long or (num_turns >= fewest and is_late()):
+        if is_long or (is_late() and (num_quiet >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
             return
 
 

@@ -89,6 +89,16 @@ def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
     assert found.intervals, "wide, but an interval"
 
 
+def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() -> None:
+    for seed in range(20):
+        found, _ = _measure(TROUBLES["neighbour half the time that slows both down"], seed=seed, max_seconds=0.1)
+        numbers = [block.launch for block in found.trials.blocks["1proc"]]
+        quiet = [turn[0].launch for turn in found.trials.select_quiet(0.05).turns.values()]
+        for launch in (1, 2, 3):
+            assert numbers.count(launch) <= 6
+            assert quiet.count(launch) == 2 or numbers.count(launch) == 6
+
+
 def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_the_time_at_most() -> None:
     turns = {}
     for start_seconds in (1.0, 12.0):
