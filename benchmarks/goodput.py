@@ -19,7 +19,6 @@ from rich.console import Console
 
 from benchmarks.results_file import RESULTS, write_results
 from tasks.process.wording import (
-    NOT_AVAILABLE,
     format_loss,
     format_optional,
     format_ratio,
@@ -68,11 +67,21 @@ class Score:
     high: float | None
     data: float | None
     """Tokens needed against the baseline, measured."""
+    below: float | None = None
+    """What the measured one is below, where the target was not reached."""
+    data_above: float | None = None
+    """What the tokens needed are above, likewise."""
 
     @property
     def error(self) -> float | None:
         """Predicted / measured - 1."""
         return None if self.measured is None else self.predicted.value / self.measured - 1
+
+    @property
+    def least_error(self) -> float | None:
+        """The error, or what it is at least where the target was not reached; None where nothing is known."""
+        ends = self.measured or self.below
+        return None if ends is None else self.predicted.value / ends - 1
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields and the error."""
@@ -89,6 +98,7 @@ def list_scores(results: Results) -> list[Score]:
             comparison=results.name, cell=one.cell, batch=one.global_batch_size, learning_rate=one.learning_rate,
             noise_scale=noise, target_loss=found.target_loss, speed_per_token=one.speed_per_token,
             predicted=one.predicted, measured=one.speedup, low=one.low, high=one.high, data=one.data,
+            below=one.speedup_below, data_above=one.data_above,
         )
         for one in (found.cells[1:] if found else [])
         if found and one.predicted is not None and one.speed_per_token is not None
@@ -98,9 +108,13 @@ def list_scores(results: Results) -> list[Score]:
 def summarise(scores: Sequence[Score]) -> str:
     """Return how far off the predictions were, and of how many cells nothing can be said."""
     errors = [one.error for one in scores if one.error is not None]
-    missed = f"{len(scores) - len(errors)} of {len(scores)} cells did not come to the target in every seed. "
+    refuted = sum(one.error is None and (one.least_error or 0.0) > _TARGET for one in scores)
+    missed = (
+        f"{len(scores) - len(errors)} of {len(scores)} cells did not come to the target in every seed; {refuted} of "
+        f"these predictions are refuted: too high by more than {format_small_percent(_TARGET)}. "
+    )
     if not errors:
-        return f"{missed}No prediction can be held against anything."
+        return f"{missed}No prediction has a figure to be held against."
     rms = math.sqrt(sum(math.log1p(one) ** 2 for one in errors) / len(errors))
     within = sum(abs(one) <= _TARGET for one in errors)
     return (
@@ -113,13 +127,17 @@ def make_row(one: Score) -> list[str]:
     """Return a line of the table."""
     interval = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
     measured = "not reached" if one.measured is None else f"{format_ratio(one.measured)}{interval}"
+    data, error = format_optional(one.data, format_ratio), format_optional(one.error, format_signed_percent)
+    if one.below is not None:
+        measured = f"{measured}: below {format_ratio(one.below)}"
+        data = f"above {format_ratio(one.data_above)}"
+        error = f"above {format_signed_percent(one.predicted.value / one.below - 1)}"
     return [
         one.comparison, one.cell, str(one.batch), f"{one.learning_rate:.3g}",
         format_optional(one.noise_scale, format_three_digits), format_loss(one.target_loss),
         format_ratio_with_interval(one.speed_per_token),
-        format_ratio(one.speed_per_token.value / one.predicted.value), format_optional(one.data, format_ratio),
-        format_ratio_with_interval(one.predicted), measured,
-        NOT_AVAILABLE if one.error is None else format_signed_percent(one.error),
+        format_ratio(one.speed_per_token.value / one.predicted.value), data,
+        format_ratio_with_interval(one.predicted), measured, error,
     ]  # fmt: skip
 
 

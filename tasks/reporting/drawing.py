@@ -118,6 +118,25 @@ def add_hover_points(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts
     add_hover(points, *texts[::every])
 
 
+def name_points(axes: Axes, points: Sequence[tuple[str, float, float]], *, offset: tuple[float, float]) -> None:
+    """Write each name beside its (name, x, y), `offset` points away, or lower where another one stands already.
+
+    To be called last: what else is on the chart decides where its points are.
+    """
+    notes = [
+        axes.annotate(name, (x, y), xytext=offset, textcoords="offset points", fontsize=9) for name, x, y in points
+    ]
+    axes.get_figure(root=True).draw_without_rendering()
+    taken: list[Any] = []
+    for note in sorted(notes, key=lambda one: one.get_window_extent().y1, reverse=True):
+        box = note.get_window_extent()
+        while above := [other for other in taken if box.overlaps(other)]:
+            down = box.y1 - min(other.y0 for other in above) + 1
+            note.set_position((note.get_position()[0], note.get_position()[1] - down * 72 / _DPI))
+            box = note.get_window_extent()
+        taken.append(box)
+
+
 def draw_curve(
     axes: Axes, number: int, cell: str, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], marker: str = ""
 ) -> None:

@@ -38,7 +38,11 @@ def explain_no_time(results: Results, one: CellQuality) -> str:
     for each in (one, results.time_to_quality.cells[0]):
         if missed := len(each.seeds) - each.num_reached:
             trainings = wording.format_plural(len(each.seeds), "training")
-            return f"{each.cell} did not reach {target} in {missed} of {trainings}"
+            missed_it = f"{each.cell} did not reach {target} in {missed} of {trainings}"
+            if each.speedup_below is None:
+                return missed_it
+            below = wording.format_ratio(each.speedup_below)
+            return f"{missed_it}, so that it is there less than {below} as soon, if ever"
     return f"the base model has {target} already, before any training"
 
 

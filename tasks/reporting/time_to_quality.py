@@ -73,6 +73,11 @@ class CellQuality(Record):
     """Upper end."""
     data: float | None = None
     """Tokens to the target / the baseline's, geometric mean over seeds; null as the speedup is."""
+    speedup_below: float | None = None
+    """What the speedup is below where a seed did not come there: all that it trained stands for the time it would have
+    taken. Null where all came there, or one of the baseline did not."""
+    data_above: float | None = None
+    """What the tokens to the target / the baseline's are above; null likewise."""
     device_time: float | None = None
     """Ranks x seconds to the target / the baseline's; null as the speedup is."""
     predicted: Estimate | None = None
@@ -198,6 +203,11 @@ def _make_cell(
         ranks = spread.world_size / params.cells[params.baseline].world_size
         data = estimate_over_seeds(needed)[0]
         facts |= {"speedup": speedup, "low": low, "high": high, "data": data, "device_time": ranks / speedup}
+    elif is_given and all(its and its > 0 for its, _ in seconds):
+        ends = [one.points[-1] for one in seeds]
+        spent = [(its or 0) / (own or end.train_seconds) for (its, own), end in zip(seconds, ends, strict=True)]
+        learned = [(own or end.num_tokens) / (its or 0) for (its, own), end in zip(tokens, ends, strict=True)]
+        facts |= {"speedup_below": estimate_over_seeds(spent)[0], "data_above": estimate_over_seeds(learned)[0]}
     return CellQuality.model_validate(facts)
 
 

@@ -4,11 +4,11 @@ import dataclasses
 import json
 import os
 import platform
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 
 from training.config import TrainingConfig
@@ -56,7 +56,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
+            "transformers": version("transformers"),  # to import it here would undo lean_imports
             "numpy": np.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if is_cuda else None,

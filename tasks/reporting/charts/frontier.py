@@ -1,7 +1,7 @@
 """Seconds per token over memory per rank, a point per cell with its interval: what is down and left is better."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, add_hover_points, select_color, set_height, shorten
+from tasks.reporting.drawing import MUTED, Axes, add_hover_points, name_points, select_color, set_height, shorten
 from tasks.reporting.frontier import Place, is_of_cpu, list_places
 from tasks.reporting.results import Results
 
@@ -50,8 +50,6 @@ def draw(results: Results, axes: Axes) -> None:
         )  # fmt: skip
         told = wording.format_microseconds_with_interval(time)
         add_hover_points(axes, [at], [1e6 * time.value], [f"{place.cell}: {told}, {at:.3g} {unit}"])
-        end = (at, 1e6 * time.value)
-        axes.annotate(shorten(place.cell), end, xytext=(8, 4), textcoords="offset points", fontsize=9)
     axes.margins(x=0.25)
     set_height(axes, 2.1)
     axes.set_xlim(left=0)
@@ -59,6 +57,8 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel(f"most memory allocated by a rank ({unit})")
     axes.set_ylabel(f"µs per {results.unit}")
     axes.grid()
+    names = [(shorten(one.cell), factor * one.memory_gib, 1e6 * one.seconds_per_token.value) for one in places]
+    name_points(axes, names, offset=(8, 4))
 
 
 def _select_edge(places: list[Place]) -> list[Place]:

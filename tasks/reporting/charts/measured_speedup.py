@@ -5,7 +5,7 @@ import math
 from tasks.gates.measured import list_interval_ends
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed
-from tasks.reporting.drawing import MUTED, Axes, add_hover, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, add_hover, name_points, select_color, shorten
 from tasks.reporting.evidence import PairedBlock
 from tasks.reporting.results import Results
 
@@ -52,6 +52,7 @@ def draw(results: Results, axes: Axes) -> None:
     axes.plot([0, most * 1.15], [0, most * 1.15 / base], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     axes.annotate("linear", (most, most / base), xytext=(-6, 6), textcoords="offset points", ha="right", color=MUTED)
     axes.plot([base], [1], color=select_color(0), marker="o", markersize=7)
+    names = list[tuple[str, float, float]]()
     places = {cell.cell: number for number, cell in enumerate(results.cells)}
     for arm in arms:
         speedup, color = arm.speedup, select_color(places[arm.cell])
@@ -68,11 +69,7 @@ def draw(results: Results, axes: Axes) -> None:
             capsize=5, elinewidth=1.6, zorder=4,
         )  # fmt: skip
         add_hover(line, f"{arm.arm}: {wording.format_ratio_with_interval(speedup)}")
-        label = f"{name}  {wording.format_ratio(speedup.value)}"
-        # To the right and a little below: the line of linear speedup runs above.
-        axes.annotate(
-            label, (place, speedup.value), xytext=(8, -12), textcoords="offset points", ha="left", fontsize=9.5
-        )
+        names.append((f"{name}  {wording.format_ratio(speedup.value)}", place, speedup.value))
     axes.set_xticks(sorted({base, *(arm.world_size for arm in arms)}))
     axes.set_xlim(0, most * 1.45)
     dots = [block.speedup for block in _select_blocks(results)]
@@ -80,6 +77,8 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel("number of ranks")
     axes.set_ylabel(f"times as fast as {shorten(results.baseline.cell)}")
     axes.grid()
+    # To the right and a little below: the line of linear speedup runs above.
+    name_points(axes, names, offset=(8, -12))
 
 
 def _select_blocks(results: Results) -> list[PairedBlock]:

@@ -1,7 +1,7 @@
 """Speedup over the number of ranks, with the ideal line."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, name_points, select_color, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Speedup of the whole training"
@@ -35,6 +35,7 @@ def draw(results: Results, axes: Axes) -> None:
     base = results.baseline.world_size
     axes.plot([0, most * 1.15], [0, most * 1.15 / base], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     axes.annotate("linear", (most, most / base), xytext=(-6, 6), textcoords="offset points", ha="right", color=MUTED)
+    names = list[tuple[str, float, float]]()
     for number, cell in enumerate(results.cells):
         ratio, spread = cell.whole.speedup, cell.speedup_of_segments
         if ratio is None:
@@ -43,10 +44,7 @@ def draw(results: Results, axes: Axes) -> None:
         if spread is not None:
             axes.plot([cell.world_size] * 2, [spread.lowest, spread.highest], color=color, linewidth=2, alpha=0.6)
         axes.plot([cell.world_size], [ratio], color=color, marker="o", markersize=9)
-        label = f"{shorten(cell.cell)}  {wording.format_ratio(ratio)}"
-        # To the right and a little below: the line of linear speedup runs above.
-        point = (cell.world_size, ratio)
-        axes.annotate(label, point, xytext=(10, -11), textcoords="offset points", ha="left", fontsize=9.5)
+        names.append((f"{shorten(cell.cell)}  {wording.format_ratio(ratio)}", cell.world_size, ratio))
     ticks = sorted({cell.world_size for cell in results.cells})
     axes.set_xticks(ticks)
     axes.set_xlim(0, most * 1.45)
@@ -54,3 +52,5 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel("number of ranks")
     axes.set_ylabel(f"times as fast as {shorten(results.baseline.cell)}")
     axes.grid()
+    # To the right and a little below: the line of linear speedup runs above.
+    name_points(axes, names, offset=(10, -11))

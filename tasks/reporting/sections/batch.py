@@ -65,7 +65,8 @@ def _tabulate_times(results: Results) -> Table:
         if one.standing.state == "withheld":
             return wording.WITHHELD
         if one.speedup is None:
-            return "not reached" if one.num_reached < len(one.seeds) else wording.NOT_AVAILABLE
+            below = "" if one.speedup_below is None else f" (below {wording.format_ratio(one.speedup_below)})"
+            return f"not reached{below}" if one.num_reached < len(one.seeds) else wording.NOT_AVAILABLE
         doubt = "; unproven" if one.standing.state == "unproven" else ""
         return f"{wording.format_ratio(one.speedup)} ({describe_seeds(one)}{doubt})"
 

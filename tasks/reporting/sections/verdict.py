@@ -146,8 +146,8 @@ def _tell_losses(results: Results, best: CellResults) -> str:
     if waterfall is None:
         return "The step of this cell was not taken apart."
     largest = find_largest_part(waterfall)
-    if largest is None:
-        return "No part of the step stands out."
+    if largest is None or largest.seconds.low <= 0:
+        return "No single part of the step stands out of the noise."
     share = wording.format_small_percent(largest.seconds.value / waterfall.measured_seconds)
     return f"Most of what is lost is {largest.name}: {share} of the step."
 

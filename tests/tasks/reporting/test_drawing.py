@@ -1,3 +1,4 @@
+import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -243,3 +244,18 @@ def test_the_axis_of_losses_apart_has_at_least_two_labels_however_near_they_are(
     results = clean_results.model_copy(update={"loss_curves": [first, second]})
     svg = drawing.draw_svg("loss_difference", drawing.find_charts()["loss_difference"], results)
     assert {"1e-07", "1e-06"} <= set(texts(svg))
+
+
+def test_names_of_points_that_lie_together_do_not_stand_on_each_other() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=(4.7, 3.2), dpi=72, layout="constrained").subplots()
+    points = [(f"cell {number}", 2.0 + 0.01 * number, 1.6 - 0.001 * number) for number in range(6)]
+    axes.set_xlim(0, 3)
+    axes.set_ylim(0, 2)
+    drawing.name_points(axes, [*points, ("far away", 0.2, 0.3)], offset=(8, 4))
+    boxes = [note.get_window_extent() for note in axes.texts]
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    *places, alone = [note.get_position()[1] for note in axes.texts]
+    assert (places[0], alone) == (4, 4)
+    assert places == sorted(places, reverse=True), "each below the one before"

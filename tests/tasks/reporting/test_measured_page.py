@@ -10,7 +10,16 @@ from tasks.reporting import drawing
 from tasks.reporting.markdown import escape
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import hostile
-from tests.tasks.reporting.measured import advice, arm, curve, measurement, prediction, preflight
+from tests.tasks.reporting.measured import (
+    advice,
+    arm,
+    curve,
+    estimate,
+    measurement,
+    prediction,
+    preflight,
+    waterfall,
+)  # fmt: skip
 from tests.tasks.reporting.page import Page
 from tests.tasks.reporting.rendered import markdown_of, page_of
 
@@ -211,6 +220,13 @@ def test_the_markdown_holds_the_same_rows(measured_results: Results) -> None:
     answer, _, more = measured_results.verdict.partition("; ")
     assert f"**{escape(answer)}.**\n\n{escape(more[0].upper() + more[1:])}\n" in text
     assert "- **Why not 2x?** Most of what is lost is exposed communication: 8.3 % of the step." in text
+
+
+def test_a_part_that_may_be_noise_is_not_called_most_of_what_is_lost(measured_results: Results) -> None:
+    parts = [part.model_copy(update={"seconds": estimate(part.seconds.value, 1.5)}) for part in waterfall().parts]
+    changed = measurement(waterfalls=[waterfall(parts=parts)])
+    text = markdown_of(measured_results.model_copy(update={"measurement": changed}))
+    assert "- **Why not 2x?** No single part of the step stands out of the noise." in text
 
 
 def test_hostile_names_are_shown_and_never_run(measured_results: Results) -> None:

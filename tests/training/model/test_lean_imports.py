@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 _LOAD = """
 import sys
 from pathlib import Path
+from training.loop import train  # as a rank does, before it loads the model
 from training.workloads.{workload} import load_model
 load_model(Path(sys.argv[1]))
 print(sorted({{"scipy", "sklearn", "torchvision"}} & set(sys.modules)))
