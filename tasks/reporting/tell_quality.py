@@ -82,8 +82,13 @@ def tell_soonest(results: Results) -> str:
     if goodput is None or goodput.best is None:
         return "That takes the gradient noise scale, and a prediction of the speed."
     best_point = goodput.best
-    return (
+    told = (
         f"Predicted: {wording.format_ratio(best_point.speedup.value)} by "
-        f"{wording.format_plural(best_point.world_size, 'rank')} at a batch of {best_point.global_batch_size}, for "
-        f"{best_point.data.value:.2f} times the {results.unit}s; no cell with that batch was trained."
+        f"{wording.format_plural(best_point.world_size, 'rank')} at a batch of {best_point.global_batch_size}"
+    )
+    if best_point.global_batch_size == goodput.own_batch_size:
+        return f"{told}, which is the comparison's own."
+    return (
+        f"{told}, for {best_point.data.value:.2f} times the {results.unit}s; no cell with that batch was trained, so "
+        "take it for the most that it may be."
     )

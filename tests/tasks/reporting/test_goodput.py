@@ -72,7 +72,12 @@ def test_the_chart_and_the_section_name_the_best_point(measured_results: Results
     assert "Predicted: 2 ranks at a batch of 32 give 1.00x the tokens per second" in said
     assert "Your batch of 16 is 2.50x below the gradient noise scale of 40.0 samples" in said
     assert "n/a (8.00 to no end)" in said
-    assert "How much sooner is an equally good model there?" in said
+    sooner = "- **How much sooner is an equally good model there?** Predicted: 1.90x by 2 ranks at a batch of 32, for "
+    assert sooner in said
+    assert "no cell with that batch was trained, so take it for the most that it may be." in said
+    own = goodput.model_copy(update={"best": point(4, 16, 1.9)})
+    said = render_markdown(make_document(results.model_copy(update={"goodput": own})))
+    assert "Predicted: 1.90x by 4 ranks at a batch of 16, which is the comparison's own." in said
 
 
 @pytest.mark.parametrize(
