@@ -145,19 +145,24 @@ def select_best(points: Sequence[GoodputPoint]) -> GoodputPoint | None:
     return min(close, key=lambda one: (one.world_size, one.global_batch_size))
 
 
-def describe_noise(goodput: Goodput) -> str:
-    """Return how the batch lies to the noise scale, and what growing it costs."""
+def describe_noise(goodput: Goodput, *, most_ranks: int) -> str:
+    """Return how the batch lies to the noise scale, and what growing it costs, up to as many times as ranks."""
     noise, own = goodput.mean_noise_scale, goodput.own_batch_size
     if noise is None:
         return (
             f"Noise hides the gradient even in batches far larger than {own}: growing the batch costs next to no "
             "tokens, and no end to that was seen."
         )
-    cost = compute_data_factor(noise, 2 * own, own) - 1
+
+    def tell_cost(factor: int) -> str:
+        return wording.format_small_percent(compute_data_factor(noise, factor * own, own) - 1)
+
+    with_ranks = f", {most_ranks} times the batch, so that it grows with the ranks, {tell_cost(most_ranks)}"
+    more = with_ranks if most_ranks > 2 else ""
     where = (
         f"{wording.format_ratio(noise / own)} below" if noise > own else f"{wording.format_ratio(own / noise)} above"
     ) if noise else "far above"  # fmt: skip
     return (
         f"Your batch of {own} is {where} the gradient noise scale of {wording.format_three_digits(noise)} samples: "
-        f"twice the batch costs {wording.format_small_percent(cost)} more tokens for an equally good model."
+        f"twice the batch costs {tell_cost(2)} more tokens for an equally good model{more}."
     )

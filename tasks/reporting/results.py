@@ -117,6 +117,11 @@ class Results(Record):
         return [cell for cell in self.cells[1:] if not cell.is_withheld]
 
     @property
+    def most_ranks(self) -> int:
+        """Ranks of the cell that has most."""
+        return max(cell.world_size for cell in self.cells)
+
+    @property
     def is_speedup_measured(self) -> bool:
         """Whether every cell but the baseline has a measured speedup, withheld or not."""
         if self.measurement is None or all(cell.is_other_training for cell in self.cells[1:]):

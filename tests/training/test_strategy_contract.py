@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
     @property
     def is_other_training(self) -> bool:
-        """Whether its updates are openly not those of one process (tests/training/test_local_sgd.py)."""
+        """Whether its updates are openly not those of one process: test_local_sgd.py, test_compressed.py."""
         return find_other_training(self.name, self.options) is not None
 
     @property
@@ -54,7 +54,7 @@ _TOLD: dict[str, dict[str, Any]] = {
 STRATEGIES = {
     name: Cell(name, 1 if name == "single" else 2, _TOLD.get(name, {}))
     for name in list_file_names("training/strategies")
-}
+} | {"compressed int8": Cell("compressed", 2, {"options": {"compression": "int8"}})}
 OPTIONS = {
     "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
@@ -63,6 +63,7 @@ OPTIONS = {
     "ddp of 4": Cell("ddp", 4, {}),
     "zero1 of 4": Cell("zero1", 4, {}),
     "fsdp2 of 4": Cell("fsdp2", 4, {}),
+    "compressed of 4": Cell("compressed", 4, {"options": {"rank": 1}}),
     "pipeline of 4": Cell("pipeline", 4, {"options": {"replicas": 2}}),
 }
 """Other exchanges, another place for the state, and twice the ranks: held to what is quick to find out."""

@@ -9,9 +9,8 @@ weights. What each rank has made of it since, and the moments that each keeps of
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
 from training.step.outer_step import OuterStep
+from training.step.own_state import gather_own
 from training.step.replica import Replica
 from training.step.replicated import Replicated
 from training.step.strategy import STATE, Digests, MisfitError, Part, StepResult
@@ -148,7 +148,12 @@ class LocalSgd(Replicated):
         with self._outer.as_met():
             weights, state = self.replica.snapshot(is_written=self._ranks.is_first)
         yield weights
-        own = self._gather_own()
+        mine = {
+            "moments": self.replica.optimizer.state_dict()["state"],
+            "weights": self._outer.collect_own(),
+            "rng": torch.get_rng_state(),
+        }
+        own = gather_own(mine, self._ranks)
         if state.content is None:
             yield state
             return
@@ -170,29 +175,3 @@ class LocalSgd(Replicated):
         self.replica.load_state(mine)
         self.replica.load_weights(weights, mine)
         self._outer.restore(own["weights"], outer["momentum"], num_since=outer["num_since"])
-
-    def _gather_own(self) -> list[Any]:
-        """Return what every rank has of its own, by rank, on rank 0; the others give theirs. Collective."""
-        mine = {
-            "moments": self.replica.optimizer.state_dict()["state"],
-            "weights": self._outer.collect_own(),
-            "rng": torch.get_rng_state(),
-        }
-        if not self._ranks.is_first:
-            _map_tensors(mine, lambda part: dist.send(part.detach().cpu().contiguous(), dst=0))
-            return []
-        others = range(1, self._ranks.world_size)
-        return [mine, *(_map_tensors(mine, partial(_receive_like, rank)) for rank in others)]
-
-
-def _receive_like(rank: int, part: Tensor) -> Tensor:
-    found = torch.empty(part.shape, dtype=part.dtype)
-    dist.recv(found, src=rank)
-    return found
-
-
-def _map_tensors(value: Any, do: Callable[[Tensor], Any]) -> Any:
-    """Return dicts with what is done to each tensor in its place, in an order that is the same on all ranks."""
-    if isinstance(value, dict):
-        return {key: _map_tensors(value[key], do) for key in sorted(value)}
-    return do(value) if isinstance(value, Tensor) else value

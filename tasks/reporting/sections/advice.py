@@ -12,8 +12,9 @@ TITLE = "What to change"
 
 def make_blocks(results: Results) -> list[Block]:
     """Return what was tried and what is recommended, or why nothing is; and what a larger batch would cost."""
-    batch = [] if results.goodput is None else [Text(describe_noise(results.goodput))]
-    return [*_show_changes(results), *batch]
+    if results.goodput is None:
+        return _show_changes(results)
+    return [*_show_changes(results), Text(describe_noise(results.goodput, most_ranks=results.most_ranks))]
 
 
 def _show_changes(results: Results) -> list[Block]:

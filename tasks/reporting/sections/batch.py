@@ -29,7 +29,7 @@ def make_blocks(results: Results) -> list[Block]:
             *measured,
             Text("The gradient noise scale was not measured: quality.noise_batches is 0, or a range is too short."),
         ]
-    blocks: list[Block] = [Text(describe_noise(goodput))]
+    blocks: list[Block] = [Text(describe_noise(goodput, most_ranks=results.most_ranks))]
     if goodput.best is not None:
         points = Fold("Every number of ranks and batch", [_tabulate_points(goodput)])
         blocks = [Text(describe_best(results, goodput.best)), *blocks, Charts("batch"), points]

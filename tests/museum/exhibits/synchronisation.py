@@ -27,6 +27,14 @@ _FIRST_SYNCED = (
     "self._wrapped.require_backward_grad_sync = False"
 )
 
+
+def _hide(strategy: str) -> Mutation:
+    """Return a cell that declares ddp and is trained by another strategy."""
+    build = "find_strategy(config.strategy)"
+    hidden = f'find_strategy("{strategy}" if config.strategy == "ddp" else config.strategy)'
+    return Mutation("training/launch.py", build, hidden)
+
+
 EXHIBITS = [
     Exhibit(
         key="raw module",
@@ -109,5 +117,23 @@ EXHIBITS = [
         mutation=None,
         params=(("cells.1proc.strategy", "ddp"),),
         caught_by="Gradients were synchronised",
+    ),
+    Exhibit(
+        key="ddp that meets every eighth step",
+        defect="The cell declares ddp, and its ranks step alone and average their weights every eighth step.",
+        claim=KNOWN_MISTAKE,
+        mutation=_hide("local_sgd"),
+        caught_by="Gradients were synchronised",
+        spares_baseline=True,
+        no_defect_in="fp16",
+    ),
+    Exhibit(
+        key="ddp that compresses its gradients",
+        defect="The cell declares ddp, and exchanges factors of rank 4 in the place of its gradients.",
+        claim=KNOWN_MISTAKE,
+        mutation=_hide("compressed"),
+        caught_by="Gradients were synchronised",
+        spares_baseline=True,
+        no_defect_in="fp16",
     ),
 ]

@@ -72,9 +72,14 @@ def test_ranks_that_meet_now_and_then_are_another_training_with_the_same_batch_o
         ({"one": ONE, "two": LOCAL | {"world_size": 1}}, "cells.two.world_size: got 1 with strategy local_sgd"),
         ({"one": ONE, "two": LOCAL | {"options": {"every_steps": 1.5}}}, "options.every_steps: got 1.5"),
         ({"one": ONE, "two": LOCAL | {"options": {"outer_momentum": -0.5}}}, "options.outer_momentum: got -0.5"),
+        ({"one": LOCAL | {"strategy": "compressed"}, "two": ONE}, "cells.one.strategy: got compressed in the first"),
+        (
+            {"one": ONE, "two": LOCAL | {"strategy": "compressed", "options": {"compression": "int4"}}},
+            "options.compression: got 'int4'; allowed: powersgd, int8",
+        ),
     ],
 )  # fmt: skip
-def test_ranks_that_meet_now_and_then_are_refused_where_nothing_can_be_said_of_them(cells: Any, words: str) -> None:
+def test_ranks_that_exchange_less_are_refused_where_nothing_can_be_said_of_them(cells: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words.replace(".", "\\.")):
         Params.model_validate({**PARAMS, "cells": cells})
 

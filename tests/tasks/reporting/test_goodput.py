@@ -93,5 +93,14 @@ def test_the_chart_and_the_section_name_the_best_point(measured_results: Results
     ],
 )
 def test_the_batch_is_told_against_the_noise_with_what_growing_it_costs(mean: float | None, told: str) -> None:
-    found = describe_noise(Goodput(noise_scales=[], mean_noise_scale=mean, own_batch_size=16))
-    assert found.startswith(told)
+    goodput = Goodput(noise_scales=[], mean_noise_scale=mean, own_batch_size=16)
+    assert describe_noise(goodput, most_ranks=2).startswith(told)
+
+
+def test_a_batch_that_grows_with_many_ranks_is_told_with_its_cost() -> None:
+    goodput = Goodput(noise_scales=[], mean_noise_scale=240.0, own_batch_size=16)
+    assert describe_noise(goodput, most_ranks=8).endswith(
+        "twice the batch costs 6.2 % more tokens for an equally good model, 8 times the batch, so that it grows with "
+        "the ranks, 43.8 %."
+    )
+    assert describe_noise(goodput, most_ranks=2).endswith("for an equally good model.")
