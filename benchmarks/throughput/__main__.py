@@ -12,61 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.throughput.contest import OURS, Found, contest
 from benchmarks.throughput.groups import Setup
-from benchmarks.throughput.rows import (
-    DATA_VARIABLE,
-    data_folder,
-    lengths_of,
-    small_qwen2,
-    token_rows,
-    write_random_model,
-    write_rows,
-)
+from benchmarks.throughput.rows import DATA_VARIABLE, data_folder
+from benchmarks.throughput.sizes import SIZES, Size
 from benchmarks.throughput.spreading import MIN_ACCUMULATION, Spread, beyond_import, spread, start_seconds
 from benchmarks.throughput.targets import Judged, contest_rows, judge_contest, judge_spread, judge_start, judge_wait
 from benchmarks.throughput.waiting import Waited, waited_for_data
 
-PEERS = (OURS, "published", "trainer", "accelerated")
+PEERS = {"causal_lm": (OURS, "published", "trainer", "accelerated")}
+_OF_OTHERS = (OURS, "trainer", "accelerated")
+"""The loop as published is one of a language model."""
 HEADINGS = [
     "where",
     "who",
     "setting",
-    "real tokens/s",
+    "real tokens/s or images/s",
     "ours / theirs (95 %)",
     "by CPU seconds",
     "peak MiB",
     "loss differs by",
 ]
 _TARGET_HEADINGS = ["what", "target", "found", ""]
-_NUM_ROWS = 3_000
-_SEQ_LEN = 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """A model and how much of it is run at once."""
-
-    name: str
-    """Of the model, in tables."""
-    vocab_size: int
-    """Rows of its embedding."""
-    global_batch_size: int
-    """Samples per optimizer step."""
-    steps_per_block: int
-    """Timed steps of a block."""
-    shape: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Other fields of the config than rows.small_qwen2 has."""
-
-
-SIZES = (
-    Size(name="small vocabulary", vocab_size=2_048, global_batch_size=16, steps_per_block=1),
-    Size(name="large vocabulary", vocab_size=8_192, global_batch_size=16, steps_per_block=1),
-)
 _SPREAD_BATCH = 32
 
 
@@ -76,18 +48,12 @@ class Plan:
 
     sizes: Sequence[Size]
     """The models."""
-    world_sizes: Sequence[int]
-    """Numbers of processes."""
     seconds: float
     """Time budget of the rounds of one contest."""
     half_width: float = 0.02
     """Relative, of the widest ratio."""
     min_rounds: int = 10
     """Rounds before the first look."""
-    num_rows: int = _NUM_ROWS
-    """Rows of text."""
-    seq_len: int = _SEQ_LEN
-    """Tokens per row at most."""
     starts: int = 5
     """Starts of a training child."""
 
@@ -96,12 +62,12 @@ class Plan:
 class Everything:
     """What came out."""
 
-    texts: str
-    """What was trained on."""
+    models: dict[str, str]
+    """Name of a model -> what it is and what it was trained on."""
     contests: list[Found]
     """One per model and number of processes."""
     spreads: dict[str, Spread]
-    """Model -> two processes against one."""
+    """Language model -> two processes against one."""
     starts: dict[str, list[float]]
     """Seconds of starts."""
     waits: dict[str, Waited]
@@ -112,12 +78,12 @@ class Everything:
         found = [target for one in self.contests for target in judge_contest(one)]
         found += [target for name, one in self.spreads.items() for target in judge_spread(name, one)]
         found += [judge_wait(name, one) for name, one in self.waits.items()]
-        return [*found, judge_start(beyond_import(self.starts))]
+        return found + ([judge_start(beyond_import(self.starts))] if self.starts else [])
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it."""
         return {
-            "texts": self.texts,
+            "models": self.models,
             "targets": [dataclasses.asdict(target) for target in self.judged()],
             "contests": [one.as_json() for one in self.contests],
             "spreads": {name: dataclasses.asdict(one) for name, one in self.spreads.items()},
@@ -132,55 +98,46 @@ def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Every
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    texts = token_rows(data, plan.num_rows)
-    facts = lengths_of(texts.rows, plan.seq_len)
-    contests: list[Found] = []
-    spreads: dict[str, Spread] = {}
-    starts: dict[str, list[float]] = {}
-    waits: dict[str, Waited] = {}
+    found = Everything(models={}, contests=[], spreads={}, starts={}, waits={})
     for size in plan.sizes:
         folder = work / size.name
-        write_rows(folder / "rows", texts.rows, vocab_size=size.vocab_size)
-        write_random_model(folder / "model", small_qwen2(size.vocab_size, **size.shape))
-        setups = [_setup(plan, size, folder, world_size) for world_size in plan.world_sizes]
+        found.models[size.name] = size.write(folder, data=data)
+        setups = [_setup(size, folder, world_size) for world_size in size.world_sizes]
         tried_on_one: dict[str, list[dict[str, Any]]] | None = None
+        contests: list[Found] = []
         for setup in setups:
-            found = contest(
-                setup, PEERS, folder / setup.name, max_seconds=plan.seconds, half_width=plan.half_width,
-                min_rounds=plan.min_rounds, say=say, tried_on_one=tried_on_one,
+            one = contest(
+                setup, PEERS.get(size.workload, _OF_OTHERS), folder / setup.name, max_seconds=plan.seconds,
+                half_width=plan.half_width, min_rounds=plan.min_rounds, say=say, tried_on_one=tried_on_one,
             )  # fmt: skip
             if setup.world_size == 1:
-                tried_on_one = found.tried
-            contests.append(found)
-            say(f"{setup.name}: {found.stopped_because}")
-        spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
-        if not starts:
+                tried_on_one = one.tried
+            contests.append(one)
+            say(f"{setup.name}: {one.stopped_because}")
+        found.contests.extend(contests)
+        if max(size.world_sizes) > 1:
+            found.spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
+        if size.workload == "causal_lm" and not found.starts:
             # The first model has the shortest steps, and its loader the least time.
-            starts = start_seconds(setups[0], folder / "starts", repeats=plan.starts)
+            found.starts.update(start_seconds(setups[0], folder / "starts", repeats=plan.starts))
             for one in contests:
-                waits[one.setup.name] = waited_for_data(
+                found.waits[one.setup.name] = waited_for_data(
                     one.setup, folder / "waits" / one.setup.name, overrides=one.settings[OURS]
                 )
-    label = f"{texts.label}, {facts['mean_tokens']:.0f} tokens on average; padding all to {plan.seq_len} would be "
-    return Everything(
-        texts=f"{label}{facts['padding_share']:.0%} padding",
-        contests=contests,
-        spreads=spreads,
-        starts=starts,
-        waits=waits,
-    )
+    return found
 
 
-def _setup(plan: Plan, size: Size, folder: Path, world_size: int) -> Setup:
+def _setup(size: Size, folder: Path, world_size: int) -> Setup:
     return Setup(
         name=f"{size.name}, {world_size} process{'es' * (world_size > 1)}",
         model_dir=folder / "model",
         slice_dir=folder / "rows",
-        num_rows=plan.num_rows,
+        num_rows=len(np.load(folder / "rows" / "row_ids.npy")),
         world_size=world_size,
         global_batch_size=size.global_batch_size,
-        seq_len=plan.seq_len,
+        seq_len=size.seq_len,
         steps_per_block=size.steps_per_block,
+        workload=size.workload,
     )
 
 
@@ -194,18 +151,14 @@ def _spread(plan: Plan, setup: Setup, setting: dict[str, Any], folder: Path) -> 
     )  # fmt: skip
 
 
-def method_of(found: Everything, plan: Plan) -> str:
+def method_of(found: Everything) -> str:
     """Return how it was measured, in words."""
     first = found.contests[0].setup
     loads = ", ".join(f"{one.load:.1f} ({one.num_rounds} rounds)" for one in found.contests)
-    models = "; ".join(
-        f"{size.name}: {size.vocab_size:,} ids, {size.global_batch_size} rows per step, {size.steps_per_block} steps "
-        "per block"
-        for size in plan.sizes
-    )
+    models = "; ".join(f"{name}: {what}" for name, what in found.models.items())
     return (
-        f"{found.texts}. Qwen2 architecture with random weights ({models}); {first.precision}, {first.threads} thread "
-        "per process, gloo. Ids above a model's vocabulary are folded into it by their remainder, so that lengths are "
+        f"{models}. Random weights; {first.precision}, {first.threads} thread per process, gloo. Ids above a language "
+        "model's vocabulary are folded into it by their remainder, so that lengths are "
         "the real ones. Each peer runs in processes of its own, which wait idle between its blocks. A round is a block "
         "of each peer in random order and then a block of each in the reverse order; all blocks of a half have the "
         "same rows, and the learning rate is 0, so that weights stay what they are. Settings of every peer, ours among "
@@ -240,7 +193,7 @@ def tables(found: Everything) -> list[Table]:
     return printed
 
 
-def write(found: Everything, plan: Plan, *, load_before: float, folder: Path, only: str = "") -> Path:
+def write(found: Everything, *, load_before: float, folder: Path, only: str = "") -> Path:
     """Write both result files; return the markdown. Of some models `only`, they have a name of their own."""
     targets = [
         f"| {' | '.join(_TARGET_HEADINGS)} |",
@@ -250,7 +203,7 @@ def write(found: Everything, plan: Plan, *, load_before: float, folder: Path, on
     return write_results(
         "throughput" + f"_{only}" * bool(only),
         title="Throughput beside other ways to train",
-        method=method_of(found, plan),
+        method=method_of(found),
         headings=HEADINGS,
         rows=contest_rows(found.contests),
         summary="\n".join([*targets, "", NOT_CLAIMED]),
@@ -264,17 +217,19 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
     parser.add_argument("--seconds", type=float, default=150.0, help="time budget of a contest")
-    parser.add_argument("--only", choices=["small", "large"], default="", help="the model with this vocabulary alone")
+    names = [size.name.split()[0] for size in SIZES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these models alone")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console, load_before = Console(), os.getloadavg()[0]
-    sizes = [size for size in SIZES if size.name.startswith(arguments.only)]
-    plan = Plan(sizes=sizes, world_sizes=(1, 2), seconds=arguments.seconds)
+    sizes = [size for size in SIZES if size.name.split()[0] in arguments.only]
+    plan = Plan(sizes=sizes, seconds=arguments.seconds)
     with tempfile.TemporaryDirectory() as scratch:
         found = run(plan, Path(scratch), data=data_folder(arguments.data), console=console)
     for table in tables(found):
         console.print(table)
-    path = write(found, plan, load_before=load_before, folder=arguments.results, only=arguments.only)
+    only = "-".join(arguments.only) if len(sizes) < len(SIZES) else ""
+    path = write(found, load_before=load_before, folder=arguments.results, only=only)
     console.print(f"written: {path}")
 
 

@@ -36,7 +36,7 @@ class Found:
     blocks: dict[str, Blocks]
     """Of every peer."""
     ratios: dict[str, Interval]
-    """Real tokens per second of ours / of the peer."""
+    """Units per second of ours / of the peer."""
     cpu_ratios: dict[str, Interval]
     """CPU seconds of the peer / of ours, which other load hardly changes; without the wait for other ranks."""
     largest_loss_difference: dict[str, float]
@@ -54,9 +54,9 @@ class Found:
         allowed = _LOSS_TOLERANCES[self.setup.precision]
         return all(value <= allowed for value in self.largest_loss_difference.values())
 
-    def tokens_per_second(self, peer: str) -> float:
-        """Return the real tokens of the peer's blocks / their seconds."""
-        return sum(self.blocks[peer].num_tokens) / sum(self.blocks[peer].seconds)
+    def units_per_second(self, peer: str) -> float:
+        """Return the real tokens, or the images, of the peer's blocks / their seconds."""
+        return sum(self.blocks[peer].num_units) / sum(self.blocks[peer].seconds)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, round by round."""
@@ -65,7 +65,7 @@ class Found:
             "settings": self.settings,
             "too_large": self.too_large,
             "tried": self.tried,
-            "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},
+            "units_per_second": {peer: self.units_per_second(peer) for peer in self.blocks},
             "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
             "cpu_ratios": {peer: ratio.as_json() for peer, ratio in self.cpu_ratios.items()},
             "losses_agree": self.losses_agree,
@@ -89,7 +89,7 @@ def contest(
     is_trying: bool = True,
     tried_on_one: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> Found:
-    """Return how our tokens per second compare with the peers'.
+    """Return how our units per second compare with the peers'.
 
     Each peer takes the best of its settings or, without trying, the first. `tried_on_one`: what was tried on one
     process, for a contest on several.

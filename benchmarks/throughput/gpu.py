@@ -80,7 +80,7 @@ def run(plan: GpuPlan, work: Path) -> dict[str, Any]:
     )  # fmt: skip
     certificate = certify_two_ranks(setup, work / "certificate") if plan.has_certificate else None
     lengths = np.minimum(np.diff(np.load(plan.prepared / "rows" / "offsets.npy")), facts["seq_len"])
-    speed = found.tokens_per_second(OURS)
+    speed = found.units_per_second(OURS)
     name = torch.cuda.get_device_name() if is_gpu else None
     mfu = mfu_of(config, lengths.tolist(), speed, gpu=name)
     return {
@@ -125,7 +125,7 @@ def mfu_of(
 
 def judged(found: Found, mfu: float | None, certificate: dict[str, Any] | None) -> list[Judged]:
     """Return every target, for figures that are a GPU's."""
-    speed = found.tokens_per_second(OURS)
+    speed = found.units_per_second(OURS)
     targets = [
         Judged(
             what="real tokens per second",
@@ -178,7 +178,7 @@ def report_of(found: dict[str, Any]) -> str:
         "| who | setting | real tokens/s | ours / theirs (95 %) |",
         "| --- | --- | --- | --- |",
     ]
-    for peer, speed in results["tokens_per_second"].items():
+    for peer, speed in results["units_per_second"].items():
         ratio = results["ratios"].get(peer)
         against = f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
         lines.append(f"| {_PEERS.get(peer, peer)} | {results['settings'][peer]} | {speed:,.0f} | {against} |")

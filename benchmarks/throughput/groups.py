@@ -12,6 +12,7 @@ from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, Job, read_job
 from tasks.measuring.workers import Workers
 from training.config import LOSS_CHUNK_ROWS
 from training.process.files import write_json
+from training.workloads import find_workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +32,22 @@ class Setup:
     global_batch_size: int
     """Samples per optimizer step."""
     seq_len: int
-    """Tokens per row at most."""
+    """Tokens per row at most; of images without meaning."""
     steps_per_block: int
     """Timed optimizer steps of a block."""
+    workload: str = "causal_lm"
+    """Name of a file in training/workloads/."""
     device: str = "cpu"
     """cpu or cuda."""
     precision: str = "fp32"
     """Of forward and backward."""
     threads: int = 1
     """CPU threads of a process."""
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts: token, image."""
+        return find_workload(self.workload).UNIT
 
     def training(self, work: Path) -> dict[str, Any]:
         """Return what our ranks are told (training/config.py); the peers take model, rows and batch from it."""
@@ -51,7 +59,7 @@ class Setup:
             "strategy": "single" if is_alone else "ddp",
             "options": {},
             "world_size": self.world_size,
-            "workload": "causal_lm",
+            "workload": self.workload,
             "device": self.device,
             "oversubscribe": False,
             "model_dir": str(self.model_dir.resolve()),
@@ -98,9 +106,9 @@ class Blocks:
     seconds: list[float] = field(default_factory=list)
     """Of the slowest rank."""
     losses: list[float] = field(default_factory=list)
-    """Mean loss of a label token."""
-    num_tokens: list[int] = field(default_factory=list)
-    """Real tokens, no padding."""
+    """Mean loss of a label."""
+    num_units: list[int] = field(default_factory=list)
+    """Real tokens, no padding; or images."""
     cpu_seconds: list[float] = field(default_factory=list)
     """Of all ranks together; nearly what they would take with the cores to themselves."""
     peak_memory_bytes: int = 0
@@ -139,8 +147,8 @@ class Group:
         seconds = max(one["seconds"] for one in found)
         blocks.seconds.append(seconds)
         blocks.cpu_seconds.append(sum(one["cpu_seconds"] for one in found))
-        blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_label_tokens(self._block))
-        blocks.num_tokens.append(self.job.num_tokens(self._block))
+        blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_targets(self._block))
+        blocks.num_units.append(self.job.num_units(self._block))
         blocks.peak_memory_bytes = sum(one["peak_memory_bytes"] for one in found)
         self._block += 1
         return seconds

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from training.config import TrainingConfig, read_config
-from training.data.batches import Slice, open_slice
 from training.data.plan import plan_segment
+from training.data.rows import Rows
+from training.workloads import find_workload
 
 JOB_FILE = "job.json"
 TRAINING_FILE = "config.json"
@@ -30,7 +31,7 @@ class Job:
     """Model, rows, batch, precision: as our own ranks are told."""
     steps_per_block: int
     """Timed optimizer steps of a block."""
-    source: Slice
+    source: Rows
     """The rows."""
     order: np.ndarray
     """(num_rows,) int64: the rows in the order of the plan that our own ranks follow."""
@@ -49,7 +50,10 @@ class Job:
     def micro_batch_sizes(self) -> list[int]:
         """Rows of a micro-batch that are worth trying: those that split the rank's share, small ones on a CPU."""
         share = self.global_batch_size // self.training.world_size
-        sizes = (1, 2, 4, 8) if self.training.device == "cpu" else (8, 16, 32, 64)
+        sizes = (8, 16, 32, 64)
+        if self.training.device == "cpu":
+            # Small ones have few logits, of which there are many only where every token has some.
+            sizes = (1, 2, 4, 8) if self.training.workload == "causal_lm" else (4, 8, 16, 32)
         return [size for size in sizes if size <= share and share % size == 0] or [share]
 
     def steps_of(self, block: int) -> list[int]:
@@ -63,8 +67,10 @@ class Job:
         return self.order[start : start + self.global_batch_size]
 
     def tokens(self, row: int) -> np.ndarray:
-        """Return a row's tokens, cut to the sequence length: (length,) int32."""
-        return self.source.row(row, self.training.seq_len)
+        """Return the tokens of a row of text, cut to the sequence length: (length,) int32."""
+        texts: Any = self.source
+        found: np.ndarray = texts.row(row, self.training.seq_len)
+        return found
 
     def rows_by_length(self, rows: np.ndarray) -> np.ndarray:
         """Return the rows, longest first."""
@@ -84,15 +90,18 @@ class Job:
             rows += [lead_in, self.rows_by_length(batch) if by_length else batch]
         return [int(row) for row in np.concatenate(rows)]
 
-    def num_tokens(self, block: int) -> int:
-        """Return the real tokens of the timed steps of a block, all ranks together; no padding."""
-        lengths = self.source.lengths(self.training.seq_len)
-        return int(sum(lengths[self.rows_of(step)].sum() for step in self.steps_of(block)[1:]))
+    def num_units(self, block: int) -> int:
+        """Return the real tokens, without padding, or images of a block's timed steps, all ranks together."""
+        counts_tokens = find_workload(self.training.workload).UNIT == "token"
+        count = self.source.lengths if counts_tokens else self.source.num_tokens
+        return self._sum_timed(count(self.training.seq_len), block)
 
-    def num_label_tokens(self, block: int) -> int:
-        """Return the tokens among them that are predicted: all but the first of every row."""
-        lengths = self.source.lengths(self.training.seq_len)
-        return int(sum((lengths[self.rows_of(step)] - 1).clip(0).sum() for step in self.steps_of(block)[1:]))
+    def num_targets(self, block: int) -> int:
+        """Return what is predicted in them: all tokens but the first of every row, or the class of every row."""
+        return self._sum_timed(self.source.num_targets(self.training.seq_len), block)
+
+    def _sum_timed(self, of_rows: np.ndarray, block: int) -> int:
+        return int(sum(of_rows[self.rows_of(step)].sum() for step in self.steps_of(block)[1:]))
 
 
 def read_job(folder: Path) -> Job:
@@ -100,7 +109,7 @@ def read_job(folder: Path) -> Job:
     raw: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
     training = read_config(folder / TRAINING_FILE)
     segment = training.segments[0]
-    source = open_slice(segment.slice_dir)
+    source = find_workload(training.workload).open_slice(segment.slice_dir)
     plan = plan_segment(
         source.lengths(training.seq_len), seed=training.seed, epoch=segment.epoch, rows=segment.range,
         global_batch_size=training.global_batch_size, micro_batch_size=training.micro_batch_size,

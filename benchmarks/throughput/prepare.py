@@ -21,7 +21,8 @@ def prepare(data: Path, out: Path, *, config: Path, num_rows: int, seq_len: int)
         raise ValueError(f"{config}: vocab_size {shape['vocab_size']}, but the tokens go up to {highest}")
     write_rows(out / "rows", texts.rows)
     (out / "config.json").write_text(json.dumps(shape, indent=2) + "\n")
-    facts = {"texts": texts.label, "num_rows": len(texts.rows), "seq_len": seq_len, **lengths_of(texts.rows, seq_len)}
+    facts = {"texts": texts.label, "num_rows": len(texts.rows), "seq_len": seq_len}
+    facts |= lengths_of(map(len, texts.rows), seq_len)
     (out / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 

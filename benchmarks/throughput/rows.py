@@ -1,10 +1,11 @@
-"""Rows of tokens for the peers: real abstracts where a folder of them is named, else the built-in text."""
+"""Rows for the peers: real abstracts and photographs where a folder of them is named, else what is built in."""
 
+import functools
 import itertools
 import lzma
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 
 DATA_VARIABLE = "DDP_COMPARE_DATA"
-"""Environment variable: a folder with arxiv_abstracts.parquet, qwen2-tokenizer.json.xz and its tokenizer_config."""
+"""Environment variable: a folder with arxiv_abstracts.parquet, qwen2-tokenizer.json.xz and its tokenizer_config; for
+images also images_sign_digits.tar."""
 _BATCH_ROWS = 1_000
+_PHOTOGRAPHS = "images_sign_digits.tar"
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,19 @@ def data_folder(named: Path | None) -> Path | None:
 
 def abstract_texts(folder: Path, num_rows: int) -> list[str]:
     """Return the first abstracts."""
+    return _abstract_column(folder, "text", num_rows)
+
+
+def _abstract_column(folder: Path, name: str, num_rows: int) -> list[str]:
     import pyarrow.parquet as pq
 
-    texts: list[str] = []
+    values: list[str] = []
     with pq.ParquetFile(folder / "arxiv_abstracts.parquet") as file:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=["text"]):
-            texts += batch.column(0).to_pylist()
-            if len(texts) >= num_rows:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=[name]):
+            values += batch.column(0).to_pylist()
+            if len(values) >= num_rows:
                 break
-    return texts[:num_rows]
+    return values[:num_rows]
 
 
 def place_qwen2_tokenizer(data: Path, folder: Path) -> None:
@@ -61,6 +68,7 @@ def place_qwen2_tokenizer(data: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_bytes(config)
 
 
+@functools.cache
 def token_rows(data: Path | None, num_rows: int) -> TokenRows:
     """Return the first rows of the abstracts with Qwen2's tokenizer, or of the built-in text with its own."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -80,16 +88,79 @@ def token_rows(data: Path | None, num_rows: int) -> TokenRows:
     return TokenRows(rows=rows, vocab_size=size, label=label)
 
 
-def _tokenised(folder: Path, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+def write_labelled_texts(data: Path | None, folder: Path, num_rows: int) -> str:
+    """Write texts with their classes as rows/ and the built-in classifier for them as model/; return what they are.
+
+    Classes are the packages of the built-in text, or the subjects of abstracts.
+    """
+    from tasks.data.builtin.corpus import read_corpus_by_package
+    from tasks.data.builtin.tiny_classifier import write_tiny_modernbert
+    from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
+
+    if data is None:
+        labels, texts = zip(*itertools.islice(read_corpus_by_package(), num_rows), strict=True)
+        label = "built-in documentation text, classes are its packages"
+    else:
+        labels = [name.partition(".")[0] for name in _abstract_column(data, "category", num_rows)]
+        texts, label = abstract_texts(data, num_rows), "arXiv abstracts, classes are their subjects"
+    names = sorted(set(labels))
+    (folder / "model").mkdir(parents=True)
+    write_tiny_modernbert(folder / "model", texts[:NUM_TOKENIZER_ROWS], names)
+    rows, _ = _tokenised(folder / "model", texts, is_framed=True)
+    write_rows(folder / "rows", rows)
+    np.save(folder / "rows" / "labels.npy", np.array([names.index(name) for name in labels], dtype=np.int64))
+    return f"{label}, tokenizer and model built in"
+
+
+def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -> str:
+    """Write images with their classes as rows/ and the built-in ResNet18 for them as model/; return what they are.
+
+    Photographs of hands where there are any, else the built-in digits; `size`: pixels of a side.
+    """
+    from tasks.data.builtin.digits import write_digits
+    from tasks.data.builtin.image_networks import write_image_network
+    from tasks.data.sources.image_policy import decode_image
+    from tasks.params.image_files import list_image_files
+
+    source, label = folder / "digits", "built-in digits"
+    if data is not None and (data / _PHOTOGRAPHS).is_file():
+        source, label = data / _PHOTOGRAPHS, "photographs of hands"
+    else:
+        write_digits(source)
+    files = list_image_files(source)[:num_rows]
+    names = sorted({file.label for file in files})
+    images = np.empty((len(files), 3, size, size), dtype=np.uint8)
+    for place, file in enumerate(files):
+        with (source if file.offset is not None else source / file.name).open("rb") as opened:
+            opened.seek(file.offset or 0)
+            image = decode_image(opened.read(file.size), size=size)
+        if isinstance(image, str):
+            raise ValueError(f"{source}: {file.name}: {image}; allowed: images that can be decoded")
+        images[place] = image.transpose(2, 0, 1)
+    arrays = {
+        "images": images,
+        "labels": np.array([names.index(file.label) for file in files], dtype=np.int64),
+        "row_ids": np.arange(len(files), dtype=np.int64),
+    }
+    for name in ("rows", "model"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / "rows" / f"{name}.npy", array)
+    write_image_network(folder / "model", "resnet18", names)
+    return f"{label}, {size} x {size} pixels"
+
+
+def _tokenised(folder: Path, texts: Sequence[str], *, is_framed: bool = False) -> tuple[list[np.ndarray], int]:
+    """Return the tokens of each text, and the size of the vocabulary; `is_framed`: as the tokenizer frames a text."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     backend = tokenizer.backend_tokenizer
-    end = tokenizer.eos_token_id
+    end = [] if is_framed else [tokenizer.eos_token_id]
     rows: list[np.ndarray] = []
     for start in range(0, len(texts), _BATCH_ROWS):
-        encodings = backend.encode_batch_fast(list(texts[start : start + _BATCH_ROWS]), add_special_tokens=False)
-        rows += [np.array([*encoding.ids, end], dtype=np.int32) for encoding in encodings]
+        encodings = backend.encode_batch_fast(list(texts[start : start + _BATCH_ROWS]), add_special_tokens=is_framed)
+        rows += [np.array([*encoding.ids, *end], dtype=np.int32) for encoding in encodings]
     return rows, len(tokenizer)
 
 
@@ -133,7 +204,7 @@ def small_qwen2(vocab_size: int, **changes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lengths_of(rows: Sequence[np.ndarray], seq_len: int) -> dict[str, float]:
-    """Return the mean tokens of a row after cutting, and the share of padding if all were padded to `seq_len`."""
-    lengths = np.minimum([len(row) for row in rows], seq_len)
+def lengths_of(lengths: Iterable[int], seq_len: int) -> dict[str, float]:
+    """Return the mean tokens of rows of these after cutting, and the share of padding if all were `seq_len` long."""
+    lengths = np.minimum(list(lengths), seq_len)
     return {"mean_tokens": float(lengths.mean()), "padding_share": float(1 - lengths.mean() / seq_len)}

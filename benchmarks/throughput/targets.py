@@ -50,7 +50,7 @@ def judge_contest(found: Found) -> list[Judged]:
     name = found.setup.name
     judged = [
         Judged(
-            what=f"{name}: tokens/s against {PEERS[peer]}",
+            what=f"{name}: {found.setup.unit}s/s against {PEERS[peer]}",
             target=f">= {LEAST_RATIOS[peer]}x",
             found=shown(ratio),
             is_reached=found.losses_agree and ratio.low >= LEAST_RATIOS[peer],
@@ -118,7 +118,7 @@ def contest_rows(found: Sequence[Found]) -> list[list[str]]:
                     one.setup.name,
                     "ours" if is_ours else PEERS[peer],
                     ", ".join(f"{key} {value}" for key, value in one.settings[peer].items()),
-                    f"{one.tokens_per_second(peer):,.0f}",
+                    f"{one.units_per_second(peer):,.0f}",
                     "" if is_ours else shown(one.ratios[peer]),
                     "" if is_ours else shown(one.cpu_ratios[peer]),
                     f"{one.blocks[peer].peak_memory_bytes / 2**20:,.0f}",

@@ -17,6 +17,7 @@ from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.peers.feeding import loaded_model
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
+from benchmarks.throughput.sizes import SIZES
 from benchmarks.throughput.spreading import beyond_import, spread
 from benchmarks.throughput.trying import (
     best_of,
@@ -30,6 +31,8 @@ from benchmarks.throughput.trying import (
 from benchmarks.throughput.waiting import Waited, waited_for_data
 from tasks.process.failure import ResourceError
 from tests.bare_python import make_bare_python
+from tests.tiny import make_tiny_workload
+from training.workloads import find_workload
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -91,8 +94,8 @@ def test_tokens_of_a_block_are_counted_without_padding_and_after_cutting(
 ) -> None:
     job = _job(setup, tmp_path)
     timed = [int(row) for step in job.steps_of(1)[1:] for row in job.rows_of(step)]
-    assert job.num_tokens(1) == sum(min(len(rows[row]), _SEQ_LEN) for row in timed)
-    assert job.num_label_tokens(1) == job.num_tokens(1) - len(timed)
+    assert job.num_units(1) == sum(min(len(rows[row]), _SEQ_LEN) for row in timed)
+    assert job.num_targets(1) == job.num_units(1) - len(timed)
     assert max(len(row) for row in rows) > _SEQ_LEN
 
 
@@ -121,8 +124,8 @@ def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list
 def test_figures_of_a_contest_are_those_worked_out_by_hand(setup: Setup) -> None:
     found = _found(setup, ours=[0.5] * 10, theirs=[1.5] * 10)
     assert (found.ratios["published"].low, found.ratios["published"].high) == pytest.approx((3.0, 3.0))
-    assert found.tokens_per_second("ours") == 2_000
-    assert found.tokens_per_second("published") == pytest.approx(666.67, abs=0.01)
+    assert found.units_per_second("ours") == 2_000
+    assert found.units_per_second("published") == pytest.approx(666.67, abs=0.01)
     speed, loss = targets.judge_contest(found)
     assert speed.row()[1:] == [">= 2.5x", "3.00x (3.00 to 3.00)", "reached"]
     assert loss.is_reached
@@ -359,7 +362,56 @@ def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Pat
     assert found.losses_agree, found.largest_loss_difference
     assert set(found.ratios) == {"published", "trainer", "accelerated"}
     assert {len(blocks.seconds) for blocks in found.blocks.values()} == {14}
-    assert found.blocks["ours"].num_tokens == found.blocks["trainer"].num_tokens
+    assert found.blocks["ours"].num_units == found.blocks["trainer"].num_units
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("workload", "unit"), [("sequence_classification", "token"), ("image_classification", "image")], ids=str
+)
+def test_peers_do_the_same_work_on_rows_that_have_a_class(
+    workload: str, unit: str, world_size: int, tmp_path: Path
+) -> None:
+    model, slices = make_tiny_workload(workload, tmp_path / workload)
+    setup = Setup(
+        name=workload, model_dir=model, slice_dir=slices[0], num_rows=45, world_size=world_size, global_batch_size=8,
+        seq_len=_SEQ_LEN, steps_per_block=2, workload=workload,
+    )  # fmt: skip
+    peers, losses = ("ours", "trainer", "accelerated"), {}
+    with groups(setup, peers, tmp_path / "running") as running:
+        for peer in peers:
+            settings = settings_of(setup, peer, tmp_path / "settings")
+            assert {one["micro_batch_size"] for one in settings} == {8: {4, 8}, 4: {4}}[8 // world_size]
+            for setting in settings:
+                running[peer].use(setting)
+                running[peer].run(blocks := Blocks())
+                losses[peer, *setting.values()] = blocks.losses[0]
+                timed = running[peer].job.rows_of(2).tolist() + running[peer].job.rows_of(3).tolist()
+                texts = np.diff(np.load(slices[0] / "offsets.npy")).clip(max=_SEQ_LEN) if unit == "token" else None
+                assert blocks.num_units == [16 if texts is None else texts[timed].sum()]
+    assert len(losses) >= len(peers)
+    assert list(losses.values()) == pytest.approx([next(iter(losses.values()))] * len(losses), rel=LOSS_TOLERANCE / 100)
+    assert targets.judge_contest(_found(setup, ours=[0.5] * 10, theirs=[1.5] * 10))[0].what.startswith(
+        f"{workload}: {unit}s/s against"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classifier", "images"])
+def test_a_model_that_tells_classes_apart_has_rows_of_what_is_built_in(name: str, tmp_path: Path) -> None:
+    (size,) = (one for one in SIZES if one.name == name)
+    said = dataclasses.replace(size, num_rows=60).write(tmp_path, data=None)
+    assert "built-in" in said
+    workload: Any = find_workload(size.workload)
+    rows, model = workload.open_slice(tmp_path / "rows"), workload.load_model(tmp_path / "model")
+    batch = rows.collate(range(4), seq_len=size.seq_len)
+    assert len(rows) == 60
+    assert batch.input_ids.shape[-1] in range(8, size.seq_len + 1, 8)
+    loss = float(workload.loss_sum(model, batch).detach()) / 4
+    # Random weights know nothing yet: about the logarithm of the number of classes.
+    assert loss == pytest.approx(np.log(len(set(rows.labels.tolist()))), rel=0.5)
 
 
 @pytest.mark.slow
@@ -382,7 +434,7 @@ def test_the_gpu_benchmark_runs_where_only_five_packages_are_installed(
     assert (found["is_gpu"], found["mfu"], found["targets"]) == (False, None, [])
     assert found["certificate"]["passed"]
     assert found["contest"]["losses_agree"]
-    assert set(found["contest"]["tokens_per_second"]) == {"ours", "published"}
+    assert set(found["contest"]["units_per_second"]) == {"ours", "published"}
     assert "a CPU's: nothing here says anything about a GPU" in (tmp_path / "found.md").read_text()
 
 

@@ -375,6 +375,52 @@ def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(
     assert store_image_model(model, class_names=CLASS_NAMES) == folder
 
 
+def _list_timm_shapes(kind: str, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of what timm's resnet18 and resnet50 save, written out by their rule."""
+    depths, widens = {"resnet18": ([2, 2, 2, 2], 1), "resnet50": ([3, 4, 6, 3], 4)}[kind]
+    shapes: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 7, 7)}
+
+    def add_norm(name: str, size: int) -> None:
+        shapes.update({f"{name}.{part}": (size,) for part in ("weight", "bias", "running_mean", "running_var")})
+        shapes[f"{name}.num_batches_tracked"] = ()
+
+    add_norm("bn1", 64)
+    inputs = 64
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        for place in range(depth):
+            block, outputs = f"layer{stage + 1}.{place}", width * widens
+            sizes = [(width, inputs, 3), (width, width, 3)]
+            if widens > 1:
+                sizes = [(width, inputs, 1), (width, width, 3), (outputs, width, 1)]
+            for number, (rows, columns, side) in enumerate(sizes, start=1):
+                shapes[f"{block}.conv{number}.weight"] = (rows, columns, side, side)
+                add_norm(f"{block}.bn{number}", rows)
+            if place == 0 and (stage > 0 or widens > 1):
+                shapes[f"{block}.downsample.0.weight"] = (outputs, inputs, 1, 1)
+                add_norm(f"{block}.downsample.1", outputs)
+            inputs = outputs
+    return shapes | {"fc.weight": (num_classes, inputs), "fc.bias": (num_classes,)}
+
+
+@pytest.mark.parametrize("kind", ["resnet18", "resnet50"])
+def test_weights_under_the_names_of_timm_become_the_same_network(kind: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from training.workloads.image_classification import load_model
+
+    weights = {
+        name: torch.full(shape, number / 100) if shape else torch.tensor(7)
+        for number, (name, shape) in enumerate(_list_timm_shapes(kind, len(CLASS_NAMES)).items(), start=1)
+    }
+    save_file(weights, "model.safetensors")
+    model = ModelParams(source="path:model.safetensors", name="mine", norm="sync_batch")
+    found = load_model(store_image_model(model, class_names=CLASS_NAMES)).state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], part) for name, part in weights.items())
+
+
 def test_a_file_of_no_such_weights_is_refused_in_one_line() -> None:
     import torch
 

@@ -1,5 +1,6 @@
 """Low-rank factors trained beside a model's weights: on real ranks, through real checkpoints."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,36 @@ def test_two_ranks_that_were_stopped_go_on_to_the_same_bits(
     assert facts_of(stopped, 0)["num_resumes"] == 1
     assert are_bitwise_equal(weights_at_end(stopped), weights_at_end(whole))
     assert are_bitwise_equal(_state_at_end(stopped)["adapter"], _state_at_end(whole)["adapter"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_16_bit_factors_and_what_is_merged_are_fp32_and_the_bits_of_one_rank(
+    precision: str, plain: dict[str, Any], ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    changes = {"precision": precision, "exact": True}
+    one = ranks.train(_config(tmp_path / "one", tiny_model, slices, **changes))
+    two = _config(tmp_path / "two", tiny_model, slices, world_size=2, strategy="ddp", **changes)
+    assert any(ranks.launch(two, fault="rank=0,step=3,kind=sigterm"))
+    ranks.train(two)
+    assert facts_of(two, 0)["num_resumes"] == 1
+    for found in (weights_at_end, lambda config: _state_at_end(config)["adapter"]):
+        assert {part.dtype for part in found(one).values()} == {torch.float32}
+        assert are_bitwise_equal(found(two), found(one))
+        # Rounded otherwise in every layer, and still the same training.
+        assert 0 < relative_l2(found(one), found(plain)) < 0.05
+
+
+@pytest.mark.parametrize(("precision", "strategy"), [("bf16", "ddp"), ("bf16", "zero1"), ("fp16", "ddp")])
+def test_in_16_bit_the_certificate_passes_two_ranks_and_no_factor_scaled_otherwise(
+    precision: str, strategy: str, ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    changes = {"world_size": 2, "strategy": strategy, "precision": precision}
+    config = _config(tmp_path / "work", tiny_model, slices[:1], **changes)
+    assert ranks.launch(config, entry="tests.training.keeping") == [0, 0]
+    told = parsed(config, tmp_path)
+    assert judge(*compare_with_one_process(told, on_update=lambda: None)) == ("passed", None)
+    other = dataclasses.replace(told, adapter={**_LORA, "alpha": 8.1})
+    assert judge(*compare_with_one_process(other, on_update=lambda: None))[0] == "failed"
 
 
 def test_weights_that_are_not_the_base_with_its_factors_are_not_gone_on_from(

@@ -1,4 +1,4 @@
-"""A loop on Hugging Face accelerate as its documentation advises: `accumulate`, losses divided by the step's tokens."""
+"""A loop on Hugging Face accelerate as its documentation advises: `accumulate`, losses divided by the step's labels."""
 
 from typing import Any
 
@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, loaded_model, rows_in_order
+from benchmarks.throughput.peers.feeding import (
+    Rows,
+    class_loss,
+    collators,
+    feeding_settings,
+    loaded_model,
+    rows_in_order,
+)
 from benchmarks.throughput.turns import Turns
 
 
@@ -40,7 +47,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     loader: Any = DataLoader(
         Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         batch_size=setting["micro_batch_size"],
-        collate_fn=collators()[setting["collator"]],
+        collate_fn=collators(job)[setting["collator"]],
         pin_memory=training.device == "cuda",
     )
     model, optimizer, loader = accelerator.prepare(model.train(), optimizer, loader)
@@ -67,19 +74,30 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
 def _step(
     accelerator: Any, model: Any, optimizer: Any, parts: list[dict[str, Any]], *, max_grad_norm: float
 ) -> list[Tensor]:
-    """Apply one update; return the sum of token losses of every micro-batch."""
-    num_tokens: Any = sum((part["labels"][:, 1:] != -100).sum() for part in parts)
-    num_tokens = accelerator.gather(num_tokens).sum()
+    """Apply one update; return the sum of the losses of every micro-batch."""
+    # Of a text that is continued the first token is not predicted; a class is one label.
+    labels = [part["labels"][:, 1:] if part["labels"].ndim == 2 else part["labels"] for part in parts]
+    num_labels: Any = sum((part != -100).sum() for part in labels)
+    num_labels = accelerator.gather(num_labels).sum()
     # accumulate divides by the number of micro-batches, DDP by the number of processes.
     weight = len(parts) * accelerator.num_processes
     losses = []
     for part in parts:
         with accelerator.accumulate(model):
-            loss = model(**part, use_cache=False, num_items_in_batch=num_tokens).loss
+            loss = _loss_of(model, part, num_labels)
             accelerator.backward(loss * weight)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.detach() * num_tokens)
+            losses.append(loss.detach() * num_labels)
     return losses
+
+
+def _loss_of(model: Any, part: dict[str, Any], num_labels: Any) -> Tensor:
+    """Return a micro-batch's part of the mean loss of the step."""
+    if part["labels"].ndim == 2:
+        loss: Tensor = model(**part, use_cache=False, num_items_in_batch=num_labels).loss
+        return loss
+    inputs = {name: tensor for name, tensor in part.items() if name != "labels"}
+    return class_loss(model(**inputs), part["labels"], num_labels)

@@ -1,38 +1,79 @@
-"""What transformers.Trainer and accelerate are fed with: lists of tokens, an order of them, a collator."""
+"""What transformers.Trainer and accelerate are fed with: rows, an order of them, a collator; and what they lose."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks.throughput.job import AS_GIVEN, BY_LENGTH, Job, padded
-from training.workloads.causal_lm import load_model
+from training.workloads import find_workload
 
 _LENGTH_MULTIPLE = 8
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Row = dict[str, Any]
 
 
-class Rows(Dataset[dict[str, Any]]):
-    """The rows as lists of tokens, all made before any clock starts."""
+class Rows(Dataset[Row]):
+    """The rows as lists of tokens or bytes of pixels, with the class of each, all made before any clock starts."""
 
     def __init__(self, job: Job) -> None:
-        self._rows = [job.tokens(index).tolist() for index in range(len(job.source))]
+        source: Any = job.source
+        if job.training.workload == "image_classification":
+            self._rows = [{"pixel_values": torch.from_numpy(np.array(image))} for image in source.images]
+        else:
+            self._rows = [{"input_ids": job.tokens(index).tolist()} for index in range(len(source))]
+        if job.training.workload != "causal_lm":
+            for row, label in zip(self._rows, source.labels, strict=True):
+                row["labels"] = int(label)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input_ids": self._rows[index]}
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
 
 
-def pad_to_longest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a micro-batch as long as its longest row, up to a multiple of 8."""
+class Images(nn.Module):
+    """A network of images as Trainer calls one: by name, with outputs that have names."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """Return the logits: (num_images, num_classes)."""
+        return {"logits": self.network(pixel_values)}
+
+
+def pad_to_longest(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a micro-batch as long as its longest row, up to a multiple of 8; rows that have a class keep it."""
     tokens = [np.asarray(row["input_ids"]) for row in rows]
-    return padded(tokens, length=max(len(row) for row in tokens), multiple_of=_LENGTH_MULTIPLE)
+    found = padded(tokens, length=max(len(row) for row in tokens), multiple_of=_LENGTH_MULTIPLE)
+    return found | ({"labels": _labels_of(rows)} if "labels" in rows[0] else {})
 
 
-def collators() -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]]]:
-    """Return the collators by name: padding to the longest row, or all rows in one without padding."""
+def stack_images(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return images of bytes as one micro-batch of numbers around 0."""
+    mean, deviation = (255 * torch.tensor(part).view(3, 1, 1) for part in (_MEAN, _STD))
+    pixels = torch.stack([row["pixel_values"] for row in rows]).float()
+    return {"pixel_values": pixels.sub_(mean).div_(deviation), "labels": _labels_of(rows)}
+
+
+def _labels_of(rows: Sequence[Row]) -> Tensor:
+    return torch.tensor([row["labels"] for row in rows])
+
+
+def collators(job: Job) -> dict[str, Callable[[Sequence[Row]], dict[str, Any]]]:
+    """Return the collators by name: padding to the longest row, or all rows in one without padding; of images one."""
+    if job.training.workload == "image_classification":
+        return {"stacking": stack_images}
+    if job.training.workload == "sequence_classification":
+        return {"padding": pad_to_longest}
     from transformers import DataCollatorWithFlattening
 
     return {"padding": pad_to_longest, "flattening": DataCollatorWithFlattening()}
@@ -40,8 +81,9 @@ def collators() -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]
 
 def feeding_settings(job: Job) -> list[dict[str, Any]]:
     """Return collator, order and micro-batch sizes worth trying."""
-    ways = [("padding", BY_LENGTH), ("flattening", AS_GIVEN)]
-    if job.training.world_size > 1:
+    evened = {"padding": BY_LENGTH}
+    ways = [(name, evened.get(name, AS_GIVEN)) for name in collators(job)]
+    if job.training.world_size > 1 and job.training.workload == "causal_lm":
         # Nothing is padded, but processes that are dealt rows of like length wait less for each other.
         ways.append(("flattening", BY_LENGTH))
     return [
@@ -56,7 +98,9 @@ def loaded_model(job: Job, setting: Mapping[str, Any]) -> Any:
 
     In place: what Trainer and accelerate do themselves is settled for all settings of a process by the first of them.
     """
-    model = load_model(job.training.model_dir)
+    model = find_workload(job.training.workload).load_model(job.training.model_dir)
+    if job.training.workload == "image_classification":
+        model = Images(model)
     if setting.get("compile"):
         model.compile()
     return model
@@ -65,3 +109,8 @@ def loaded_model(job: Job, setting: Mapping[str, Any]) -> Any:
 def rows_in_order(job: Job, setting: Mapping[str, Any], *, first_block: int) -> list[int]:
     """Return all rows in the order of the setting, from the block on that is run first."""
     return job.sequence(by_length=setting["order"] == BY_LENGTH, first_block=first_block)
+
+
+def class_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """Return a micro-batch's part of the mean loss of a step that has so many labels."""
+    return F.cross_entropy(outputs["logits"].float(), labels, reduction="sum") / num_items_in_batch

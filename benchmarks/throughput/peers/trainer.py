@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, loaded_model, rows_in_order
+from benchmarks.throughput.peers.feeding import (
+    Rows,
+    class_loss,
+    collators,
+    feeding_settings,
+    loaded_model,
+    rows_in_order,
+)
 from benchmarks.throughput.turns import Turns
 
 _MANY_STEPS = 1_000_000
@@ -18,10 +25,11 @@ _BATCH_REBALANCE = "batch_rebalance"
 
 def settings(job: Job) -> list[dict[str, Any]]:
     """Return collator, order and micro-batch sizes; its own order too, whose micro-batches vary about that size."""
-    collators = ("padding", "flattening") if job.training.world_size > 1 else ("padding",)
+    evened = ("padding", "flattening") if job.training.world_size > 1 else ("padding",)
+    names = [name for name in collators(job) if name in evened]
     return feeding_settings(job) + [
         {"collator": collator, "order": _BATCH_REBALANCE, "micro_batch_size": size}
-        for collator in collators
+        for collator in names
         for size in job.micro_batch_sizes
         # Of one row each there is nothing to even out.
         if size > 1
@@ -103,7 +111,8 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
         model=loaded_model(job, setting),
         args=arguments,
         train_dataset=Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
-        data_collator=collators()[setting["collator"]],
+        data_collator=collators(job)[setting["collator"]],
+        compute_loss_func=None if training.workload == "causal_lm" else class_loss,
         callbacks=[Hold()],
     )
     trainer.train()
