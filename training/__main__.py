@@ -122,6 +122,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     import torch
 
     from training.process.distributed import join_ranks
+    from training.process.nearby_cores import use_nearby_cores
 
     torch.set_num_threads(config.threads_per_rank)
     if arguments.serve is not None:
@@ -129,6 +130,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
         _require_code(config, arguments)
         with join_ranks(config) as ranks:
+            use_nearby_cores(ranks.device)
             serve(config, ranks, address=arguments.serve)
         return
 
@@ -136,6 +138,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
     _require_code(config, arguments)
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
+        use_nearby_cores(ranks.device)
         train(
             config, ranks, stop=stop, events=events,
             keeps_updates=arguments.keep_updates, heartbeat=heartbeat,

@@ -88,7 +88,7 @@ class TrainingConfig:
     precision: Literal["fp32", "bf16", "fp16"]
     seq_len: int
     augment: Literal["none", "flip", "flip_shift"]
-    packing: bool
+    packing: Literal[False, True, "fixed"]
     loss_chunk_rows: int
     activation_checkpointing: Literal["none", "layers"]
     adapter: Mapping[str, Any] | None
@@ -143,8 +143,9 @@ def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
         # Of a mapping and nothing.
         return None if value is None else _parse_value(typing.get_args(kind)[0], value, where=where)
     if origin is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError(f"{where}: got {value!r}; allowed: {', '.join(typing.get_args(kind))}")
+        # A JSON 1 is no true.
+        if not any(value == one and type(value) is type(one) for one in typing.get_args(kind)):
+            raise ValueError(f"{where}: got {value!r}; allowed: {', '.join(map(str, typing.get_args(kind)))}")
         return value
     if origin is tuple and isinstance(value, list):
         item = typing.get_args(kind)[0]

@@ -31,7 +31,7 @@ class Heldout:
             num_targets=self._source.num_targets(config.seq_len),
             global_batch_size=config.global_batch_size,
             micro_batch_size=config.micro_batch_size,
-            is_packed=config.packing,
+            is_packed=bool(config.packing),
         )
 
     def is_due(self, step: int) -> bool:

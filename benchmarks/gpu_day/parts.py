@@ -32,6 +32,8 @@ _ONE_RANK: dict[str, dict[str, Any]] = {
     "bf16 packed, micro-batches of 64": {"micro_batch_size": 64},
     "bf16 padded, compiled": {"packing": False, "compile": True},
     "bf16 packed, compiled": {"compile": True},
+    "bf16 packs of one length": {"packing": "fixed"},
+    "bf16 packs of one length, compiled": {"packing": "fixed", "compile": True},
     "fp16 packed": {"precision": "fp16"},
     "fp16 padded": {"precision": "fp16", "packing": False},
     "fp32 packed": {"precision": "fp32"},

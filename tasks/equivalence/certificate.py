@@ -72,7 +72,7 @@ def make_certificate_config(config: TrainingConfig) -> TrainingConfig:
     those of the one process. In 16 bit these round otherwise by far more than re-ordering sums makes; in fp32 they do
     not. There packs run document by document, which is not compiled.
     """
-    is_packed = config.packing and config.device == "cuda"
+    is_packed = bool(config.packing) and config.device == "cuda"
     if config.statistics_rows:
         # One process has the rows of all ranks in one kernel.
         return dataclasses.replace(config, precision="fp32")

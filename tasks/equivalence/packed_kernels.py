@@ -27,7 +27,7 @@ _SMALLER = 2.0**-6
 
 def has_packed_kernels(config: "TrainingConfig") -> bool:
     """Return whether ranks that are told so run packs in kernels that the certificate does not."""
-    return config.packing and config.device == "cuda" and config.precision != "fp32"
+    return bool(config.packing) and config.device == "cuda" and config.precision != "fp32"
 
 
 def compare_packed_kernels(config: "TrainingConfig") -> Compared | None:
@@ -46,7 +46,7 @@ def compare_packed_kernels(config: "TrainingConfig") -> Compared | None:
     packed = make_segment_plan(source, config, segment).step(1)
     rows = packed.micro_batches[0]
     packed = dataclasses.replace(packed, micro_batches=(rows[:: -(-len(rows) // _MOST_ROWS)],))
-    unpacked = dataclasses.replace(packed, is_packed=False)
+    unpacked = dataclasses.replace(packed, is_packed=False, pack_shape=None)
     padded = dataclasses.replace(config, packing=False, compile=False)
     found, expected, exact = (
         _compute_gradient(config, source, packed),

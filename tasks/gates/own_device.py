@@ -40,6 +40,9 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
     problems += [f"{where}: {problem}" for problem, where in shared.items()]
     num_asked = sum(len(devices) == facts.world_size for devices in told.values())
     seen = f"; by what the ranks said of themselves {wording.format_plural(num_asked, 'time')}, none shared one"
+    nodes = sorted({one.numa_node for devices in told.values() for one in devices if one.numa_node is not None})
+    if nodes:
+        seen += f"; on the cores next to their GPUs, of NUMA node {wording.join_names([str(node) for node in nodes])}"
     return make_finding(
         problems,
         otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",

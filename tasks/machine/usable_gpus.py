@@ -117,8 +117,8 @@ def explain_slow(params: Params, gpus: Sequence[GpuFacts]) -> str | None:
     if read_unit(params.workload) == "token" and train.compile and train.packing and unrolls:
         why = "in fp32" if train.precision == "fp32" else f"on {old.name}" if old else ""
         return (
-            f"train.compile: true with train.packing: true, but {why} packed attention runs document by document, "
-            "which would be compiled anew for every number of them; use one of the two"
+            f"train.compile: true with train.packing: {str(train.packing).lower()}, but {why} packed attention runs "
+            "document by document, which would be compiled anew for every number of them; use one of the two"
         )
     return None
 

@@ -75,10 +75,10 @@ def list_knobs(
                     note="changes every cell, and needs more memory",
                 )
             )
-    return knobs + (_list_cuda_knobs(params, has_bf16=has_bf16) if device == "cuda" else [])
+    return knobs + (_list_cuda_knobs(params, can=can, has_bf16=has_bf16) if device == "cuda" else [])
 
 
-def _list_cuda_knobs(params: Params, *, has_bf16: bool) -> list[Knob]:
+def _list_cuda_knobs(params: Params, *, can: Sequence[str], has_bf16: bool) -> list[Knob]:
     """Return what is not worth trying on a CPU: 16 bit is slow there, and compiling takes longer than all advice."""
     knobs = []
     if params.train.precision == "fp32":
@@ -91,18 +91,20 @@ def _list_cuda_knobs(params: Params, *, has_bf16: bool) -> list[Knob]:
             )
             for precision in (("bf16", "fp16") if has_bf16 else ("fp16",))
         ]
+    if params.train.compile or read_unit(params.workload) != "token":
+        return knobs
     # Packs that run document by document are not compiled.
-    unrolls = params.train.packing and (params.train.precision == "fp32" or not has_bf16)
-    if not params.train.compile and not unrolls and read_unit(params.workload) == "token":
-        knobs.append(
-            Knob(
-                key="train.compile",
-                change=_COMPILED,
-                overrides={"compile": True},
-                note="every cell is trained anew",
-            )
-        )
-    return knobs
+    unrolls = params.train.precision == "fp32" or not has_bf16
+    ways: list[tuple[str, dict[str, Any]]] = []
+    if not (params.train.packing and unrolls):
+        ways.append((_COMPILED, {"compile": True}))
+    # Where nothing is packed yet, that is tried first.
+    if "packing" in can and params.train.packing is True and not unrolls:
+        ways.append((f"packs padded to one length, {_COMPILED} for it", {"packing": "fixed", "compile": True}))
+    return knobs + [
+        Knob(key="train.compile", change=change, overrides=overrides, note="every cell is trained anew")
+        for change, overrides in ways
+    ]
 
 
 def _list_strategy_knobs(
@@ -167,8 +169,8 @@ def advise(
     trying = _Trying(cell, comparison, bench, confidence=1 - _ERROR_RATE / len(knobs))
     if not bench.holds_all:
         why = "memory has room for one variant of a step, which would be compiled anew at every turn"
-        trying.failed += [f"{knob.change} ({why})" for knob in knobs if knob.change == _COMPILED]
-        knobs = [knob for knob in knobs if knob.change != _COMPILED]
+        trying.failed += [f"{knob.change} ({why})" for knob in knobs if "compile" in knob.overrides]
+        knobs = [knob for knob in knobs if "compile" not in knob.overrides]
     found = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
     for knob, advised in found:
@@ -271,7 +273,7 @@ class _Trying:
 
     def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Interval, trials: Trials) -> Advised:
         notes = [knob.note for knob in knobs if knob.note]
-        if any(knob.change == _COMPILED for knob in knobs):
+        if any("compile" in knob.overrides for knob in knobs):
             notes.append(_describe_break_even(self._bench, self._plain, arm, trials))
         return Advised(
             cell=self._cell.name,

@@ -245,7 +245,8 @@ class Params(Section):
         require_template_for(self.workload, self.dataset.template)
         require_model_for(self.workload, self.model)
         if needs_images and (train.packing or train.compile):
-            raise ValueError("train.packing, train.compile: got true; allowed: false, images have neither")
+            got = f"got {str(train.packing or train.compile).lower()}"
+            raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
         if needs_images and train.activation_checkpointing != "none":
             raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")
         if not needs_images and "seq_len" not in train.model_fields_set:

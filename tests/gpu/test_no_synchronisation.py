@@ -32,7 +32,7 @@ def on_gpu() -> Iterator[Ranks]:
 @pytest.mark.parametrize(("workload", "packing"), WORKLOADS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_no_step_waits_for_the_device(
-    strategy: str, workload: str, packing: bool, precision: str, on_gpu: Ranks, tmp_path: Path
+    strategy: str, workload: str, packing: bool | str, precision: str, on_gpu: Ranks, tmp_path: Path
 ) -> None:
     if workload == "image_classification":
         pytest.importorskip("torchvision")

@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     precisions = ["fp16", "fp32"] + ["bf16"] * (torch.cuda.get_device_capability() >= (8, 0))
     with join_ranks(alone) as ranks:
         for (workload, packing), precision, strategy in itertools.product(WORKLOADS, precisions, ("single", "ddp")):
-            name = f"{workload}{' packed' * packing} {precision} {strategy}"
+            name = f"{workload}, packing {packing}, {precision} {strategy}"
             try:
                 facts = run_steps_without_waiting(
                     ranks, folder / name, workload=workload, strategy=strategy, packing=packing, precision=precision

@@ -47,6 +47,13 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, 
     assert found["reserved_gib"] * 2**30 <= ours.highest_bytes[0] <= found["reserved_gib"] * 2**30 + 2**28
 
 
+def test_packs_of_one_length_leave_no_memory_in_pieces(on_phantom: OnPhantom, tmp_path: Path) -> None:
+    # Without expandable segments, which ranks have: packs as long as their rows reserve a third more than they take.
+    on_phantom("H100-80")
+    found = _measure(tmp_path / "case", precision="bf16", packing="fixed", micro_batch_size=64)
+    assert found["reserved_gib"] < 1.1 * found["allocated_gib"]
+
+
 def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom: OnPhantom, tmp_path: Path) -> None:
     counts = on_phantom("T4")
     found = _measure(tmp_path / "case", precision="fp16", packing=False)
@@ -77,6 +84,7 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
 
 _CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("H100-80", model, {"precision": "bf16"}) for model in MODELS),
+    ("H100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": "fixed"}),
     ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
     ("4090", "BERT-base", {"precision": "fp32"}),
     ("T4", "Qwen2-0.5B", {"precision": "fp16", "micro_batch_size": 4}),

@@ -42,6 +42,7 @@ def _train(folder: Path, **changes: Any) -> dict[str, Any]:
 
 _CELLS: dict[str, dict[str, Any]] = {
     "packed rows": {"packing": True, "precision": "bf16"},
+    "packs of one length, compiled": {"packing": "fixed", "compile": True, "precision": "bf16"},
     "packed rows on 2": {"packing": True, "precision": "bf16", "world_size": 2},
     "padded rows on 8": {"precision": "fp32", "world_size": 8, "global_batch_size": 16},
     "classes": {"workload": "sequence_classification", "precision": "fp16"},

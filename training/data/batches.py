@@ -90,7 +90,7 @@ class Slice:
             num_padding_tokens=input_ids.size - sum(lengths),
             dropout_seed=dropout_seed,
             place=place,
-            documents=_make_documents(starts, shape[1]) if is_packed else None,
+            documents=make_documents(starts, shape[1]) if is_packed else None,
         )
 
     def make_dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
@@ -109,10 +109,16 @@ def count_label_tokens(lengths: np.ndarray, given: np.ndarray | int = 1) -> np.n
 
 @dataclass(frozen=True)
 class Documents:
-    """The rows of a packed sequence; the padding at its end, fewer than 8 positions, belongs to the last one."""
+    """The rows of a packed sequence. The padding at its end, fewer than 8 positions, belongs to the last one; of packs
+    of one length all padding is documents of its own."""
 
     lengths: tuple[int, ...]
-    """Positions of each."""
+    """Positions of each that has one."""
+    longest: int
+    """Positions of each at most."""
+    is_fixed: bool
+    """Whether all packs have equally many boundaries and the same `longest`; without a document there, they stand at
+    the end."""
     boundaries: Tensor
     """(num_documents + 1,) int32: where each begins, and the length of the sequence."""
     position_ids: Tensor
@@ -239,13 +245,20 @@ def _compute_packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[i
     return (1, int(ends[-1]) + padding), ends - lengths
 
 
-def _make_documents(starts: np.ndarray, length: int) -> Documents:
+def make_documents(
+    starts: np.ndarray, length: int, *, num_documents: int | None = None, longest: int | None = None
+) -> Documents:
+    """Return the documents that begin there in a sequence of that length; of packs of one length with what all have."""
     # A row without a token is no document.
     boundaries = np.unique(np.append(starts, length))
     lengths = np.diff(boundaries)
     position_ids = np.arange(length) - np.repeat(boundaries[:-1], lengths)
+    if num_documents is not None:
+        boundaries = np.pad(boundaries, (0, num_documents - len(lengths)), mode="edge")
     return Documents(
         lengths=tuple(lengths.tolist()),
+        longest=int(lengths.max()) if longest is None else longest,
+        is_fixed=num_documents is not None,
         boundaries=torch.from_numpy(boundaries.astype(np.int32)),
         position_ids=torch.from_numpy(position_ids)[None],
     )

@@ -96,6 +96,7 @@ class Replica:
         self.head_weight: Tensor | None = None
         """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
         self._is_compiled, self._is_warm = config.compile, False
+        self._has_dummies_of_their_own = config.packing != "fixed"
         self._accumulates = config.global_batch_size > config.micro_batch_size * config.world_size
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[], None] | None = None
@@ -136,7 +137,7 @@ class Replica:
         ]
         if begins_alone or self._is_compiled or not self._accumulates:
             yield [micro_batch]
-        if self._is_compiled:
+        if self._is_compiled and self._has_dummies_of_their_own:
             # A single sequence is compiled for by itself; a dummy is one.
             yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
         yield [micro_batch] * (2 if self._accumulates else 1)

@@ -84,6 +84,7 @@ def outline_model(model_dir: Path) -> nn.Module:
     return model
 
 
+_has_dropout = _cache_per_model(has_dropout)
 _suits_varlen_kernel = _cache_per_model(suits_varlen_kernel)
 
 
@@ -108,19 +109,26 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
         _require_separate_documents(model, config)
     if config.compile and config.packing and not _packs_in_one_call(model, config):
         raise UnfitModelError(
-            "compile: true with packing: true, but on a CPU, in fp32, before Ampere and with dropout packed attention "
-            "runs document by document, which would be compiled anew for every number of them; use one of the two"
+            f"compile: true with packing: {str(config.packing).lower()}, but on a CPU, in fp32, before Ampere and with "
+            "dropout packed attention runs document by document, which would be compiled anew for every number of "
+            "them; use one of the two, or on a CPU packing: fixed"
         )
     # Asked before the model is compiled and on its device: what is tried is neither compiled for nor waited for there.
     _has_plain_head(model)
     if config.compile:
-        compile_layers(model, config.device)
+        compile_layers(model, config.device, is_static=config.packing == "fixed")
 
 
 def _packs_in_one_call(model: nn.Module, config: TrainingConfig) -> bool:
     """Return whether attention takes all documents of a pack at once, whatever their number."""
     device, is_16_bit = torch.device(config.device), config.precision != "fp32"
-    return has_varlen_kernel(device, is_16_bit=is_16_bit) and _suits_varlen_kernel(model)
+    return _attends_in_one_call(model, device, is_16_bit=is_16_bit, is_fixed=config.packing == "fixed")
+
+
+def _attends_in_one_call(model: nn.Module, device: torch.device, *, is_16_bit: bool, is_fixed: bool) -> bool:
+    if has_varlen_kernel(device, is_16_bit=is_16_bit):
+        return _suits_varlen_kernel(model)
+    return is_fixed and device.type == "cpu" and not _has_dropout(model)
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
@@ -196,11 +204,11 @@ def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any
         # Without a mask the models would look for documents in the positions.
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
-    is_16_bit = torch.is_autocast_enabled("cuda")
-    if has_varlen_kernel(micro_batch.input_ids.device, is_16_bit=is_16_bit) and _suits_varlen_kernel(model):
+    device, is_16_bit = micro_batch.input_ids.device, torch.is_autocast_enabled("cuda")
+    if _attends_in_one_call(model, device, is_16_bit=is_16_bit, is_fixed=documents.is_fixed):
         return where | {
             "document_boundaries": documents.boundaries,
-            "longest_document": max(documents.lengths),
+            "longest_document": documents.longest,
             "takes_groups": packed_attention.supports_grouped_heads(),
         }
     return where | {"document_lengths": documents.lengths}
@@ -252,7 +260,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
         return
     else:
         documents = Documents(
-            lengths=(8, 8), boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
+            lengths=(8, 8), longest=8, is_fixed=False, boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
             position_ids=torch.arange(8, device=model.device).repeat(2)[None],
         )  # fmt: skip
         with _switch_to_evaluation(model), contextlib.suppress(TypeError):

@@ -105,7 +105,7 @@ class OneProcess:
             config = replace(config, micro_batch_size=config.statistics_rows)
         self._config = config
         self._workload = find_reference(config.workload)
-        self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
+        self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=bool(config.packing))
         self._base = dict(self._model.named_parameters())
         self._named = attach_factors(self._model, config)
         self._statistics = RunningStatistics(self._model)

@@ -41,7 +41,13 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, device="cuda")
     edit_json(tmp_path / "machine.json", gpus=[{"name": "T4", "memory_gib": 15.0}] * 2)
     edit_segment(tmp_path, "2proc", rank_devices=[{"gpu_uuid": "aa"}, {"gpu_uuid": "bb"}])
-    assert check_own_device(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    found = check_own_device(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == "passed"
+    assert "NUMA" not in found.compared
+    near = [{"gpu_uuid": name, "numa_node": node} for name, node in (("aa", 0), ("bb", 1))]
+    edit_segment(tmp_path, "2proc", rank_devices=near)
+    found = check_own_device(outputs_of(tmp_path, params), "2proc")
+    assert "on the cores next to their GPUs, of NUMA node 0 and 1" in found.compared
     edit_segment(tmp_path, "2proc", rank_devices=[{"gpu_uuid": "aa"}, {"gpu_uuid": "aa"}])
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
     assert found.verdict == "failed"

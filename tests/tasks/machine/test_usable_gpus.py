@@ -32,7 +32,7 @@ T4, V100, H100 = make_gpu("Tesla T4", "7.5"), make_gpu("Tesla V100-SXM2-16GB", "
 
 def make_params(**train: Any) -> Params:
     raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
-    return Params.model_validate({**raw, "train": {**raw["train"], **train}})
+    return Params.model_validate({**raw, "train": {**raw["train"], "compile": False, **train}})
 
 
 def explain(*gpus: GpuFacts, facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:

@@ -53,6 +53,10 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
     assert keys.count("train.precision") == 2
     assert keys.count("train.compile") == 1
     assert "train.compile" not in _keys(_params(compile=True), device="cuda")
+    for packing, ways in ((False, 1), (True, 2), ("fixed", 1)):
+        # For packs of one length, too, where packs are trained already, and not those.
+        assert _keys(_params(packing=packing, precision="bf16"), device="cuda").count("train.compile") == ways
+    assert _keys(_params(packing=True, precision="bf16"), device="cuda", can=[]).count("train.compile") == 1
     images = _params().model_copy(update={"workload": "image_classification"})
     assert "train.compile" not in _keys(images, device="cuda"), "it refuses compiled layers"
 
@@ -71,8 +75,9 @@ def test_gpus_before_ampere_are_not_advised_what_they_do_slowly() -> None:
     assert "train.compile" in _keys(_params(packing=True, precision="bf16"), device="cuda")
 
 
-def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
-    params = _params(options={"bucket_view": False})
+@pytest.mark.parametrize("train", [{}, {"packing": True, "precision": "bf16"}], ids=str)
+def test_every_change_is_written_so_that_params_yaml_takes_it(train: dict[str, Any]) -> None:
+    params = _params(options={"bucket_view": False}, **train)
     asked: dict[str, Any] = {
         "device": "cuda",
         "exchange": {"bucket_bytes": [40 * 2**20, 2 * 2**20]},
@@ -80,11 +85,11 @@ def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
     }
     for knob in list_knobs(params, "2proc", **asked):
         patch = yaml.safe_load(format_patch([knob], "2proc"))
-        train = patch.get("train", {})
+        changes = patch.get("train", {})
         options = patch.get("cells", {}).get("2proc", {}).get("options", {"bucket_view": False})
         assert options["bucket_view"] is (knob.key == "options.bucket_view")
-        changed = _params(options=options, **train)
-        for name, value in train.items():
+        changed = _params(options=options, **train | changes)
+        for name, value in changes.items():
             assert getattr(changed.train, name) == value == knob.overrides[name]
         if "options" in knob.overrides:
             assert changed.cells["2proc"].options == knob.overrides["options"]
