@@ -1,25 +1,35 @@
-"""What the observer of `make audit` costs a training: the same script with and without it, in turns.
+"""What the observer of `make audit` costs a training: the same one with and without it, in turns, by processor time.
 
-Processor seconds decide: they leave out what else the machine did meanwhile. What the observer costs hardly depends on
-the width of a model: a narrow one tells the microseconds, a wide one their share of a step. Prints a table and writes
-benchmarks/results/<date>_<machine>_observer.{json,md}.
+Twice: in one process, where torch's own functions are put back and taken away again in short blocks, which tells
+small costs; and in processes of their own, which leave nothing of the observer in the bare ones. Prints a table and
+writes benchmarks/results/<date>_<machine>_observer.{json,md}.
 """
 
 import argparse
 import ctypes
+import importlib
 import json
+import logging
 import os
 import resource
 import statistics
 import tempfile
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import compute_ratio, generate_rounds
 from tasks.auditing.rank_record import read_rank
 
-_WARM_UP = 5
+_WARM_UP = 70
+"""Steps before those that are timed: the first 64 are looked at more closely."""
+_STEPS_BETWEEN = 2
+"""Untimed steps after each switch: torch's classes forget what they had looked up."""
+_BLOCK_SECONDS = 0.25
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """As malloc.h numbers them for mallopt."""
 _KEPT_BYTES, _LARGEST_IN_HEAP = 1 << 30, 1 << 25
@@ -37,101 +47,200 @@ def keep_freed_memory() -> None:
         allocator.mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
 
 
-def run_once(*, is_observed: bool, width: int, steps: int) -> dict[str, float]:
-    """Return seconds and processor seconds per step, and the seconds that the observer charged itself.
+class Switch:
+    """Puts back what was there before the observer came, and the observer again.
 
-    In a child of this process, which has torch already: what is imported is nobody's step.
+    The audit hook of Python cannot be taken away: what it costs is told by processes of their own alone.
     """
-    from benchmarks.observed_training import train
-    from ddp_compare_observer.arming import arm_when_torch_comes
 
-    with tempfile.TemporaryDirectory() as folder:
-        pid = os.fork()
+    def __init__(self) -> None:
+        import torch
+        from torch.optim import optimizer
+        from torch.utils.data import DataLoader, dataloader
+
+        self._places: list[Any] = [
+            torch, torch.autograd, torch.nn.functional, torch.nn.utils, torch.distributed, torch.nn.Module,
+            torch.nn.Sequential, DataLoader, dataloader._BaseDataLoaderIter, time, logging.Logger,
+            argparse.ArgumentParser,
+        ]  # fmt: skip
+        self._hooks: list[dict[Any, Any]] = [
+            optimizer._global_optimizer_pre_hooks,
+            optimizer._global_optimizer_post_hooks,
+        ]
+        self._before = [dict(vars(place)) for place in self._places]
+        self._found: list[tuple[Any, str, Any, Any]] = []
+        self._kept: list[dict[Any, Any]] = []
+        self._is_on = True
+
+    def learn(self) -> None:
+        """Remember what the observer has put in place since this was made."""
+        for place, before in zip(self._places, self._before, strict=True):
+            for name, now in vars(place).items():
+                if isinstance(now, FunctionType) and "ddp_compare_observer" in now.__code__.co_filename:
+                    self._found.append((place, name, before.get(name), now))
+        self._kept = [dict(hooks) for hooks in self._hooks]
+        assert {name for _, name, _, _ in self._found} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
+
+    def turn(self, *, on: bool) -> None:
+        """Have the observer watch from now on, or nobody."""
+        if on == self._is_on:
+            return
+        self._is_on = on
+        for place, name, before, now in self._found:
+            if on or before is not None:
+                setattr(place, name, now if on else before)
+            else:
+                delattr(place, name)
+        for hooks, kept in zip(self._hooks, self._kept, strict=True):
+            hooks.clear()
+            hooks.update(kept if on else {})
+
+
+def _in_child(work: Callable[[Path], Any]) -> tuple[Any, Any]:
+    """Return what `work` returns in a child of this process, which has torch already, and the record made there."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, pid = Path(name), os.fork()
         if pid == 0:
             code = 1
             try:
-                if is_observed:
-                    arm_when_torch_comes(folder, rank=0, heartbeat=None)
-                told = train(steps=steps, width=width, warm_up=_WARM_UP)
-                faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-                Path(folder, "told.json").write_text(json.dumps([*told, faults]))
+                (folder / "told.json").write_text(json.dumps(work(folder)))
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         if os.waitpid(pid, 0)[1]:
-            raise ChildProcessError(f"the training of width {width} failed")
-        seconds, processor, faults = json.loads(Path(folder, "told.json").read_text())
-        rank = read_rank(Path(folder) / "rank-0.jsonl", 0)
-        if is_observed and (len(rank.steps) != steps + _WARM_UP or "broken" in rank.lines):
-            raise ChildProcessError(f"{len(rank.steps)} steps were observed: {rank.lines.get('broken')}")
-        charged = [step["seconds"].get("observer", 0.0) for step in rank.steps]
-    return {"seconds": seconds, "processor": processor, "charged": sum(charged[_WARM_UP:]) / steps, "faults": faults}
+            raise ChildProcessError("the training failed")
+        rank = read_rank(folder / "rank-0.jsonl", 0)
+        if "broken" in rank.lines:
+            raise ChildProcessError(f"{len(rank.steps)} steps were observed: {rank.lines['broken']}")
+        return json.loads((folder / "told.json").read_text()), rank
 
 
-def _measure(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
+def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[str, list[float]]:
+    from benchmarks.observed_training import Training
+    from ddp_compare_observer.arming import arm_when_torch_comes
+
+    switch = Switch()
+    arm_when_torch_comes(str(folder), rank=0, heartbeat=None)
+    training = Training(width=width, most_steps=_WARM_UP + blocks * 4 * (steps + _STEPS_BETWEEN))
+    training.run(_WARM_UP)
+    switch.learn()
+    found: dict[str, list[float]] = {"bare": [], "observed": []}
     orders = generate_rounds(["bare", "observed"], seed=0)
-    found: dict[str, list[dict[str, float]]] = {"bare": [], "observed": []}
+    for _ in range(blocks):
+        for arm in next(orders):
+            switch.turn(on=arm == "observed")
+            training.run(_STEPS_BETWEEN)
+            found[arm].append(training.run(steps)[1])
+    return found
+
+
+def measure_in_process(width: int, *, blocks: int, steps: int) -> dict[str, Any]:
+    """Return the ratio of observed to bare blocks of one process, the bare step's seconds and what was charged."""
+    found, rank = _in_child(lambda folder: _run_blocks(folder, width=width, blocks=blocks, steps=steps))
+    num_observed = 2 * blocks * (steps + _STEPS_BETWEEN) + _WARM_UP
+    if len(rank.steps) != num_observed:
+        raise ChildProcessError(f"{len(rank.steps)} of {num_observed} steps were observed")
+    return {"how": "one process", "width": width, **_summarise(found, rank.steps[_WARM_UP:])}
+
+
+def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tuple[float, int]:
+    from benchmarks.observed_training import Training
+    from ddp_compare_observer.arming import arm_when_torch_comes
+
+    if is_observed:
+        arm_when_torch_comes(str(folder), rank=0, heartbeat=None)
+    training = Training(width=width, most_steps=_WARM_UP + steps)
+    training.run(_WARM_UP)
+    return training.run(steps)[1], resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
+    """Return the same of processes of their own, as many of each arm as there are rounds, twice."""
+    orders = generate_rounds(["bare", "observed"], seed=0)
+    found: dict[str, list[float]] = {"bare": [], "observed": []}
+    faults: dict[str, list[int]] = {"bare": [], "observed": []}
+    observed: list[Any] = []
     for _ in range(rounds):
         for arm in next(orders):
-            found[arm].append(run_once(is_observed=arm == "observed", width=width, steps=steps))
-    per_round = {
-        arm: [(one["processor"] + other["processor"]) / 2 for one, other in zip(runs[::2], runs[1::2], strict=True)]
+            is_observed = arm == "observed"
+            (processor, num_faults), rank = _in_child(
+                lambda folder, is_observed=is_observed: _run_whole(
+                    folder, is_observed=is_observed, width=width, steps=steps
+                )
+            )
+            found[arm].append(processor)
+            faults[arm].append(num_faults)
+            observed += rank.steps[_WARM_UP:]
+    return {"how": "its own processes", "width": width, "faults": faults, **_summarise(found, observed)}
+
+
+def _summarise(found: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
+    of_rounds = {
+        arm: [(one + other) / 2 for one, other in zip(runs[::2], runs[1::2], strict=True)]
         for arm, runs in found.items()
     }
-    ratio = compute_ratio(per_round["observed"], per_round["bare"])
     return {
-        "width": width,
-        "step_seconds": statistics.median(per_round["bare"]),
-        "ratio": ratio.as_json(),
-        "charged_seconds": statistics.median(run["charged"] for run in found["observed"]),
-        "runs": found,
+        "processor_seconds": found,
+        "step_seconds": statistics.median(of_rounds["bare"]),
+        "ratio": compute_ratio(of_rounds["observed"], of_rounds["bare"]).as_json(),
+        "charged_seconds": statistics.fmean(step["seconds"].get("observer", 0.0) for step in observed),
     }
 
 
-def _tell_cost(found: dict[str, Any]) -> str:
-    """Return what a step takes longer, in microseconds, with the interval of the ratio."""
-    value, low, high = ((found["ratio"][name] - 1) * found["step_seconds"] * 1e6 for name in ("value", "low", "high"))
-    return f"{value:+.0f} µs ({low:+.0f} to {high:+.0f})"
+def _tell(found: dict[str, Any]) -> list[str]:
+    value, low, high = (found["ratio"][name] - 1 for name in ("value", "low", "high"))
+    step = found["step_seconds"]
+    return [
+        found["how"],
+        f"{step * 1000:.1f} ms",
+        f"{value:+.2%} ({low:+.2%} to {high:+.2%})",
+        f"{value * step * 1e6:+.0f} µs ({low * step * 1e6:+.0f} to {high * step * 1e6:+.0f})",
+        f"{found['charged_seconds'] * 1e6:.0f} µs ({found['charged_seconds'] / step:.2%})",
+    ]
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 256])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 96])
+    parser.add_argument("--seconds", type=float, default=100.0, help="of blocks in one process, for each width")
+    parser.add_argument("--rounds", type=int, default=8, help="of processes of their own, at the first width; 0: none")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     # Before torch is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
+    importlib.import_module("benchmarks.observed_training")
     keep_freed_memory()
     load = os.getloadavg()[0]
-    found = [_measure(width, rounds=arguments.rounds, steps=arguments.steps) for width in arguments.widths]
-    rows = [
-        [
-            f"{one['step_seconds'] * 1000:.1f} ms",
-            f"{one['ratio']['value'] - 1:+.2%} ({one['ratio']['low'] - 1:+.2%} to {one['ratio']['high'] - 1:+.2%})",
-            _tell_cost(one),
-            f"{one['charged_seconds'] * 1e6:.0f} µs ({one['charged_seconds'] / one['step_seconds']:.2%})",
-        ]
-        for one in found
-    ]
+    found = []
+    for width in arguments.widths:
+        seconds, _ = _in_child(lambda folder, width=width: _run_whole(folder, is_observed=False, width=width, steps=20))
+        steps = max(4, round(_BLOCK_SECONDS / seconds[0]))
+        blocks = max(6, round(arguments.seconds / (4 * (steps + _STEPS_BETWEEN) * seconds[0])))
+        found.append(measure_in_process(width, blocks=blocks, steps=steps))
+    if arguments.rounds:
+        found.append(measure_processes(arguments.widths[0], rounds=arguments.rounds, steps=150))
     path = write_results(
         "observer",
         title="What the observer of make audit costs",
-        method=f"One process, a transformer of four layers on 8 rows of 64 tokens, {arguments.steps} steps after "
-        f"{_WARM_UP}, with and without the observer in {arguments.rounds} rounds (A B B A). Processor seconds, with an "
-        "allocator that keeps what is freed.",
+        method=f"One process, a transformer of four layers on 8 rows of 64 tokens that times each of its steps; after "
+        f"{_WARM_UP} steps, in its first pass over the data. Processor seconds with and without the observer in rounds "
+        f"(A B B A): of blocks of {_BLOCK_SECONDS} s in one process, of {arguments.rounds} rounds of processes of 150 "
+        "steps. The allocator keeps what is freed.",
         headings=[
+            "Where",
             "A step takes",
             "Observed against bare (95 %)",
             "That is, per step (95 %)",
-            "Of that counted by itself",
+            "Counted by itself",
         ],
-        rows=rows,
+        rows=[_tell(one) for one in found],
         summary="The last column is what the observer itself counted: all but the wrappers around calls.",
         found=found,
         load_before=load,
+        folder=arguments.results,
     )
     print(path.read_text())
 

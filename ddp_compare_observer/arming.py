@@ -32,7 +32,8 @@ class Observer:
     def see_imported(self, module: ModuleType) -> None:
         """Watch a module that has just been imported."""
         if module.__name__ == "torch":
-            self.guard(self.arm)
+            if self.steps is None:  # else it was loaded anew
+                self.guard(self.arm)
         elif self._around is not None:
             self.guard(self._around.watch_safetensors, module)
 
@@ -61,12 +62,13 @@ class Observer:
         place = Place(self._heartbeat, rank=self._rank)
         self.times, lines = Timeline(place), ScriptLines()
         device_clock = DeviceClock(self.guard)
-        self.times.mark = device_clock.mark
         self.steps = Steps(self._record, self.guard, self.times, place, lines)
+        self.steps.on_begin = lambda: device_clock.start(self.times)
         self.steps.take_device_seconds = device_clock.take
         clocks = Clocks(self._record, self.guard, self.times, lines)
         clocks.count_steps = lambda: self.steps.number
-        around = self._around = Surroundings(self._record, self.guard, self.times)
+        self.steps.on_flush = clocks.match
+        around = self._around = Surroundings(self._record, self.guard, self.times, self.steps.flush)
         loaders = Loaders(self._record, self.guard, self.times)
         loaders.count_steps = clocks.count_steps
         computing = Computing(self.guard, self.times, self.steps, loaders, lines)
@@ -83,10 +85,11 @@ class Observer:
         self._record.write("torch", version=torch.__version__, device_count=torch.cuda.device_count())
 
         def finish() -> None:
+            self.steps.flush()
             clocks.finish()
             loaders.finish()
             around.finish()
-            self._record.write("end", seconds=self.times.take())
+            self._record.write("end", seconds=self.times.take(self.times.copy()))
 
         atexit.register(self.guard, finish)
 

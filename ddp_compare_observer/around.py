@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from ddp_compare_observer import timeline
-from ddp_compare_observer.record import Guard, Record
+from ddp_compare_observer.record import Guard, Record, is_main_thread
 from ddp_compare_observer.samples import digest_one_by_one, list_tensors
 
 _ASKED = re.compile(
     r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
 )
+_EVENTS = frozenset({"open", "socket.connect", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"})
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
 _COLLECTIVES = (
@@ -33,8 +33,8 @@ _COLLECTIVES = (
 class Surroundings:
     """Watches what costs time and is no step, and what the script was asked to do."""
 
-    def __init__(self, record: Record, guard: Guard, times: timeline.Timeline) -> None:
-        self._record, self._guard, self._times = record, guard, times
+    def __init__(self, record: Record, guard: Guard, times: timeline.Timeline, flush: Callable[[], None]) -> None:
+        self._record, self._guard, self._times, self._flush = record, guard, times, flush
         self._files: set[tuple[str, str]] = set()
         self._loaded: dict[str, set[str]] = {}
         self._asked: set[str] = set()
@@ -59,6 +59,14 @@ class Surroundings:
             return found
 
         argparse.ArgumentParser.parse_known_args = observed_parse  # type: ignore[method-assign, assignment]
+        end = os._exit
+
+        @functools.wraps(end)
+        def observed_end(status: int) -> Any:
+            self._guard(self._flush)
+            end(status)
+
+        os._exit = observed_end
         os.register_at_fork(after_in_parent=lambda: self._guard(self._count_child))
 
     def watch_safetensors(self, module: Any) -> None:
@@ -69,7 +77,7 @@ class Surroundings:
 
     def see_globals(self) -> None:
         """Look at the script's own global names for what it was asked to do."""
-        self.see_asked(dict(vars(sys.modules["__main__"])), "globals")
+        self.see_asked(dict(getattr(sys.modules.get("__main__"), "__dict__", {})), "globals")
 
     def match_loaded(self, parameters: list[torch.Tensor]) -> None:
         """Write how many parameters hold, before the first step, what a file that was read holds."""
@@ -89,7 +97,7 @@ class Surroundings:
 
         @functools.wraps(original)
         def timed(*arguments: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
+            if torch.compiler.is_compiling() or not is_main_thread():
                 return original(*arguments, **named)
             times.enter(kind)
             try:
@@ -119,15 +127,20 @@ class Surroundings:
         self._record.write("read", path=path, num_tensors=len(tensors))
 
     def _see_event(self, event: str, arguments: Any) -> None:
+        if event not in _EVENTS:
+            # Most of them: Python asks for every number of an object, too.
+            return
         if event == "open":
             self._guard(self._see_open, *arguments)
-        elif event == "socket.connect" and isinstance(arguments[1], tuple):
-            self._name_the_rest(timeline.NETWORK)
-        elif event in ("subprocess.Popen", "os.system", "os.posix_spawn"):
+        elif event == "os.exec":
+            self._guard(self._flush)
+        elif event != "socket.connect":
             self._name_the_rest(timeline.SUBPROCESS)
+        elif isinstance(arguments[1], tuple):
+            self._name_the_rest(timeline.NETWORK)
 
     def _name_the_rest(self, kind: str) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread():
             self._guard(self._times.name_the_rest, kind)
 
     def _see_open(self, path: Any, mode: Any, _flags: Any) -> None:

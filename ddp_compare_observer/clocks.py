@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_compare_observer.record import Guard, Line, Record
-from ddp_compare_observer.timeline import Timeline
+from ddp_compare_observer.timeline import OTHERS, Timeline
 
 _CLOCKS = ("time", "perf_counter", "monotonic")
 _MOST_READINGS = 20_000
 _MOST_VARIABLES = 2_000
+_MOST_KEPT = 200
 _OWN_REFERENCES = 3
 """To the copy of a frame's variables: the frame's, ours, and that of who counts; more where the script asked for it."""
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
@@ -47,13 +48,13 @@ class ScriptLines:
         frame: Any = sys._getframe(1)
         while frame is not None:
             if self.owns(frame.f_code.co_filename):
-                return Line(self._shorten(frame.f_code.co_filename), frame.f_lineno)
+                return self.name(frame.f_code.co_filename, frame.f_lineno)
             frame = frame.f_back
         return None
 
-    def name(self, frame: Any) -> Line:
-        """Return the line at which a frame is."""
-        return Line(self._shorten(frame.f_code.co_filename), frame.f_lineno)
+    def name(self, file: str, number: int) -> Line:
+        """Return a line by its file's place below the script's folder."""
+        return Line(self._shorten(file), number)
 
     def _shorten(self, file: str) -> str:
         if file not in self._short:
@@ -64,9 +65,22 @@ class ScriptLines:
 class _Reading(NamedTuple):
     """What a clock said, and how far the script was then."""
 
-    line: Line
-    seconds: dict[str, float]
+    place: tuple[str, int]
+    """File and line."""
+    at: float
+    others: tuple[float, ...]
+    """Seconds of each kind of OTHERS."""
     step: int
+
+
+class _Window:
+    """The spans between two lines that read a clock."""
+
+    def __init__(self, first_step: int) -> None:
+        self.number = self.num_steps = 0
+        self.steps = [first_step, first_step]
+        self.seconds = 0.0
+        self.others = [0.0] * len(OTHERS)
 
 
 def _list_floats(frame: Any) -> list[float]:
@@ -91,7 +105,9 @@ class Clocks:
     def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
         self._record, self._guard, self._times, self._lines = record, guard, times, lines
         self._readings: dict[float, _Reading] = {}
-        self._windows: dict[tuple[Line, Line], dict[str, Any]] = {}
+        self._kept: list[tuple[float, _Reading, list[float]]] = []
+        """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
+        self._windows: dict[tuple[tuple[str, int], tuple[str, int]], _Window] = {}
         self.count_steps: Callable[[], int] = lambda: 0
 
     def watch(self) -> None:
@@ -115,31 +131,50 @@ class Clocks:
     def _see(self, value: float, frame: Any) -> None:
         if len(self._readings) >= _MOST_READINGS:
             return
-        line, seconds, step = self._lines.name(frame), self._times.look(), self.count_steps()
-        for one in _list_floats(frame):
-            earlier = self._readings.get(one)
-            if earlier is not None and step > earlier.step:
-                self._add_window(earlier, line, seconds, step)
-        self._readings[value] = _Reading(line, seconds, step)
+        at, others = self._times.look()
+        now = _Reading((frame.f_code.co_filename, frame.f_lineno), at, others, self.count_steps())
+        self._kept.append((value, now, _list_floats(frame)))
+        if len(self._kept) >= _MOST_KEPT:
+            self.match()
 
-    def _add_window(self, earlier: _Reading, line: Line, seconds: dict[str, float], step: int) -> None:
-        window = self._windows.setdefault((earlier.line, line), {"number": 0, "steps": [], "seconds": {}})
-        window["number"] += 1
-        if len(window["steps"]) < 2 or window["steps"][1] < step:
-            window["steps"] = [min([earlier.step, *window["steps"][:1]]), step]
-        window["num_steps"] = window.get("num_steps", 0) + step - earlier.step
-        for kind, until in seconds.items():
-            spent = until - earlier.seconds.get(kind, 0.0)
-            window["seconds"][kind] = window["seconds"].get(kind, 0.0) + spent
-        if window["number"] & (window["number"] - 1) == 0:
-            self._write((earlier.line, line))
+    def match(self) -> None:
+        """Find what can have been timed by the readings since the last call."""
+        kept, self._kept = self._kept, []
+        for value, now, floats in kept:
+            for one in floats:
+                earlier = self._readings.get(one)
+                if earlier is not None and now.step > earlier.step:
+                    self._add_window(earlier, now)
+            self._readings[value] = now
+
+    def _add_window(self, earlier: _Reading, now: _Reading) -> None:
+        places = (earlier.place, now.place)
+        window = self._windows.get(places)
+        if window is None:
+            window = self._windows[places] = _Window(earlier.step)
+        window.number += 1
+        window.num_steps += now.step - earlier.step
+        window.steps = [min(window.steps[0], earlier.step), max(window.steps[1], now.step)]
+        window.seconds += now.at - earlier.at
+        if now.others != earlier.others:
+            window.others = [
+                sum_ + until - since
+                for sum_, until, since in zip(window.others, now.others, earlier.others, strict=True)
+            ]
+        if window.number & (window.number - 1) == 0:
+            self._write(places)
 
     def finish(self) -> None:
         """Write what was found, whole."""
-        for lines in self._windows:
-            self._write(lines)
+        self.match()
+        for places in self._windows:
+            self._write(places)
 
-    def _write(self, lines: tuple[Line, Line]) -> None:
-        window = self._windows[lines]
-        seconds = {kind: round(spent, 6) for kind, spent in window["seconds"].items() if spent > 0}
-        self._record.write("window", begin=lines[0], end=lines[1], **{**window, "seconds": seconds})
+    def _write(self, places: tuple[tuple[str, int], tuple[str, int]]) -> None:
+        window = self._windows[places]
+        found = {kind: round(spent, 6) for kind, spent in zip(OTHERS, window.others, strict=True) if spent > 0}
+        self._record.write(
+            "window", begin=self._lines.name(*places[0]), end=self._lines.name(*places[1]), number=window.number,
+            steps=window.steps, num_steps=window.num_steps,
+            seconds={"training": round(window.seconds - sum(found.values()), 6), **found},
+        )  # fmt: skip

@@ -5,6 +5,7 @@ from collections import deque
 import torch
 
 from ddp_compare_observer.record import Guard
+from ddp_compare_observer.timeline import Timeline
 
 _MOST_MARKS = 10_000
 
@@ -21,10 +22,14 @@ class DeviceClock:
         self._spare: list[torch.cuda.Event] = []
         self._device: int | None = None
 
+    def start(self, times: Timeline) -> None:
+        """Be told what happens from here on, if a GPU is used by now."""
+        if times.mark is None and torch.cuda.is_initialized():
+            times.mark = self.mark
+
     def mark(self, kind: str) -> None:
-        """From here on the stream works for this activity; nothing where no GPU is used."""
-        if torch.cuda.is_initialized():
-            self._guard(self._mark, kind)
+        """From here on the stream works for this activity."""
+        self._guard(self._mark, kind)
 
     def take(self) -> dict[str, float]:
         """Return the seconds by activity that have come since the last call: those of a step or two ago, as a rule."""

@@ -8,16 +8,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 _BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
+_IS_AVAILABLE = dist.is_available()
 _recorder: Any = _distributed_c10d
 """The recorder has no public name yet."""
 
 
 def count_collectives() -> dict[str, int]:
     """Return how many collectives each process group has begun, whoever called them; empty without any group."""
-    if not dist.is_available() or not dist.is_initialized():
-        return {}
-    counts = {}
-    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    counts: dict[str, int] = {}
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map) if _IS_AVAILABLE else []
     for group in groups:
         try:
             counts[str(group.group_name)] = int(group._get_sequence_number_for_group())

@@ -1,11 +1,12 @@
 """What the script's loaders give out: which rows, in which pass, and how long it is waited for."""
 
 import functools
+import math
 import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.samples import is_on_host, list_tensors, read_rows
 
 _KEPT_BATCHES = 8
+_PLAIN_BATCHES = 4
+"""A loader so many of whose batches were found without checksums is taken not to need any; later ones are summed where
+they are asked for and still there."""
 _MOST_IDS = 4096
 _SHORT_ROW = 16
 _SUMMED_BYTES = 4096
@@ -27,17 +31,29 @@ class Given:
 
     loader: int
     """Which loader, in the order in which they were first used."""
+    is_first_pass: bool
+    """Whether it is of the loader's first pass."""
     ids: list[int] | None
     """Indices into the data set, one per row; None where the loader does not say."""
     num_rows: int
     """Leading dimension of its first tensor; 0 where it has none."""
-    places: list[dict[int, int]] = field(default_factory=list)
+    tensors: list[Callable[[], torch.Tensor | None]]
+    """As long as the script holds them."""
+    places: list[dict[int, int]] | None = None
     """Checksum of a row -> its place, of each tensor on the host whose rows can be told from each other."""
     is_used: bool = False
 
+    def sum_rows(self) -> None:
+        """Keep the checksums of its rows."""
+        if self.places is None:
+            alive = [tensor for one in self.tensors if (tensor := one()) is not None]
+            summed = [_sum_rows(tensor) for tensor in alive if len(tensor) == self.num_rows]
+            self.places = [{one: at for at, one in enumerate(checksums)} for checksums in summed if checksums]
+
     def find_places(self, checksums: list[int]) -> list[int] | None:
         """Return the places of these rows in the batch; None if one is not in it."""
-        for of_tensor in self.places:
+        self.sum_rows()
+        for of_tensor in self.places or []:
             found = [of_tensor.get(one) for one in checksums]
             if None not in found:
                 return [one for one in found if one is not None]
@@ -55,6 +71,8 @@ class Loaders:
         self._given_out: set[int] = set()
         """Loaders all of whose batches were taken, and that nobody has asked for one more: as Lightning does."""
         self._lengths: dict[int, int | None] = {}
+        self._num_plain: dict[int, float] = {}
+        """Loader -> batches that were found without a checksum; none of one where that was not enough."""
         self.given: deque[Given] = deque(maxlen=_KEPT_BATCHES)
         self.count_steps: Callable[[], int] = lambda: 0
 
@@ -86,12 +104,13 @@ class Loaders:
             self._times.enter(self._name_wait(number))
             try:
                 batch = advance(iterator)
+                self._times.switch(timeline.OBSERVER)
+                self._guard(self._give, iterator, number, batch)
             except StopIteration:
                 self._guard(self._end, iterator, number)
                 raise
             finally:
                 self._times.leave()
-            self._times.charge(self._guard, self._give, iterator, number, batch)
             return batch
 
         @functools.wraps(index)
@@ -113,13 +132,20 @@ class Loaders:
     def find(self, tensors: list[torch.Tensor], *, is_training: bool) -> tuple[Given | None, list[int] | None]:
         """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
 
-        By what they hold; tensors on another device come in the order in which they were given.
+        The very tensor that was given out is it, else rows are known by what they hold; tensors on another device come
+        in the order in which they were given.
         """
+        for tensor in tensors:
+            holding = [given for given in self.given for one in given.tensors if one() is tensor]
+            # What is given out with every batch says nothing of one.
+            if len(holding) == 1:
+                return self._use(holding[0], is_training), holding[0].ids
         for tensor in tensors:
             checksums = _sum_rows(tensor)
             for given in reversed(self.given) if checksums else ():
                 places = given.find_places(checksums)
                 if places is not None:
+                    self._num_plain[given.loader] = -math.inf
                     ids = None if given.ids is None else [given.ids[at] for at in places]
                     return self._use(given, is_training), ids
         leading = {len(tensor) for tensor in tensors if tensor.dim()}
@@ -137,6 +163,7 @@ class Loaders:
 
     def _use(self, given: Given, is_training: bool) -> Given:
         given.is_used = True
+        self._num_plain[given.loader] = self._num_plain.get(given.loader, 0) + 1
         if is_training:
             self._evaluating.discard(given.loader)
         else:
@@ -184,9 +211,10 @@ class Loaders:
         num_rows = len(tensors[0]) if tensors else 0
         if ids is not None and (len(ids) != num_rows or self._lengths.get(number) is None):
             ids = None
-        of_rows = [_sum_rows(tensor) for tensor in tensors if len(tensor) == num_rows]
-        places = [{one: at for at, one in enumerate(checksums)} for checksums in of_rows if checksums]
-        self.given.append(Given(number, ids, num_rows, places))
+        given = Given(number, self._num_passes.get(number) == 1, ids, num_rows, [weakref.ref(one) for one in tensors])
+        if self._num_plain.get(number, 0) < _PLAIN_BATCHES:
+            given.sum_rows()
+        self.given.append(given)
 
 
 def _sum_rows(tensor: torch.Tensor) -> list[int]:

@@ -1,7 +1,11 @@
 """The record of one rank: a file of JSON lines that is only ever appended to, so that any end of the rank leaves it."""
 
+import fcntl
 import json
 import os
+import resource
+import secrets
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +13,14 @@ from typing import Any, NamedTuple
 
 read_clock = time.perf_counter
 """The clock itself: scripts are given another one (clocks.py)."""
+
+
+_MAIN = threading.main_thread().ident
+
+
+def is_main_thread() -> bool:
+    """Return whether this is the thread that torchrun's rank began in; others are left alone."""
+    return threading.get_ident() == _MAIN
 
 
 class Line(NamedTuple):
@@ -22,6 +34,8 @@ class Line(NamedTuple):
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_write, _getpid = os.write, os.getpid
+_HIGHEST = 1 << 10
 
 
 class Record:
@@ -30,17 +44,23 @@ class Record:
     def __init__(self, folder: str, *, rank: int) -> None:
         """Make the file; FileExistsError if a process of this rank has one already."""
         path = Path(folder).absolute() / f"rank-{rank}.jsonl"
-        self._pid = os.getpid()
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._pid = _getpid()
+        # Every line has it, so that what the script itself writes into the file is no line of ours.
+        self._begin = f'{{"mark":"{secrets.token_hex(8)}",'
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # A script that closes all files it sees opens its own under low numbers, and would find our lines in them.
+        highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % (1 << 63), _HIGHEST)
+        self._file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(highest - 8, 0))
+        os.close(file)
         self.is_open = True
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line at once: a rank may be killed, or leave by os._exit."""
-        if not self.is_open or os.getpid() != self._pid:
+        if not self.is_open or _getpid() != self._pid:
             return
-        line = _encode({"kind": kind, **fields}) + "\n"
+        line = f"{self._begin}{_encode({'kind': kind, **fields})[1:]}\n"
         try:
-            os.write(self._file, line.encode("utf-8", "replace"))
+            _write(self._file, line.encode("utf-8", "replace"))
         except OSError:
             # The disk is full, or the script has closed every file: it goes on all the same.
             self.is_open = False

@@ -2,7 +2,7 @@
 
 import ctypes
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -115,18 +115,21 @@ def read_rows(tensor: torch.Tensor, most_bytes: int) -> list[bytes]:
     return [content[row * width : (row + 1) * width] for row in range(num_rows)]
 
 
-def list_tensors(content: Any, *, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of every tensor in nested mappings, lists and tuples."""
+def list_tensors(content: Any, *, depth: int = 4) -> list[tuple[str, torch.Tensor]]:
+    """Return (name, tensor) of every tensor in nested mappings, lists and tuples."""
     if isinstance(content, torch.Tensor):
-        yield "", content
+        return [("", content)]
+    if depth and isinstance(content, list | tuple):
+        parts: Iterable[tuple[Any, Any]] = enumerate(content)
     elif depth and isinstance(content, Mapping):
-        for key in list(content):
-            for name, tensor in list_tensors(content[key], depth=depth - 1):
-                yield f"{key}.{name}".rstrip("."), tensor
-    elif depth and isinstance(content, list | tuple):
-        for at, part in enumerate(content):
-            for name, tensor in list_tensors(part, depth=depth - 1):
-                yield f"{at}.{name}".rstrip("."), tensor
+        parts = [(key, content[key]) for key in list(content)]
+    else:
+        return []
+    return [
+        (f"{key}.{name}".rstrip("."), tensor)
+        for key, part in parts
+        for name, tensor in list_tensors(part, depth=depth - 1)
+    ]
 
 
 def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:

@@ -3,7 +3,6 @@
 import functools
 import math
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.exchanged import count_collectives, read_traffic
-from ddp_compare_observer.record import Guard, Line, Record, read_clock
+from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.samples import digest_tensors
 
 _NONE = SimpleNamespace(_shared_state=None)
@@ -22,11 +21,12 @@ _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
 _MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
+_KEPT_SECONDS = 0.25
+"""Steps are written together, after so long; longer ones one by one."""
 
 
-@dataclass
 class Micro:
-    """One forward and backward; None, 0 or "" is for what is not known."""
+    """One forward and backward. An object holds what is known of it, which is what is written."""
 
     ids: list[int] | None = None
     loader: int | None = None
@@ -38,10 +38,9 @@ class Micro:
     precision: str = ""
     attention: str = ""
     num_samples: int = 0
-    shape: list[int] = field(default_factory=list)
+    shape: list[int] | None = None
     rows: list[str] | None = None
     heads: list[list[int]] | None = None
-    num_tokens: int | None = None
     has_mask: bool = False
     labels_are_mask: bool = False
     num_losses: int = 0
@@ -53,6 +52,9 @@ class Micro:
     num_backwards: int = 0
     mask: Any = None
 
+    def __init__(self, **known: Any) -> None:
+        self.__dict__.update(known)
+
 
 class Steps:
     """Counts optimizer steps and writes a line for each."""
@@ -63,15 +65,22 @@ class Steps:
         self._record, self._guard, self._times, self._place, self._lines = record, guard, times, place, lines
         self.number = 0
         """Steps that are over."""
+        self.is_sampled = self.is_read = True
+        """Whether the step that is under way is looked at closely: the first few, then every power of two; and whether
+        numbers of it are read: of the first 64, too."""
         self.is_lost = False
         """Whether a backward came that belongs to no call of a model that is watched."""
         self.micros: list[Micro] = []
+        self.on_begin: Any = lambda: None
         self.on_first: Any = lambda _parameters: None
         self.on_step: Any = lambda: None
         self.on_lost: Any = lambda: None
+        self.on_flush: Any = lambda: None
         self.take_device_seconds: Any = dict
         self.told: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
+        self._kept: list[dict[str, Any]] = []
+        self._flushed_at = 0.0
         self._depth = self._num_inside = 0
         self._counts: dict[str, int] = {}
         self._num_collectives = self._num_unusual = 0
@@ -81,15 +90,9 @@ class Steps:
         self._wrapper: Any = None
         self._backward_line: Line | None = None
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the step that is under way is looked at closely: the first few, then every power of two."""
-        step = self.number + 1
-        return step <= _OFTEN_UNTIL or step & (step - 1) == 0
-
     def can_read(self, tensor: torch.Tensor) -> bool:
         """Return whether numbers of this step are read: on a GPU, which has to be waited for, of sampled ones alone."""
-        return self.is_sampled or (tensor.device.type == "cpu" and self.number < _READ_UNTIL)
+        return self.is_sampled or (self.is_read and tensor.device.type == "cpu")
 
     @property
     def open_micro(self) -> Micro | None:
@@ -106,77 +109,77 @@ class Steps:
         """A model was called, with gradients to come."""
         if not self.micros:
             self._place.begin(self.number + 1)
+            if self.is_read:
+                self.on_begin()
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
 
-    def add_backward(self, loss: float | None, line: Line | None) -> None:
+    def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
         waiting = [micro for micro in self.micros if not micro.num_backwards]
-        self._backward_line = line
-        if not waiting:
-            if not self.micros:
-                self.is_lost = True
-                self.on_lost()
-                self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
-            else:
-                self.micros[-1].num_backwards += 1
+        if line is not None:
+            self._backward_line = line
+        if not waiting and not self.micros:
+            self.is_lost = True
+            self.on_lost()
+            self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
             return
-        joined = _join(waiting)
-        joined.num_backwards, joined.loss = 1, loss
-        self.micros = [micro for micro in self.micros if micro.num_backwards]
+        if not waiting:
+            self.micros[-1].num_backwards += 1
+            return
+        joined = waiting[0] if len(waiting) == 1 else _join(waiting)
+        joined.num_backwards = 1
+        if loss is not None:
+            joined.loss = loss
+        if len(waiting) > 1:
+            self.micros = [micro for micro in self.micros if micro.num_backwards]
 
     def _begin(self, optimizer: Any) -> None:
         self._depth += 1
         if self._depth > 1:
             return
+        if not self.is_sampled:
+            self._times.enter(timeline.OPTIMIZER)
+            return
         self._times.enter(timeline.OBSERVER)
-        if self.number == 0 and self._start is None:
-            parameters = _list_parameters(optimizer)
+        parameters = _list_parameters(optimizer)
+        if self._start is None:
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
-        if self.is_sampled:
-            parameters = _list_parameters(optimizer)
-            self._gradient = _digest_gradients(parameters)
-        self._times.leave()
-        self._times.enter(timeline.OPTIMIZER)
+        self._gradient = _digest_gradients(parameters)
+        self._times.switch(timeline.OPTIMIZER)
 
     def _end(self, optimizer: Any) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
-        self._times.leave()
-        if not self.micros:
-            # A second optimizer of the same step.
-            return
-        self._times.enter(timeline.OBSERVER)
-        self._write(optimizer)
+        if self.micros:  # else it is a second optimizer of the same step
+            self._times.switch(timeline.OBSERVER)
+            self._keep(optimizer)
         self._times.leave()
 
-    def _write(self, optimizer: Any) -> None:
-        is_sampled = self.is_sampled
+    def _keep(self, optimizer: Any) -> None:
+        """Keep what the step was: between its kernels a line of Python costs ten times what it costs elsewhere."""
         counts = count_collectives()
+        num_collectives = sum(counts.values()) - sum(self._counts.values()) if counts else 0
         fields: dict[str, Any] = {
             "step": self.number + 1,
-            "at": read_clock(),
             "lr": [_read_number(group.get("lr")) for group in optimizer.param_groups][:16],
-            "micros": [_describe(micro) for micro in self.micros],
-            "num_collectives": sum(counts.values()) - sum(self._counts.get(name, 0) for name in counts),
+            "micros": self.micros,
+            "num_collectives": num_collectives,
         }
         if self.told:
-            fields["told"] = self.told
+            fields["told"], self.told = self.told, {}
         if self._clips:
-            fields["clips"] = self._clips
+            fields["clips"], self._clips = self._clips, []
         if self._num_inside:
             # The optimizer was given a closure, and asked it for gradients: as LBFGS does, and Lightning.
             fields["num_inside"] = self._num_inside
         # A step that exchanges more than the one before may be where models are averaged.
-        is_unusual = fields["num_collectives"] != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
+        is_unusual = num_collectives != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
         self._num_unusual += is_unusual
-        self._num_collectives = fields["num_collectives"]
-        if is_unusual and not is_sampled:
-            fields["traffic"] = read_traffic(self._counts, counts)
-        if is_sampled:
+        if self.is_sampled:
             parameters = _list_parameters(optimizer)
             fields |= {
                 "weights": digest_tensors(parameters),
@@ -184,18 +187,30 @@ class Steps:
                 "traffic": read_traffic(self._counts, counts) if counts else {},
                 "ddp": _read_ddp_times(self._wrapper),
             }
-        if self.number == 0:
-            fields |= self._describe_setting(optimizer)
+            if self.number == 0:
+                fields |= self._describe_setting(optimizer)
+        elif is_unusual:
+            fields["traffic"] = read_traffic(self._counts, counts)
         if device_seconds := self.take_device_seconds():
             fields["device_seconds"] = device_seconds
+        fields["seconds"] = self._times.copy()
+        self._kept.append(fields)
+        if self.is_sampled or self._times.at - self._flushed_at >= _KEPT_SECONDS:
+            self.flush()
+        self._num_collectives, self._counts, self.micros = num_collectives, counts, []
+        self._num_inside, self.is_lost = 0, False
         self.number += 1
-        self._times.leave()
-        fields["seconds"] = self._times.take()
-        self._times.enter(timeline.OBSERVER)
-        self._record.write("step", **fields)
-        self._counts, self._clips, self._gradient, self.micros, self.is_lost = counts, [], None, [], False
-        self.told, self._num_inside = {}, 0
+        self.is_sampled = self.number < _OFTEN_UNTIL or (self.number + 1) & self.number == 0
+        self.is_read = self.is_sampled or self.number < _READ_UNTIL
         self.on_step()
+
+    def flush(self) -> None:
+        """Write the steps that were kept."""
+        kept, self._kept, self._flushed_at = self._kept, [], self._times.at
+        for fields in kept:
+            micros = [_describe(micro) for micro in fields["micros"]]
+            self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
+        self.on_flush()
 
     def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
         parameters = _list_parameters(optimizer)
@@ -229,6 +244,8 @@ class Steps:
         @functools.wraps(original)
         def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
             norm = original(parameters, *arguments, **named)
+            if not self.is_read:
+                return norm
             # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
             told = norm if norm is not None else named.get("total_norm", arguments[1] if len(arguments) > 1 else None)
             limit = named.get("max_norm", arguments[0] if arguments else None)
@@ -260,15 +277,10 @@ def _join(waiting: list[Micro]) -> Micro:
 
 def _describe(micro: Micro) -> dict[str, Any]:
     """Return what is known of a micro-batch."""
-    micro.has_mask, micro.mask = micro.mask is not None, None
-    found = {
-        key: value
-        for key, value in vars(micro).items()
-        if value is not None and value is not False and value != "" and value != []
-    }
-    if micro.line is not None:
-        found["line"] = micro.line
-    return found
+    known = vars(micro)
+    if known.pop("mask", None) is not None:
+        micro.has_mask = True
+    return known
 
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from ddp_compare_observer.record import read_clock
@@ -11,6 +12,14 @@ SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = "script", "data", "forwar
 LOGGING, CHECKPOINT, EVALUATION = "logging", "checkpoint", "evaluation"
 NETWORK, SUBPROCESS = "network", "subprocess"
 OBSERVER = "observer"
+_KINDS = (
+    SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS,
+    OBSERVER,
+)  # fmt: skip
+
+OTHERS = (CHECKPOINT, EVALUATION, NETWORK, SUBPROCESS)
+"""What no step needs."""
+_get_others = itemgetter(*OTHERS)
 
 _SECTIONS = {DATA: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, EXCHANGE: 5, CHECKPOINT: 6}
 """As training/process/heartbeat.py of ddp-compare numbers them for its watchdog."""
@@ -46,31 +55,36 @@ class Timeline:
     """Seconds by activity."""
 
     def __init__(self, place: Place) -> None:
-        self.total: dict[str, float] = {}
+        self.total: dict[str, float] = dict.fromkeys(_KINDS, 0.0)
         """Since the start."""
-        self.mark: Callable[[str], None] = lambda _kind: None
-        """Told what a device works for from here on."""
+        self.mark: Callable[[str], None] | None = None
+        """Told what a device works for from here on, once there is one."""
         self._place = place
         self._stack = [SCRIPT]
-        self._at = read_clock()
-        self._taken: dict[str, float] = {}
+        self.at = read_clock()
+        """When an activity last began or ended."""
+        self._taken = dict(self.total)
 
     def enter(self, kind: str) -> None:
         """An activity begins."""
         self._count()
-        if len(self._stack) == 1 and self._stack[0] in (NETWORK, SUBPROCESS) and kind != OBSERVER:
-            # What began between two activities is over when the next one begins.
-            self._stack[0] = SCRIPT
         self._stack.append(kind)
-        if section := _SECTIONS.get(kind):
-            self._place.enter(section)
-        if kind in _ON_DEVICE:
-            self.mark(kind)
+        if kind != OBSERVER:
+            self._begin(kind)
+
+    def switch(self, kind: str) -> None:
+        """The innermost one ends, and another one begins in its place."""
+        self._count()
+        before, self._stack[-1] = self._stack[-1], kind
+        if kind != OBSERVER:
+            self._begin(kind)
+        elif self.mark is not None and before in _ON_DEVICE:
+            self.mark(self._stack[-2])
 
     def leave(self) -> None:
         """The innermost one ends."""
         self._count()
-        if len(self._stack) > 1 and self._stack.pop() in _ON_DEVICE:
+        if len(self._stack) > 1 and self._stack.pop() in _ON_DEVICE and self.mark is not None:
             self.mark(self._stack[-1])
 
     def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -83,24 +97,35 @@ class Timeline:
 
     def name_the_rest(self, kind: str) -> None:
         """From here on whatever is no activity of its own is of this kind, until another is named."""
-        if len(self._stack) == 1:
+        if len(self._stack) == 1 and self._stack[0] != kind:
             self._count()
             self._stack[0] = kind
 
-    def take(self) -> dict[str, float]:
-        """Return the seconds by activity since the last call."""
-        self._count()
-        found = {kind: all_of_it - self._taken.get(kind, 0.0) for kind, all_of_it in self.total.items()}
-        self._taken = dict(self.total)
-        return {kind: round(seconds, 7) for kind, seconds in found.items() if seconds > 0}
-
-    def look(self) -> dict[str, float]:
+    def copy(self) -> dict[str, float]:
         """Return the seconds by activity since the start."""
         self._count()
         return dict(self.total)
 
+    def take(self, until: dict[str, float]) -> dict[str, float]:
+        """Return the seconds by activity until a copy was made, since the one of the last call."""
+        taken, self._taken = self._taken, until
+        return {kind: round(spent - taken[kind], 7) for kind, spent in until.items() if spent > taken[kind]}
+
+    def look(self) -> tuple[float, tuple[float, ...]]:
+        """Return the time, and the seconds of each kind of OTHERS since the start."""
+        self._count()
+        return self.at, _get_others(self.total)
+
     def _count(self) -> None:
         now = read_clock()
-        kind = self._stack[-1]
-        self.total[kind] = self.total.get(kind, 0.0) + now - self._at
-        self._at = now
+        self.total[self._stack[-1]] += now - self.at
+        self.at = now
+
+    def _begin(self, kind: str) -> None:
+        if len(self._stack) == 2 and self._stack[0] in (NETWORK, SUBPROCESS):
+            # What began between two activities is over when the next one begins.
+            self._stack[0] = SCRIPT
+        if section := _SECTIONS.get(kind):
+            self._place.enter(section)
+        if self.mark is not None and kind in _ON_DEVICE:
+            self.mark(kind)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from tasks.auditing.checks import ask_all
 from tasks.auditing.launched import Audit, Launched
+from tasks.auditing.link import LinkUse, measure_link
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.request import Request, parse_request
 from tasks.auditing.running import launch_script
 from tasks.auditing.speed import compute_speeds
 from tasks.gates.checks import compute_standings
+from tasks.process import wording
 from tasks.process.failure import ConfigurationError, DistributedError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.logs import configure_logging
@@ -41,6 +43,7 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     """
     folder = work / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
     audit = Audit(request, {cell: [] for cell in request.cells})
+    links: dict[str, LinkUse | str] = {}
     for turn in range(request.num_launches):
         # There and back, so that what changes slowly does not always meet the same cell.
         for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
@@ -48,16 +51,23 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
             launched = launch_script(request, cell, folder / f"{cell}-{turn + 1}", stop=stop)
             audit.launches[cell].append(launched)
             require_steps(launched, started_in=request.folder)
+            if turn == 0 and (use := measure_link(request, launched, stop=stop)) is not None:
+                links[cell] = use
     gates, speeds = ask_all(audit), compute_speeds(audit)
     standings = compute_standings(gates, list(request.cells))
-    document = make_document(audit, gates, speeds, standings)
-    write_text(reports / "index.html", redact(render_html(document, {})))
-    write_text(reports / "report.md", redact(render_markdown(document)))
+    document = make_document(audit, gates, speeds, standings, links)
+    write_text(reports / "index.html", _make_public(render_html(document, {})))
+    write_text(reports / "report.md", _make_public(render_markdown(document)))
     findings = {"script": request.told, "findings": [gate.model_dump(mode="json") for gate in gates]}
     write_text(reports / "findings.json", redact(json.dumps(findings, indent=1)) + "\n")
     lines = [f"{gate.name}: {gate.compared}" for gate in gates if gate.verdict == "failed"]
     told = [*lines, tell_verdict(gates, speeds, standings), f"Report: {reports / 'index.html'}"]
-    return redact("".join(f"{line}\n" for line in told))
+    return _make_public("".join(f"{line}\n" for line in told))
+
+
+def _make_public(text: str) -> str:
+    """Return the text without secrets, and without what no page can show: a script may be named by any bytes."""
+    return wording.replace_unprintable(redact(text))
 
 
 def require_steps(launched: Launched, *, started_in: Path) -> None:

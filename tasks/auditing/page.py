@@ -1,11 +1,13 @@
 """The report of an audit: the blocks and renderers of a comparison's, with what was found of a stranger's script."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from tasks.auditing.checks import find_remedy
 from tasks.auditing.evidence import NOT_OBSERVABLE
 from tasks.auditing.launched import Audit
+from tasks.auditing.link import LinkUse, tell_link
 from tasks.auditing.speed import Speed
 from tasks.auditing.split import find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 from tasks.process import wording
@@ -35,15 +37,19 @@ _WORDS = {
 
 
 def make_document(
-    audit: Audit, gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]
+    audit: Audit,
+    gates: Sequence[Gate],
+    speeds: Sequence[Speed],
+    standings: dict[str, Standing],
+    links: Mapping[str, LinkUse | str] = MappingProxyType({}),
 ) -> Document:
-    """Return the report."""
+    """Return the report; `links`: cell -> how its link was used, or why that is not known."""
     verdict = tell_verdict(gates, speeds, standings)
     found = list(_list_failed(gates))
     sections = [
         PageSection("findings", "Is it right, and is it comparable?", list(_make_findings(audit, gates))),
         PageSection("speed", "How much faster?", list(_make_speed(audit, speeds, standings))),
-        PageSection("split", "Why not more?", list(_make_split(audit))),
+        PageSection("split", "Why not more?", list(_make_split(audit, links))),
         PageSection("advice", "What to change", [_make_advice(gates)]),
         PageSection("measured", "What was observed", list(_make_observed(audit)), is_folded=True),
     ]
@@ -209,7 +215,7 @@ def _tell_ratio(speed: Speed, standings: dict[str, Standing]) -> str:
     )
 
 
-def _make_split(audit: Audit) -> Iterator[Block]:
+def _make_split(audit: Audit, links: Mapping[str, LinkUse | str]) -> Iterator[Block]:
     cells = list(audit.request.cells)
     if audit.device != "cpu":
         of_device = {cell: split_device_steps(audit.first(cell)) for cell in cells}
@@ -233,6 +239,7 @@ def _make_split(audit: Audit) -> Iterator[Block]:
                 f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
                 "beside no computation."
             )
+    yield from (Text(tell_link(cell, use)) for cell, use in links.items())
     other = {cell: sum_other_work(audit.first(cell)) for cell in cells}
     rows = [
         [_WORDS[kind], *(wording.format_duration(other[cell].get(kind, 0.0)) for cell in cells)]

@@ -51,12 +51,16 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     lines: dict[str, list[Fields]] = defaultdict(list)
     windows: dict[str, Fields] = {}
     found = RankRecord(rank)
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    mark = None
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
         try:
             fields = json.loads(line)
-            kind = str(fields.pop("kind"))
+            kind, its_mark = str(fields.pop("kind")), fields.pop("mark", None)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             # The last line of a rank that was killed, or what the script itself wrote there.
+            continue
+        mark = its_mark if number == 0 else mark
+        if its_mark != mark:
             continue
         if kind == "step":
             if _is_step(fields):

@@ -19,7 +19,7 @@ class Request:
     """What is audited, and how."""
 
     words: tuple[str, ...]
-    """The script and its arguments, or `-m` and a module; `{cell}` in a word stands for the cell's name."""
+    """The script and its arguments, or `-m` and a module; `{cell}` in an argument stands for the cell's name."""
     folder: Path
     """Where it is started."""
     cells: dict[str, int]
@@ -45,7 +45,7 @@ class Request:
 
     def words_for(self, cell: str) -> list[str]:
         """Return the script and its arguments for a cell."""
-        return [word.replace(_CELL, cell) for word in self.words]
+        return [self.words[0], *(word.replace(_CELL, cell) for word in self.words[1:])]
 
 
 def parse_request(asked: Mapping[str, str]) -> Request:

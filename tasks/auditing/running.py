@@ -68,7 +68,7 @@ def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.
             launch.stop(grace_seconds=_GRACE_SECONDS if was_ended or stop.is_set() else 0.0)
             watchdog.end_ranks()
             ranks = [read_rank(folder / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
-            _end_sessions([rank.start["pid"] for rank in ranks if rank.start is not None])
+            _end_sessions({rank.start.get("pid") for rank in ranks if rank.start is not None} - {os.getsid(0)})
     if stop.is_set():
         raise PreemptedError(f"the audit was stopped; what {cell} did until then is in {folder}")
     exit_code = launch.exit_code()
@@ -104,7 +104,7 @@ def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
     }
 
 
-def _end_sessions(pids: list[int]) -> None:
+def _end_sessions(pids: set[object]) -> None:
     """Kill what a rank has started and left running: whatever is still in the session that the rank led."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

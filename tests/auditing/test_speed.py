@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tasks.auditing.findings import rows_of_its_own
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.rank_record import RankRecord
@@ -92,3 +93,22 @@ def test_a_failed_finding_withholds_the_speedup_everywhere_on_the_page(verdict: 
     assert ("half of it" in text) is (verdict == "failed")
     assert ("– not observable" in text) is (verdict == "not checked")
     assert "<b>" not in page.replace("<b class", "")  # of the script's arguments
+
+
+@pytest.mark.parametrize(("are_same", "verdict"), [(True, "failed"), (False, "not checked")])
+def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(are_same: bool, verdict: str) -> None:
+    def launch(rank: int) -> list[dict[str, Any]]:
+        steps = _make_steps(20, 4, forward=0.1)
+        for number, step in enumerate(steps):
+            content = "content" if are_same else f"of {rank}"
+            # Every fourth row was looked at.
+            rows = [f"{content} {number}", "", "", ""]
+            step["micros"] = [{"loader": 0, "ids": list(range(4 * number, 4 * number + 4)), "rows": rows}]
+        return steps
+
+    audit = Audit(_REQUEST, {"1proc": [], "2proc": [_launch("2proc", [launch(0), launch(1)])]})
+    found = rows_of_its_own.find(audit, "2proc")
+    assert found is not None
+    assert found.verdict == verdict
+    assert ("100 % of them: of 160 rows" in found.compared) is are_same
+    assert ("with other contents" in found.compared) is not are_same

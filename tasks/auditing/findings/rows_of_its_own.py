@@ -31,17 +31,16 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]]) -> Finding:
-    first = rows_of_ranks[0]
-    if any(len(set(rows)) < 0.95 * len(rows) for rows in rows_of_ranks):
+    # Those with an index are known by it; of many of them the content was not looked at.
+    names = [[index or content for index, content in rows] for rows in rows_of_ranks]
+    if any(len(set(rows)) < 0.95 * len(rows) for rows in names):
         return make_unobservable(
             cell, "rows come more than once on one rank itself: drawn with replacement, or repeated"
         )
-    shared = [len(set(first) & set(rows)) / min(len(first), len(rows)) for rows in rows_of_ranks[1:]]
-    indices = [{index for index, _ in rows if index} for rows in rows_of_ranks]
-    of_index = [len(indices[0] & one) / min(len(indices[0]), len(one)) for one in indices[1:] if indices[0] and one]
-    num_rows = sum(len(rows) for rows in rows_of_ranks)
-    num_different = len(set().union(*map(set, rows_of_ranks)))
-    if max(shared) <= _MOST_SHARED < max(of_index, default=0.0):
+    shared = [len(set(names[0]) & set(rows)) / min(len(names[0]), len(rows)) for rows in names[1:]]
+    num_rows, num_different = sum(map(len, names)), len(set().union(*names))
+    contents = [{index: content for index, content in rows if index and content} for rows in rows_of_ranks]
+    if max(shared) > _MOST_SHARED and any(_do_contents_differ(contents[0], other) for other in contents[1:]):
         return make_unobservable(
             cell,
             "the ranks read the same indices with other contents: rows changed at random, or data sets of their own",
@@ -65,3 +64,9 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]]) -> Finding:
         "its throughput claims"
     )
     return Finding(found.verdict, found.compared, found.numbers, figure)
+
+
+def _do_contents_differ(mine: dict[str, str], theirs: dict[str, str]) -> bool:
+    """Return whether most of the rows with an index that both have hold something else."""
+    common = mine.keys() & theirs.keys()
+    return sum(mine[index] != theirs[index] for index in common) > _MOST_SHARED * len(common)
