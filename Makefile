@@ -161,11 +161,13 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning and peft (LoRA), by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, peft (LoRA) and DeepSpeed, by the hashes of requirements-extras.lock
 
+# DeepSpeed comes as sources alone. None of its C++ is built, and its set-up runs with the setuptools of the lock.
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)
-	@uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes -r requirements-extras.lock
+	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes \
+	  --no-build-isolation-package deepspeed -r requirements-extras.lock
 	touch $@
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
@@ -187,5 +189,5 @@ licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities 
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
-	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["deepspeed"], *extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	  DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

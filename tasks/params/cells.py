@@ -54,6 +54,7 @@ class CellParams(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         require_one_of("strategy", self.strategy, list_file_names("training/strategies"))
+        require_installed("strategy", self.strategy, "training/strategies")
         require_options(self.options, self.strategy)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         require_installed("launcher", self.launcher, "tasks/ranks/launchers")

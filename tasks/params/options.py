@@ -11,13 +11,14 @@ from tasks.strategies import find_profile
 
 
 def require_options(options: dict[str, Any], strategy: str) -> None:
-    """Raise ValueError unless the strategy has these options, each with one of its words or the kind of its default."""
+    """Raise ValueError unless the strategy has these options, each one of its choices or of its default's kind."""
     known = read_options(strategy)
     for name, value in options.items():
         require_one_of("options", name, sorted(known))
         default = known[name]
         if isinstance(default, tuple):
-            is_right, allowed, default = value in default, ", ".join(default), default[0]
+            is_right = any(value == one and type(value) is type(one) for one in default)
+            allowed, default = ", ".join(map(str, default)), default[0]
         elif isinstance(default, bool):
             is_right, allowed = isinstance(value, bool), "true or false"
         else:
@@ -59,7 +60,7 @@ def explain_unfit(strategy: str, options: dict[str, Any], world_size: int, *, un
 def read_options(strategy: str) -> dict[str, Any]:
     """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
 
-    A tuple is a choice of words, of which the first is the default.
+    A tuple is a choice, of which the first is the default.
     """
     options: dict[str, Any] = read_constant(f"training/strategies/{strategy}.py", "OPTIONS") or {}
     return options

@@ -269,7 +269,13 @@ def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("asked", "package"),
-    [("tracking.kind", "wandb"), ("tracking.kind", "tensorboard"), ("launcher", "ray"), ("train.adapter", "peft")],
+    [
+        ("tracking.kind", "wandb"),
+        ("tracking.kind", "tensorboard"),
+        ("launcher", "ray"),
+        ("train.adapter", "peft"),
+        ("strategy", "deepspeed"),
+    ],
 )
 def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
     tmp_path: Path, project: Path, asked: str, package: str
@@ -280,6 +286,8 @@ def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
         file.write_text(GOOD.replace("strategy: ddp, ", "strategy: ddp, launcher: ray, "))
     if package == "peft":
         file.write_text(GOOD.replace("seq_len: 64", LORA))
+    if asked == "strategy":
+        file.write_text(GOOD.replace("strategy: ddp, ", "strategy: deepspeed, "))
     # As where it is not installed: nothing of that name is found.
     code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(project)}

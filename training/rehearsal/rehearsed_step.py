@@ -50,6 +50,11 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             f"options.offload: {config.options['offload']} cannot be rehearsed; rehearse the cell without, which takes "
             "more of a card"
         )
+    if not getattr(find_strategy(config.strategy), "REHEARSES", True):
+        raise UnfitModelError(
+            f"strategy: {config.strategy} cannot be rehearsed, since its engine asks what is in its tensors; rehearse "
+            "the cell with zero1 or fsdp2"
+        )
     workload = find_workload(config.workload)
     micro_batch = find_largest_step(workload, config).first
     config = dataclasses.replace(config, compile=False)

@@ -50,6 +50,8 @@ def test_of_shards_replicas_add_up_their_part_and_matrices_in_bf16_are_half_the_
     assert steps["replicas"].peak_bytes["moments"] == steps["plain"].peak_bytes["moments"]
     with pytest.raises(UnfitModelError, match=r"options\.offload: cpu cannot be rehearsed"):
         _rehearse(tmp_path, strategy="fsdp2", world_size=2, options={"offload": "cpu"})
+    with pytest.raises(UnfitModelError, match="strategy: deepspeed cannot be rehearsed"):
+        _rehearse(tmp_path, strategy="deepspeed", world_size=2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""DeepSpeed's ZeRO: gradients are reduced in buckets, per step or per micro-batch, and updated weights gathered.
+
+In stages 1 and 2 a bucket is all-reduced, and every group of weights gathered after the update. In stage 3 buckets are
+reduce-scattered, and weights gathered while they are needed: how often is DeepSpeed's to decide, so that there are
+bounds.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.process import wording
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work
+from tasks.strategies.single import count_shares as count_shares
+from tasks.strategies.single import find_other_training as find_other_training
+from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.single import list_knobs as list_knobs
+from tasks.strategies.single import split_waits as split_waits
+from tasks.strategies.single import tell_timers as tell_timers
+
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+_STAGE = 2
+"""As OPTIONS in training/strategies/deepspeed.py has it; a test holds the two together."""
+_MOST_PADDING = 0.05
+"""Of the gradient: shares are of one size, the last of which may be padding."""
+
+
+def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
+    """Raise ValueError in exact mode: nobody knows the order in which an all-reduce adds up."""
+    if is_exact:
+        raise ValueError("strategy: got deepspeed with train.exact; allowed: exact: false, or strategy ddp")
+
+
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return None: it is for any."""
+    return None
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
+    """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""
+    return Copies(1 if _get_stage(options) == 3 else world_size, 1)
+
+
+def _get_stage(options: Mapping[str, Any]) -> int:
+    return int(options.get("stage", _STAGE))
+
+
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
+    """Return the buckets of every reduction, and once per step each group's weights, and its norm.
+
+    In stage 3 every weight that is in shares is gathered for the forward, but for one that an evaluation left there,
+    and again for the backward unless it is still there; those that are whole, once per step.
+    """
+    stage, steps, shares = _get_stage(work.options), work.num_steps, _list_share_bytes(work)
+    buckets, bucket_bytes = (int(work.exchange.get(name, 0)) for name in ("num_buckets", "bucket_bytes"))
+    rounds = (steps, steps) if stage == 1 else work.num_rounds
+    bytes_of_a_norm = 8 if stage == 3 and work.options.get("offload", "none") == "none" else 4
+    norms = len(shares) * steps, bytes_of_a_norm * len(shares) * steps
+    if stage < 3:
+        expected = {_ALL_REDUCE: _make_bounds(rounds, buckets, bucket_bytes, *norms)}
+        if work.world_size > 1:
+            expected[_ALL_GATHER] = _make_bounds((steps, steps), len(shares), sum(shares))
+        return expected
+    expected = {
+        _REDUCE_SCATTER: _make_bounds(rounds, buckets, bucket_bytes),
+        _ALL_REDUCE: _make_bounds(rounds, 0, 0, *norms),
+    }
+    if work.world_size > 1:
+        number, largest, whole = (
+            int(work.exchange.get(name, 0)) for name in ("num_sharded", "largest_share_bytes", "whole_share_bytes")
+        )
+        sharded, (least, most), once = sum(shares) - whole, rounds, 1 if whole else 0
+        expected[_ALL_GATHER] = Expected(
+            Bounds((1 if number > 1 else 0) * least + once * steps, 2 * number * most + once * steps),
+            Bounds((sharded - largest) * least + whole * steps, 2 * sharded * most + whole * steps),
+        )
+    return expected
+
+
+def _make_bounds(
+    times: tuple[int, int], number: int, num_bytes: int, more: int = 0, more_bytes: int = 0
+) -> Expected:  # fmt: skip
+    return Expected(
+        Bounds(*(number * each + more for each in times)), Bounds(*(num_bytes * each + more_bytes for each in times))
+    )
+
+
+def _list_share_bytes(work: Work) -> list[int]:
+    return list(work.exchange.get("share_bytes", []))
+
+
+def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
+    if work.world_size == 1:
+        number = sum(kind.number for kind in traffic.values())
+        return f"one rank, yet {number} exchanges of gradients" if number else None
+    most = work.gradient_bytes * (1 + _MOST_PADDING)
+    reduced, held = int(work.exchange.get("bucket_bytes", 0)), sum(_list_share_bytes(work)) * work.world_size
+    if not work.gradient_bytes <= reduced <= (most if _get_stage(work.options) == 3 else work.gradient_bytes):
+        return f"the buckets hold {reduced:,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
+    if not work.gradient_bytes <= held <= most:
+        return f"the shares hold {held:,} bytes, all parameters {work.gradient_bytes:,}"
+    return None
+
+
+def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+    """Return gathers and reductions per step."""
+    stage = _get_stage(work.options)
+    kind = _REDUCE_SCATTER if stage == 3 else _ALL_REDUCE
+    reductions, gathers = (traffic[one].number / work.num_steps if one in traffic else 0 for one in (kind, _ALL_GATHER))
+    return (
+        f"{reductions:g} {'reduce-scatters' if stage == 3 else 'all-reduces, those of the norm among them,'} and "
+        f"{gathers:g} all-gathers of weights in {wording.format_plural(len(_list_share_bytes(work)), 'group')}"
+    )
+
+
+def numbers(work: Work) -> dict[str, float]:
+    """Return buckets and shares."""
+    return {"buckets": int(work.exchange.get("num_buckets", 0)), "share_bytes": sum(_list_share_bytes(work))}
+
+
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
+    """Return that its communication cannot be left out of a step."""
+    return "the strategy deepspeed, whose step cannot be made without its communication"
+
+
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    """Return that there is no model of what its engine does when."""
+    return "the strategy deepspeed, of whose engine there is no model"
+
+
+def explain_no_knobs(*, is_exact: bool) -> str | None:
+    """Return that nothing is known of what its options bring."""
+    return "the strategy deepspeed, whose options are for whoever knows it"

@@ -1,0 +1,117 @@
+"""DeepSpeed beside our own strategies: what it takes up of theirs, what it trains besides, and what it refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.params.choices import read_constant
+from tasks.strategies import deepspeed as profile
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import facts_of, relative_l2, weights_at_end
+from tests.training.forked_ranks import ForkedRanks, last_words
+
+pytest.importorskip("deepspeed", reason="`make extras` installs it", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+
+STAGES: dict[str, dict[str, Any]] = {
+    "1": {"stage": 1},
+    "2": {"stage": 2},
+    "2 offloaded": {"stage": 2, "offload": "cpu"},
+    "3": {"stage": 3, "whole_below": 1000},
+}
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """Ranks that start at once."""
+    ranks = ForkedRanks()
+    yield ranks
+    ranks.close()
+
+
+def _tell(slices: list[Path], folder: Path, strategy: str, **changes: Any) -> dict[str, Any]:
+    model = make_tiny_model(folder / "model", hidden_size=96)
+    spread = {"strategy": strategy, "world_size": 1 if strategy == "single" else 2, "cell": "ranks"}
+    return make_config(folder / "work", model, slices[:1], **{**spread, "learning_rate": 1e-3, **changes})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stage"),
+    [
+        ("ddp", "deepspeed", "2 offloaded"),
+        ("ddp", "deepspeed", "3"),
+        ("deepspeed", "ddp", "1"),
+        ("deepspeed", "ddp", "3"),
+    ],
+)
+def test_what_ddp_saved_it_takes_up_and_the_other_way_round(
+    before: str, after: str, stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    options = {"ddp": {}, "deepspeed": STAGES[stage]}
+    whole = forked.train(_tell(slices, tmp_path / "ddp", "ddp"))
+    config = _tell(slices, tmp_path / "both", before, options=options[before], checkpoint_every_steps=2)
+    assert any(forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
+    forked.train({**config, "strategy": after, "options": options[after]})
+    assert facts_of(config)["num_resumes"] == 1
+    assert relative_l2(weights_at_end(config), weights_at_end(whole)) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        ("1", {"optimizer": "sgd"}),
+        ("3", {"activation_checkpointing": "layers"}),
+        ("3", {"precision": "bf16"}),
+        ("2 offloaded", {"packing": True}),
+        ("3", {"eval_every_steps": 2}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else str(next(iter(given))),
+)
+def test_it_trains_as_one_process_does_in_whatever_way(
+    changes: dict[str, Any], stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    if "eval_every_steps" in changes:
+        changes = {**changes, "heldout_dir": str(slices[1])}
+    plain, spread = (
+        forked.train(_tell(slices, tmp_path / name, name, options=options, **changes))
+        for name, options in (("single", {}), ("deepspeed", STAGES[stage]))
+    )
+    most = 1e-3 if "precision" in changes else 2e-6
+    assert relative_l2(weights_at_end(spread), weights_at_end(plain)) < most
+    assert facts_of(spread)["loss"] == pytest.approx(
+        facts_of(plain)["loss"], rel=1e-2 if "precision" in changes else 1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"precision": "fp16"}, "precision: fp16 is not available for the strategy deepspeed"),
+        ({"exact": True}, "exact: true with the strategy deepspeed"),
+    ],
+)
+def test_what_it_cannot_do_it_refuses_in_one_line(
+    changes: dict[str, Any], says: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _tell(slices, tmp_path, "deepspeed", **changes)
+    assert 0 not in forked.launch(config)
+    assert says in last_words(config)
+
+
+def test_small_buckets_are_reduced_one_by_one_to_the_same_weights(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    one, many = (
+        forked.train(_tell(slices, tmp_path / str(size), "deepspeed", options={"bucket_mib": size}))
+        for size in (100, 0.1)
+    )
+    assert relative_l2(weights_at_end(one), weights_at_end(many)) < 1e-6
+    assert facts_of(one)["exchange"]["num_buckets"] == 1
+    assert facts_of(many)["exchange"]["num_buckets"] > 2
+
+
+def test_the_profile_knows_the_strategys_own_default() -> None:
+    options = read_constant("training/strategies/deepspeed.py", "OPTIONS")
+    assert profile.count_copies(2, {}) == profile.count_copies(2, {"stage": options["stage"][0]})

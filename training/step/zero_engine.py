@@ -1,0 +1,277 @@
+"""DeepSpeed's engine around a replica: what of it is used, and where it keeps its shares of the state.
+
+None of its kernels in C++ is used, so that nothing is compiled.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
+from training.process.heartbeat import StepSection
+from training.step.fragments import Fragment
+from training.step.replica import Replica
+from training.step.sharded_exchange import Sent
+from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
+
+SENT = Sent()
+"""What this rank put into DeepSpeed's collectives, which go through one place in a process."""
+
+_INPUTS = {
+    "all_reduce": (ALL_REDUCE, 0),
+    "all_gather_into_tensor": (ALL_GATHER, 1),
+    "reduce_scatter_tensor": (REDUCE_SCATTER, 1),
+}
+"""Method of DeepSpeed's backend -> kind of collective, and which of its arguments goes in."""
+_BUCKET_ELEMENTS = 500_000_000
+"""As DeepSpeed has it."""
+
+
+class _Losses(nn.Module):
+    """Model and loss in one module, so that the head's weight, by which the loss multiplies, is gathered, too."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self.model = replica.module
+        self._compute: Callable[..., Tensor] = replica.forward
+        self.given: tuple[MicroBatch, float] | None = None
+        """Micro-batch and weight; no arguments, which DeepSpeed takes apart."""
+
+    def forward(self) -> Tensor:
+        """Return the sum of losses of what is given."""
+        assert self.given is not None
+        micro_batch, weight = self.given
+        return self._compute(self.model, micro_batch, weight=weight)
+
+
+class _Peers:
+    """Tells DeepSpeed over which group to reduce and gather: that of the gradients."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def get_data_parallel_group(self) -> Any:
+        return self._ranks.gradient_group
+
+    def get_data_parallel_rank(self) -> int:
+        return self._ranks.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._ranks.world_size
+
+    def get_model_parallel_group(self) -> None:
+        return None
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+
+def _open_package(ranks: Ranks) -> Any:
+    """Return the package, whose collectives are counted; raises UnfitModelError where it is missing."""
+    # By itself it would take the machine's GPU, for ranks on the CPU as well.
+    os.environ.setdefault("DS_ACCELERATOR", ranks.device.type)
+    # Asked for even of one process that nobody launched.
+    os.environ.setdefault("LOCAL_RANK", "0")
+    try:
+        import deepspeed
+        from deepspeed.comm import comm
+    except ImportError as error:
+        raise UnfitModelError(
+            f"strategy: deepspeed needs its package ({error}); install it with: make extras"
+        ) from None
+    if comm.cdb is None:
+        deepspeed.utils.logger.setLevel(logging.ERROR)
+        # On a CPU it would compile an all-reduce of its own, which torch has no record of either.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        comm.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False, verbose=False)
+        for name, (kind, place) in _INPUTS.items():
+            setattr(comm.cdb, name, _count(getattr(comm.cdb, name), kind, place))
+    return deepspeed
+
+
+def _count(collective: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:
+    def call(*arguments: Any, **more: Any) -> Any:
+        tensor = arguments[place] if place < len(arguments) else more["input_tensor" if place else "tensor"]
+        SENT.count(kind, tensor)
+        return collective(*arguments, **more)
+
+    return call
+
+
+class ZeroEngine:
+    """A replica in DeepSpeed's hands. All that runs, reduces or updates is collective."""
+
+    def __init__(self, replica: Replica, config: TrainingConfig, ranks: Ranks, options: Mapping[str, Any]) -> None:
+        self.stage: int = options["stage"]
+        self.is_offloaded: bool = options["offload"] == "cpu"
+        self._replica, self._ranks = replica, ranks
+        self._losses = _Losses(replica)
+        num_elements = sum(part.numel() for part in replica.parameters)
+        per_bucket = _BUCKET_ELEMENTS if options["bucket_mib"] is None else int(options["bucket_mib"] * 2**18)
+        zero: dict[str, Any] = {
+            "stage": self.stage,
+            # The memory of a whole bucket is taken, however little of it is needed.
+            "reduce_bucket_size": min(per_bucket, num_elements),
+            "stage3_param_persistence_threshold": int(options["whole_below"]),
+        }
+        if self.is_offloaded:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": ranks.device.type == "cuda"}
+        # What is there by now is of parameters, which DeepSpeed puts into flat tensors.
+        replica.optimizer.state.clear()
+        self._engine, *_ = _open_package(ranks).initialize(
+            model=self._losses,
+            optimizer=replica.optimizer,
+            mpu=_Peers(ranks),
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": config.micro_batch_size,
+                # How many a step has is said with each; here, whether it may be several.
+                "gradient_accumulation_steps": max(
+                    1, -(-config.global_batch_size // (config.micro_batch_size * ranks.world_size))
+                ),
+                "gradient_clipping": config.max_grad_norm,
+                "zero_optimization": zero,
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+                "steps_per_print": 2**31,
+            },
+        )
+        self._zero: Any = self._engine.optimizer
+        self._reduced = Traffic(0, 0)
+        """What the last backward of a step put into the reduction."""
+
+    def add(self, micro_batch: MicroBatch, *, weight: float, is_last: bool) -> Tensor:
+        """Run forward and backward of a micro-batch, with the gradient times weight; return the sum of losses."""
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        self._losses.given = micro_batch, weight
+        loss_sum: Tensor = self._engine()
+        self._replica.on_section(StepSection.BACKWARD)
+        before = dict(SENT.counts)
+        self._engine.backward(loss_sum * weight, scale_wrt_gas=False)
+        if is_last:
+            self._reduced = SENT.since(before).get(REDUCE_SCATTER if self.stage == 3 else ALL_REDUCE, Traffic(0, 0))
+        return loss_sum.detach()
+
+    def compute_loss(self, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
+        """Return the sum of losses; its backward is nobody's but the caller's."""
+        self._losses.given = micro_batch, weight
+        loss_sum: Tensor = self._losses()
+        return loss_sum
+
+    def update(self, learning_rate: float) -> Tensor:
+        """Clip and apply the gradient; return its norm, nan if it is not finite: such a one is dropped."""
+        for group in self._replica.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        norm = float("nan") if self._zero.overflow else self._engine.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float32, device=self._ranks.device)
+
+    def send_weights(self) -> None:
+        """Gather what an update gathers, which changes nothing."""
+        if self.stage < 3:
+            self._zero.update_lp_params()
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """This rank's shares of the weights, as the optimizer has them."""
+        flats: list[Tensor] = (
+            self._zero.single_partition_of_fp32_groups if self.stage < 3 else self._zero.fp32_partitioned_groups_flat
+        )
+        return flats
+
+    def collect_gradients(self) -> list[Tensor]:
+        """Return this rank's shares of the reduced gradient, laid out as `flats`, before the update."""
+        if self.is_offloaded:
+            return [flat.grad for flat in self.flats if flat.grad is not None]
+        averaged = self._zero.averaged_gradients
+        return [torch.cat([part.reshape(-1) for part in averaged[flat]]) for flat in range(len(self.flats))]
+
+    def locate(self) -> dict[nn.Parameter, Fragment]:
+        """Return where in `flats` each parameter's fragment of this rank is."""
+        found: dict[nn.Parameter, Fragment] = {}
+        groups = self._zero.bit16_groups if self.stage < 3 else self._zero.fp16_groups
+        for number, (group, flat) in enumerate(zip(groups, self.flats, strict=True)):
+            place = 0
+            for part in group:
+                if self.stage < 3:
+                    # Parameters of all ranks lie one after another, and a rank has a stretch of that.
+                    size, own_start = part.numel(), self._ranks.rank * flat.numel()
+                    start = min(max(own_start - place, 0), size)
+                    length = min(max(own_start + flat.numel() - place, 0), size) - start
+                    found[part] = Fragment(start, length, number, max(place - own_start, 0) if length else 0)
+                    place += size
+                else:
+                    size = part.partition_numel()
+                    start = min(self._ranks.rank * size, part.ds_numel)
+                    found[part] = Fragment(start, min(size, part.ds_numel - start), number, place)
+                    place += size
+        return found
+
+    @torch.no_grad()
+    def put_weights(self, wholes: Mapping[nn.Parameter, Tensor], fragments: Mapping[nn.Parameter, Fragment]) -> None:
+        """Have these weights, whole ones, wherever DeepSpeed keeps one."""
+        for part, whole in wholes.items():
+            if self.stage < 3:
+                part.copy_(whole)
+                continue
+            shared: Any = part
+            fragment = fragments[part]
+            fragment.cut(self.flats[fragment.flat]).copy_(fragment.select(whole))
+            shared.ds_tensor.data.reshape(-1)[: fragment.length].copy_(fragment.select(whole))
+            if part.shape == whole.shape:
+                part.copy_(whole)
+        if self.stage < 3:
+            self._zero.refresh_fp32_params()
+
+    def number_flats(self) -> list[list[int]]:
+        """Return which of `flats` belong to each of the optimizer's groups."""
+        owners = range(len(self.flats)) if self.stage < 3 else self._zero.sub_group_to_group_id
+        groups = range(len(self._replica.optimizer.param_groups))
+        return [[flat for flat in range(len(self.flats)) if owners[flat] == group] for group in groups]
+
+    @contextlib.contextmanager
+    def lend_flats(self) -> Iterator[None]:
+        """Have the optimizer's groups hold `flats`, while inside; in stage 3 they do in an update alone."""
+        optimizer, flats = self._replica.optimizer, self.flats
+        before = [group["params"] for group in optimizer.param_groups]
+        for group, own in zip(optimizer.param_groups, self.number_flats(), strict=True):
+            group["params"] = [flats[flat] for flat in own]
+        try:
+            yield
+        finally:
+            for group, params in zip(optimizer.param_groups, before, strict=True):
+                group["params"] = params
+
+    def describe(self) -> dict[str, Any]:
+        """Return `num_buckets` and `bucket_bytes` of one reduction, and `share_bytes`: of each group on a rank.
+
+        In stage 3 also `num_sharded`: how many weights are in shares, `largest_share_bytes` of one of them, and
+        `whole_share_bytes` of those that are whole on every rank.
+        """
+        found = {
+            "num_buckets": self._reduced.number,
+            "bucket_bytes": self._reduced.num_bytes,
+            "share_bytes": [flat.nbytes for flat in self.flats],
+        }
+        if self.stage < 3:
+            return found
+        parts = [part for group in self._zero.fp16_groups for part in group]
+        sizes = {part: part.partition_numel() * part.element_size() for part in parts}
+        sharded = [size for part, size in sizes.items() if not part.ds_persist]
+        return {
+            **found,
+            "num_sharded": len(sharded),
+            "largest_share_bytes": max(sharded, default=0),
+            "whole_share_bytes": sum(sizes.values()) - sum(sharded),
+        }
