@@ -30,6 +30,7 @@ _SAME = {
     "Apache 2.0 License": "Apache-2.0",
     "Apache License 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
+    "Apache Software License 2.0": "Apache-2.0",
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",
     "ISC License (ISCL)": "ISC",
@@ -90,10 +91,13 @@ def is_allowed(expression: str, allowed: set[str]) -> bool:
     return alternatives() and not tokens
 
 
-def licence_faults(names: Iterable[str], rules: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each package whose licence is not allowed or not known, and for each exception without use."""
+def licence_faults(names: Iterable[str], rules: Mapping[str, Any], *, locked: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a line for each package whose licence is not allowed or not known, and for each exception without use.
+
+    `locked`: packages that an exception may be for although they are not looked at.
+    """
     allowed, exceptions = set(rules["licences"]), dict(rules["exceptions"])
-    unused = set(exceptions)
+    unused = {pattern for pattern in exceptions if not any(fnmatch.fnmatchcase(name, pattern) for name in locked)}
     for name in sorted(set(names)):
         try:
             metadata: Any = importlib.metadata.metadata(name)
@@ -107,7 +111,7 @@ def licence_faults(names: Iterable[str], rules: Mapping[str, Any]) -> Iterator[s
         elif not is_allowed(licence, allowed):
             yield f"{name}: got the licence {licence}; allowed: {', '.join(sorted(allowed))}"
     for pattern in sorted(unused):
-        yield f"[tool.licences.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
+        yield f"[tool.licences.exceptions] {pattern}: no package of a lock is meant; remove it"
 
 
 def is_installed(name: str) -> bool:
@@ -141,7 +145,7 @@ def main(root: Path) -> int:
     if extras.is_file():
         packages = list(dict.fromkeys([*packages, *locked_packages(extras)]))
         names += [name for name, _ in packages if name not in names and is_installed(name)]
-    faults = list(licence_faults(names, rules))
+    faults = list(licence_faults(names, rules, locked=[name for name, _ in packages]))
     print(f"licences: {len(names)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
     try:
         found = known_vulnerabilities(packages)

@@ -80,6 +80,8 @@ def test_what_is_not_allowed_not_known_or_not_there_is_named() -> None:
     named = {"hypothesis": "why", "no-*": "why", "gone": "why"}
     (left,) = licences.licence_faults(packages, _rules(exceptions=named))
     assert left.startswith("[tool.licences.exceptions] gone: no package")
+    # Of an extra that is locked, and not installed.
+    assert not list(licences.licence_faults(packages, _rules(exceptions=named), locked=["gone"]))
 
 
 class _Service(BaseHTTPRequestHandler):
