@@ -42,7 +42,14 @@ class Surroundings:
 
     def watch(self) -> None:
         """From now on they are watched."""
-        sys.addaudithook(self._see_event)
+        see, events = self._see_event, _EVENTS
+
+        def hear(event: str, arguments: Any) -> None:
+            # An optimizer's step alone asks for the numbers of 150 objects, each of which is an event.
+            if event in events:
+                see(event, arguments)
+
+        sys.addaudithook(hear)
         torch.save = self._time(torch.save, timeline.CHECKPOINT)
         self._watch_loading(torch, "load")
         logging.Logger.callHandlers = self._time(logging.Logger.callHandlers, timeline.LOGGING)  # type: ignore[method-assign]
@@ -127,9 +134,6 @@ class Surroundings:
         self._record.write("read", path=path, num_tensors=len(tensors))
 
     def _see_event(self, event: str, arguments: Any) -> None:
-        if event not in _EVENTS:
-            # Most of them: Python asks for every number of an object, too.
-            return
         if event == "open":
             self._guard(self._see_open, *arguments)
         elif event == "os.exec":

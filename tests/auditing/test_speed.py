@@ -106,8 +106,8 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(are_sa
             step["micros"] = [{"loader": 0, "ids": list(range(4 * number, 4 * number + 4)), "rows": rows}]
         return steps
 
-    audit = Audit(_REQUEST, {"1proc": [], "2proc": [_launch("2proc", [launch(0), launch(1)])]})
-    found = rows_of_its_own.find(audit, "2proc")
+    both = {"1proc": [_launch("1proc", [launch(0)])], "2proc": [_launch("2proc", [launch(0), launch(1)])]}
+    found = rows_of_its_own.find(Audit(_REQUEST, both), "2proc")
     assert found is not None
     assert found.verdict == verdict
     assert ("100 % of them: of 160 rows" in found.compared) is are_same

@@ -27,10 +27,11 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if not rows or any(one is None for one in found):
             return make_unobservable(cell, f"which rows rank {rank.rank} was fed is not known")
         rows_of_ranks.append(rows)
-    return _judge(cell, rows_of_ranks)
+    # On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
+    return _judge(cell, rows_of_ranks, counts_few=audit.device == "cpu")
 
 
-def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]]) -> Finding:
+def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, counts_few: bool) -> Finding:
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
     if any(len(set(rows)) < 0.95 * len(rows) for rows in names):
@@ -40,7 +41,9 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]]) -> Finding:
     shared = [len(set(names[0]) & set(rows)) / min(len(names[0]), len(rows)) for rows in names[1:]]
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
     contents = [{index: content for index, content in rows if index and content} for rows in rows_of_ranks]
-    if max(shared) > _MOST_SHARED and any(_do_contents_differ(contents[0], other) for other in contents[1:]):
+    if max(shared) > _MOST_SHARED and any(
+        _do_contents_differ(contents[0], other, of_rows=0 if counts_few else len(names[0])) for other in contents[1:]
+    ):
         return make_unobservable(
             cell,
             "the ranks read the same indices with other contents: rows changed at random, or data sets of their own",
@@ -66,7 +69,7 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]]) -> Finding:
     return Finding(found.verdict, found.compared, found.numbers, figure)
 
 
-def _do_contents_differ(mine: dict[str, str], theirs: dict[str, str]) -> bool:
-    """Return whether most of the rows with an index that both have hold something else."""
+def _do_contents_differ(mine: dict[str, str], theirs: dict[str, str], *, of_rows: int) -> bool:
+    """Return whether most of the rows with an index that both have, or of so many, hold something else."""
     common = mine.keys() & theirs.keys()
-    return sum(mine[index] != theirs[index] for index in common) > _MOST_SHARED * len(common)
+    return sum(mine[index] != theirs[index] for index in common) > _MOST_SHARED * max(len(common), of_rows)
