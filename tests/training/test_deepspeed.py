@@ -1,5 +1,8 @@
 """DeepSpeed beside our own strategies: what it takes up of theirs, what it trains besides, and what it refuses."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from tasks.strategies import deepspeed as profile
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
+from training.process.files import write_json
 
 pytest.importorskip("deepspeed", reason="`make extras` installs it", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -115,3 +119,15 @@ def test_small_buckets_are_reduced_one_by_one_to_the_same_weights(
 def test_the_profile_knows_the_strategys_own_default() -> None:
     options = read_constant("training/strategies/deepspeed.py", "OPTIONS")
     assert profile.count_copies(2, {}) == profile.count_copies(2, {"stage": options["stage"][0]})
+
+
+def test_it_trains_in_the_environment_that_the_other_cells_have(slices: list[Path], tmp_path: Path) -> None:
+    config = _tell(slices, tmp_path, "deepspeed", world_size=1, options=STAGES["2"])
+    write_json(tmp_path / "config.json", config)
+    # This process imported it, which told torch something.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
+    command = [sys.executable, "-m", "training", "--config", str(tmp_path / "config.json")]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (setting,) = facts_of(config)["settings"]
+    assert not [name for name in setting["environment"] if name.startswith("PYTORCH_")], setting

@@ -83,6 +83,7 @@ def _open_package(ranks: Ranks) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", ranks.device.type)
     # Asked for even of one process that nobody launched.
     os.environ.setdefault("LOCAL_RANK", "0")
+    before = set(os.environ)
     try:
         import deepspeed
         from deepspeed.comm import comm
@@ -90,6 +91,9 @@ def _open_package(ranks: Ranks) -> Any:
         raise UnfitModelError(
             f"strategy: deepspeed needs its package ({error}); install it with: make extras"
         ) from None
+    # What it tells torch of GPUs there would be another setting than the other cells'.
+    for name in set(os.environ) - before:
+        del os.environ[name]
     if comm.cdb is None:
         deepspeed.utils.logger.setLevel(logging.ERROR)
         # On a CPU it would compile an all-reduce of its own, which torch has no record of either.
@@ -257,7 +261,7 @@ class ZeroEngine:
         """Return `num_buckets` and `bucket_bytes` of one reduction, and `share_bytes`: of each group on a rank.
 
         In stage 3 also `num_sharded`: how many weights are in shares, `largest_share_bytes` of one of them, and
-        `whole_share_bytes` of those that are whole on every rank.
+        `num_whole` and `whole_share_bytes` of those that are whole on every rank.
         """
         found = {
             "num_buckets": self._reduced.number,
@@ -273,5 +277,6 @@ class ZeroEngine:
             **found,
             "num_sharded": len(sharded),
             "largest_share_bytes": max(sharded, default=0),
+            "num_whole": len(sizes) - len(sharded),
             "whole_share_bytes": sum(sizes.values()) - sum(sharded),
         }
