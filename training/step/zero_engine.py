@@ -122,7 +122,7 @@ class ZeroEngine:
         zero: dict[str, Any] = {
             "stage": self.stage,
             # The memory of a whole bucket is taken, however little of it is needed.
-            "reduce_bucket_size": min(per_bucket, num_elements),
+            "reduce_bucket_size": max(1, min(per_bucket, num_elements)),
             "stage3_param_persistence_threshold": int(options["whole_below"]),
         }
         if self.is_offloaded:
