@@ -181,6 +181,8 @@ class ZeroEngine:
         """Gather what an update gathers, which changes nothing."""
         if self.stage < 3:
             self._zero.update_lp_params()
+        elif whole := self._zero.persistent_parameters:
+            whole[0].all_gather(whole)
 
     @property
     def flats(self) -> list[Tensor]:
@@ -257,7 +259,7 @@ class ZeroEngine:
         """Return `num_buckets` and `bucket_bytes` of one reduction, and `share_bytes`: of each group on a rank.
 
         In stage 3 also `num_sharded`: how many weights are in shares, `largest_share_bytes` of one of them, and
-        `whole_share_bytes` of those that are whole on every rank.
+        `num_whole` and `whole_share_bytes` of those that are whole on every rank.
         """
         found = {
             "num_buckets": self._reduced.number,
@@ -272,6 +274,7 @@ class ZeroEngine:
         return {
             **found,
             "num_sharded": len(sharded),
+            "num_whole": len(sizes) - len(sharded),
             "largest_share_bytes": max(sharded, default=0),
             "whole_share_bytes": sum(sizes.values()) - sum(sharded),
         }
