@@ -56,6 +56,12 @@ def write_snapshots(folder: Path, params: Params) -> None:
             params=select_values(params, stage.params),
             code=collect_meanings(f"tasks.{module}", *ranks, without=without),
             deps=stage.deps,
+            packages={
+                package: version
+                for cell, spread in params.cells.items()
+                if {"cells", f"cells.{cell}"} & {*stage.params}
+                for package, version in spread.package_version.items()
+            },
         ).write(folder / f"{stage.name}.json")
 
 

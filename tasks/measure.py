@@ -122,7 +122,7 @@ class Inputs:
     def _describe(self, cell: str, *, without: set[str]) -> dict[str, Any]:
         """Return what the cell trains, but for the settings that decide nothing there, and how that is spread."""
         return {
-            "spread": self.params.cells[cell].spread,
+            "spread": self.params.cells[cell].content,
             "train": self.params.train_of(cell).model_dump(exclude=without),
         }
 

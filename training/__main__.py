@@ -130,7 +130,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
         _require_code(config, arguments)
         with join_ranks(config) as ranks:
-            use_nearby_cores(ranks.device)
+            use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
             serve(config, ranks, address=arguments.serve)
         return
 
@@ -138,7 +138,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
     _require_code(config, arguments)
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
-        use_nearby_cores(ranks.device)
+        use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
         train(
             config, ranks, stop=stop, events=events,
             keeps_updates=arguments.keep_updates, heartbeat=heartbeat,

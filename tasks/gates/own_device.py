@@ -1,6 +1,6 @@
 """Has every rank a device of its own? What the ranks themselves say that they computed on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
@@ -27,10 +27,7 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
             f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing about "
             "scaling"
         )
-    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
-    if outputs.measurement is not None:
-        for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
-            told[f"{cell}, timed blocks of start {number}"] = devices
+    told = _collect_devices(outputs, cell)
     shared: dict[str, str] = {}
     for where, devices in told.items():
         for first in range(0, len(devices), ranks):
@@ -40,14 +37,34 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
     problems += [f"{where}: {problem}" for problem, where in shared.items()]
     num_asked = sum(len(devices) == facts.world_size for devices in told.values())
     seen = f"; by what the ranks said of themselves {wording.format_plural(num_asked, 'time')}, none shared one"
-    nodes = sorted({one.numa_node for devices in told.values() for one in devices if one.numa_node is not None})
-    if nodes:
-        seen += f"; on the cores next to their GPUs, of NUMA node {wording.join_names([str(node) for node in nodes])}"
+    is_near, its_are_near = (_are_near(_collect_devices(outputs, one)) for one in (cell, outputs.params.baseline))
+    # Other machines may have one NUMA node.
+    if facts.num_nodes == outputs.baseline.facts.num_nodes == 1 and {is_near, its_are_near} == {True, False}:
+        on, off = (cell, outputs.params.baseline) if is_near else (outputs.params.baseline, cell)
+        problems.append(f"{on} ran on the cores next to its GPUs alone, {off} did not: start both in the same way")
+    if is_near:
+        nodes = sorted({str(one.numa_node) for devices in told.values() for one in devices})
+        seen += f"; on the cores next to their GPUs, of NUMA node {wording.join_names(nodes)}"
     return make_finding(
         problems,
         otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",
         numbers={"needed": needed, "there": there, "times_asked": num_asked},
     )
+
+
+def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]:
+    """Return where it was asked -> what each rank said that it computed on."""
+    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
+    if outputs.measurement is not None:
+        for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
+            told[f"{cell}, timed blocks of start {number}"] = devices
+    return told
+
+
+def _are_near(told: Mapping[str, Sequence[RankDevice]]) -> bool | None:
+    """Return whether all ranks used the cores next to their GPUs; None if but some did, or none was asked."""
+    found = {one.numa_node is not None for devices in told.values() for one in devices}
+    return found.pop() if len(found) == 1 else None
 
 
 def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:

@@ -27,8 +27,8 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
     facts = [segment.facts for segment in run.segments]
     trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
     tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
-    # How much a step's rows scatter, padding included: nearly what their tokens do.
-    per_step = run.steps.num_positions / run.steps.num_samples
+    # Not with their padding: packs of one length hide how much a step's rows scatter, but where rows are few.
+    per_step = run.steps.num_tokens / run.steps.num_samples
     num_different = len({(block.range, step) for block in timed for step in block.steps})
     error = float(per_step.std() / per_step.mean()) / math.sqrt(num_different)
     allowed = _SHARE_APART + _DEVIATIONS * error

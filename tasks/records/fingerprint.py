@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from tasks.records.facts import MachineFacts, Record
 from tasks.records.stage_file import StageFile
 
@@ -66,3 +68,5 @@ class InputsFile(StageFile):
     """Path below the project -> digest of meaning."""
     deps: list[str]
     """Files and folders that it depends on."""
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Package that computes the update of one of its cells -> version."""

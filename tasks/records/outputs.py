@@ -39,8 +39,9 @@ class Steps:
     loss: NDArray[np.float64]
     learning_rate: NDArray[np.float64]
     num_samples: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
     num_positions: NDArray[np.int64]
-    """Label tokens and padding."""
+    """Those tokens and padding."""
     seconds: NDArray[np.float64]
     other_seconds: NDArray[np.float64]
     """Part of `seconds` in which no step ran."""
@@ -260,7 +261,8 @@ def read_outputs(
 _STEP = np.dtype(
     [
         *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
-        *(("num_positions", np.int64), ("seconds", np.float64), ("other_seconds", np.float64)),
+        *(("num_tokens", np.int64), ("num_positions", np.int64)),
+        *(("seconds", np.float64), ("other_seconds", np.float64)),
     ]
 )
 
@@ -274,7 +276,7 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
             own_seconds.extend(event["rank_own_seconds"])
             own_positions.extend(event["rank_own_positions"])
             num_positions = event["num_tokens"] + event["num_padding_tokens"]
-            before, after = ("step", "loss", "learning_rate", "num_samples"), ("seconds", "other_seconds")
+            before, after = ("step", "loss", "learning_rate", "num_samples", "num_tokens"), ("seconds", "other_seconds")
             yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
 
     columns = np.fromiter(read_scalars(), dtype=_STEP)

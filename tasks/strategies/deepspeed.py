@@ -48,7 +48,7 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return the buckets of every reduction, and once per step each group's weights, and its norm.
 
     In stage 3 every weight that is in shares is gathered for the forward, but for one that an evaluation left there,
-    and again for the backward unless it is still there; those that are whole, once per step, each by itself.
+    and again for the backward unless it is still there; those that are whole, once per step, one by one.
     """
     stage, steps, shares = _get_stage(work.options), work.num_steps, _list_share_bytes(work)
     buckets, bucket_bytes = (int(work.exchange.get(name, 0)) for name in ("num_buckets", "bucket_bytes"))
@@ -65,9 +65,9 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
         _ALL_REDUCE: _make_bounds(rounds, 0, 0, *norms),
     }
     if work.world_size > 1:
-        number, largest, num_whole, whole = (
+        number, num_whole, largest, whole = (
             int(work.exchange.get(name, 0))
-            for name in ("num_sharded", "largest_share_bytes", "num_whole", "whole_share_bytes")
+            for name in ("num_sharded", "num_whole", "largest_share_bytes", "whole_share_bytes")
         )
         sharded, (least, most) = sum(shares) - whole, rounds
         expected[_ALL_GATHER] = Expected(

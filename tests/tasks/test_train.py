@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.fingerprint import write_snapshots
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
+from tasks.records.fingerprint import InputsFile
 from tasks.train import explain_left_work, plan_segments
 from tests.tiny import make_config, make_slice
 from training.process.files import write_json
@@ -111,10 +113,41 @@ def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dic
         {"train__weight_decay": 0.1},
         {"train__warmup_steps": 3},
         {"train__threads_per_rank": 2},
+        {"train__packing": True},
+        {"train__packing": "fixed"},
     ],
 )
 def test_whatever_decides_numbers_or_times_is_content(change: dict[str, Any], project: Path) -> None:
     assert not set(_fingerprints(_params(project, **change))) & set(_fingerprints(_params(project)))
+
+
+def test_packs_of_one_length_are_other_segments_than_packs_as_long_as_their_rows(project: Path) -> None:
+    true, fixed = (_fingerprints(_params(project, train__packing=packing)) for packing in (True, "fixed"))
+    assert not set(true) & set(fixed)
+
+
+def test_another_version_of_the_package_that_computes_the_update_is_another_segment(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for version in ("1.0", "1.1"):
+        place = tmp_path / version
+        (place / "deepspeed").mkdir(parents=True)
+        (place / "deepspeed" / "__init__.py").touch()
+        (place / f"deepspeed-{version}.dist-info").mkdir()
+        (place / f"deepspeed-{version}.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(place)
+        cells = {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}
+        params = _params(project, cells=cells)
+        found.append([_fingerprints(params, "ddp"), _fingerprints(params, "deepspeed")])
+        # DVC runs the stages of such a cell again.
+        write_snapshots(tmp_path / "stages", params)
+        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
+        assert packages["train@deepspeed"] == packages["measure"] == {"deepspeed": version}
+        assert not packages["train@ddp"]
+        assert not packages["slice"]
+    assert found[0][0] == found[1][0]
+    assert not set(found[0][1]) & set(found[1][1])
 
 
 @pytest.mark.parametrize("fact", FACTS)

@@ -14,6 +14,7 @@ from tasks.strategies import deepspeed as profile
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
+from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json
 
 pytest.importorskip("deepspeed", reason="`make extras` installs it", exc_type=ImportError)
@@ -107,13 +108,25 @@ def test_what_it_cannot_do_it_refuses_in_one_line(
 def test_small_buckets_are_reduced_one_by_one_to_the_same_weights(
     forked: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
-    one, many = (
+    one, many, most = (
         forked.train(_tell(slices, tmp_path / str(size), "deepspeed", options={"bucket_mib": size}))
-        for size in (100, 0.1)
+        for size in (100, 0.1, 1e-9)
     )
     assert relative_l2(weights_at_end(one), weights_at_end(many)) < 1e-6
+    assert relative_l2(weights_at_end(one), weights_at_end(most)) < 1e-6
     assert facts_of(one)["exchange"]["num_buckets"] == 1
-    assert facts_of(many)["exchange"]["num_buckets"] > 2
+    assert 2 < facts_of(many)["exchange"]["num_buckets"] < facts_of(most)["exchange"]["num_buckets"]
+
+
+@pytest.mark.parametrize("stage", ["1", "2 offloaded", "3"])
+def test_the_rank_whose_gradient_is_not_finite_is_named_in_every_stage(
+    stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _tell(slices, tmp_path / "broken", "deepspeed", options=STAGES[stage])
+    assert forked.launch(config, fault="rank=1,step=4,kind=nan,section=backward") == [5, 5], last_words(config)
+    (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
+    assert reason.startswith("diverged at step 4: gradient norm is nan")
+    assert reason.endswith("it comes from rank 1")
 
 
 def test_the_profile_knows_the_strategys_own_default() -> None:

@@ -69,7 +69,7 @@ OPTIONS = {
     "deepspeed zero1": Cell("deepspeed", 2, {"options": {"stage": 1}}),
     "deepspeed offloaded": Cell("deepspeed", 2, {"options": {"offload": "cpu"}}),
     "deepspeed zero3": Cell("deepspeed", 2, {"options": {"stage": 3, "whole_below": 1}}),
-    "deepspeed zero3 whole": Cell("deepspeed", 2, {"options": {"stage": 3, "whole_below": 1_000}}),
+    "deepspeed zero3 whole": Cell("deepspeed", 2, {"options": {"stage": 3}}),
     "deepspeed zero3 of 4": Cell("deepspeed", 4, {"options": {"stage": 3, "offload": "cpu", "whole_below": 100}}),
 }
 """Other exchanges, another place for the state, and twice the ranks: held to what is quick to find out."""

@@ -5,13 +5,16 @@ does not tell.
 """
 
 import os
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
 _ROOT = Path("/")
+_LOADER_THREADS = 1
+"""Of a rank, beside those that compute."""
 
 
 class NearbyCores(NamedTuple):
@@ -23,11 +26,22 @@ class NearbyCores(NamedTuple):
     """Those of its cores that this process may use."""
 
 
-def use_nearby_cores(device: torch.device, *, root: Path = _ROOT) -> None:
-    """Have this process run on the cores next to its GPU, where the machine has others, too."""
-    nearby = find_nearby_cores(device, root=root)
-    if nearby is not None:
-        bind_threads(nearby.cores)
+def use_nearby_cores(device: torch.device, *, threads_per_rank: int, root: Path = _ROOT) -> None:
+    """Have this process run on the cores next to its GPU, where the machine has others, too, and room for it there.
+
+    So do the ranks of all its GPUs or none, however many a cell has: else one rank would be slower than another.
+    """
+    if device.type != "cuda":
+        return
+    everyones = [find_nearby_cores(torch.device("cuda", one), root=root) for one in range(torch.cuda.device_count())]
+    if have_room(everyones, num_threads=threads_per_rank + _LOADER_THREADS):
+        bind_threads(everyones[device.index].cores)
+
+
+def have_room(everyones: Sequence[NearbyCores | None], *, num_threads: int) -> TypeGuard[Sequence[NearbyCores]]:
+    """Return whether next to each of these GPUs are as many cores as it and those beside it have threads."""
+    num_beside = Counter(one.node for one in everyones if one is not None)
+    return all(one is not None and num_threads * num_beside[one.node] <= len(one.cores) for one in everyones)
 
 
 def bind_threads(cores: Set[int]) -> None:

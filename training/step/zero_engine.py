@@ -126,7 +126,7 @@ class ZeroEngine:
         zero: dict[str, Any] = {
             "stage": self.stage,
             # The memory of a whole bucket is taken, however little of it is needed.
-            "reduce_bucket_size": min(per_bucket, num_elements),
+            "reduce_bucket_size": max(1, min(per_bucket, num_elements)),
             "stage3_param_persistence_threshold": int(options["whole_below"]),
         }
         if self.is_offloaded:
@@ -185,6 +185,8 @@ class ZeroEngine:
         """Gather what an update gathers, which changes nothing."""
         if self.stage < 3:
             self._zero.update_lp_params()
+        elif whole := self._zero.persistent_parameters:
+            whole[0].all_gather(whole)
 
     @property
     def flats(self) -> list[Tensor]:
@@ -276,7 +278,7 @@ class ZeroEngine:
         return {
             **found,
             "num_sharded": len(sharded),
-            "largest_share_bytes": max(sharded, default=0),
             "num_whole": len(sizes) - len(sharded),
+            "largest_share_bytes": max(sharded, default=0),
             "whole_share_bytes": sum(sizes.values()) - sum(sharded),
         }

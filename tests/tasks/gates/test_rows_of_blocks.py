@@ -5,7 +5,7 @@ from typing import Any
 
 from tasks.gates.rows_of_blocks import check_timed_rows
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
-from tests.tasks.reporting.comparison import outputs_of
+from tests.tasks.reporting.comparison import edit_steps, outputs_of
 
 
 def test_rows_of_the_whole_training_pass_and_longer_ones_fail(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -18,6 +18,23 @@ def test_rows_of_the_whole_training_pass_and_longer_ones_fail(tmp_path: Path, pa
     assert found is not None
     assert found.verdict == "failed"
     assert "14 % more, at most 10 % allowed" in found.compared
+
+
+def test_how_far_they_may_be_apart_follows_from_the_tokens_of_steps_and_not_from_their_padding(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, num_tokens=36))
+
+    def judge(**changes: int) -> str:
+        edit_steps(tmp_path, "2proc", **changes)
+        found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
+        assert found is not None
+        return found.compared if found.verdict == "failed" else ""
+
+    # A step of few rows, padded to the length of all packs.
+    assert "at most 10 % allowed" in judge(num_tokens=16, num_padding_tokens=1600)
+    # A step of long rows in packs of one length.
+    assert not judge(num_tokens=32, num_padding_tokens=0)
 
 
 def test_without_a_measurement_it_says_nothing(tmp_path: Path, params: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ def _steps(own: Any, positions: Any = None) -> Steps:
     own = np.asarray(own, dtype=float)
     zeros = np.zeros(len(own))
     return Steps(
-        step=zeros, loss=zeros, learning_rate=zeros, num_samples=zeros, num_positions=zeros, other_seconds=zeros,
-        seconds=np.ones(len(own)), rank_own_seconds=own,
+        step=zeros, loss=zeros, learning_rate=zeros, num_samples=zeros, num_tokens=zeros, num_positions=zeros,
+        other_seconds=zeros, seconds=np.ones(len(own)), rank_own_seconds=own,
         rank_own_positions=np.full(own.shape, 100) if positions is None else np.asarray(positions),
     )  # fmt: skip
 

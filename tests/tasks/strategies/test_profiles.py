@@ -1,5 +1,6 @@
 """What the stages know of strategies: what has to be exchanged, worked out by hand, and what is not available."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,6 +9,7 @@ from tasks.params.choices import list_file_names, read_constant
 from tasks.strategies import (
     Work,
     compressed,
+    deepspeed,
     find_other_training,
     find_profile,
     get_exchange_dtype,
@@ -297,6 +299,20 @@ def test_a_rank_that_is_none_and_one_of_eight_bits_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             compressed.require(options, is_exact=False)
+
+
+def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_else_within_bounds() -> None:
+    layout = {"share_bytes": [1300], "num_sharded": 3, "num_whole": 5, "largest_share_bytes": 400}
+    work = _work(
+        num_steps=4, num_rounds=(4, 8), options={"stage": 3}, gradient_bytes=2600,
+        exchange={**layout, "whole_share_bytes": 100, "num_buckets": 1, "bucket_bytes": 2600},
+    )  # fmt: skip
+    found = deepspeed.compute_expected_traffic(work)["all_gather"]
+    assert found.number == (4 + 4 * 5, 8 * 2 * 3 + 4 * 5)
+    assert found.num_bytes == (4 * (1200 - 400) + 4 * 100, 8 * 2 * 1200 + 4 * 100)
+    whole = {**layout, "num_sharded": 0, "num_whole": 8, "largest_share_bytes": 0, "whole_share_bytes": 1300}
+    found = deepspeed.compute_expected_traffic(replace(work, exchange=whole))["all_gather"]
+    assert (found.number, found.num_bytes) == ((32, 32), (5200, 5200))
 
 
 def test_two_strategies_are_other_trainings_and_say_how() -> None:

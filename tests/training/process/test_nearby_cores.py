@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT
-from training.process.nearby_cores import find_nearby_cores, read_nearby_cores
+from training.process.nearby_cores import NearbyCores, find_nearby_cores, have_room, read_nearby_cores
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 
@@ -47,6 +47,25 @@ def test_where_nothing_is_to_be_chosen_or_told_nothing_is(node: str, lists: list
     card, nodes = _write_machine(tmp_path, node=node, lists=lists)
     assert read_nearby_cores(card, nodes=nodes) is None
     assert read_nearby_cores(tmp_path / "none", nodes=nodes) is None
+
+
+@pytest.mark.parametrize(
+    ("everyones", "has_room"),
+    [
+        ([(0, 10), (0, 10), (1, 10), (1, 10)], True),
+        ([(0, 10), (0, 10), (1, 9), (1, 9)], False),
+        ([(0, 14), (1, 2)], False),
+        ([(0, 10), None], False),
+        ([(1, 5)], True),
+    ],
+    ids=["enough", "one core too few for two", "few left on one node", "one not told", "one GPU"],
+)
+def test_all_ranks_are_bound_or_none_and_none_where_they_would_share_cores(
+    everyones: list[tuple[int, int] | None], has_room: bool
+) -> None:
+    # Each has four threads to compute, and one for data.
+    near = [one and NearbyCores(one[0], frozenset(range(one[1]))) for one in everyones]
+    assert have_room(near, num_threads=5) is has_room
 
 
 def test_a_rank_on_the_cpu_has_the_cores_that_it_was_given() -> None:
