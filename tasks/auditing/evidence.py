@@ -57,9 +57,27 @@ def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
     last = end if end is not None else begin
     if last is None:
         return rank.steps, False
+    # A rank that was killed may not have written its last steps, and the pass that they ended all the same.
+    is_whole = end is not None and rank.steps[-1]["step"] >= end
     # Loaders may be read ahead of the steps: what is left over then still belongs to this pass.
     last = max(last, begin or 0)
-    return [step for step in rank.steps if step["step"] <= last], end is not None
+    return [step for step in rank.steps if step["step"] <= last], is_whole
+
+
+def list_later_passes(rank: RankRecord) -> dict[tuple[int, int], list[Fields]]:
+    """Return (loader, number of its pass) -> the steps of every pass after the first one of list_first_pass.
+
+    Of steps that several loaders feed the first one's passes count.
+    """
+    found: dict[tuple[int, int], list[Fields]] = {}
+    first = len(list_first_pass(rank)[0])
+    begun = [one for one in rank.lines.get("pass", []) if not one["is_over"]]
+    for step in rank.steps[first:]:
+        loader = step["micros"][0].get("loader")
+        number = sum(one["loader"] == loader and one["step"] < step["step"] for one in begun)
+        if loader is not None:
+            found.setdefault((loader, number), []).append(step)
+    return found
 
 
 def holds_whole_model(ranks: Sequence[RankRecord]) -> bool:

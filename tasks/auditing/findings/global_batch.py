@@ -12,6 +12,8 @@ QUESTION = "Does an optimizer step learn from as many samples as the baseline's,
 REMEDY = "divide the batch size per rank by the number of ranks, so that the global batch stays what it was"
 
 _APART = 0.01
+_SHARE = 0.1
+"""Of the steps."""
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
@@ -46,6 +48,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "epoch is throughput (weak scaling), and no shorter way to the same model"
         )
         return Finding(found.verdict, found.compared, found.numbers, figure)
+    if other := _find_other_rates(audit, cell):
+        return make_unobservable(
+            cell, f"it learns from {samples}, and the highest learning rate is the same, but not that of {other}"
+        )
     problems = []
     if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
         problems = [
@@ -56,6 +62,24 @@ def find(audit: Audit, cell: str) -> Finding | None:
         otherwise=f"{cell} learns from {samples}, at a learning rate of {rate or 0:g} at most",
         numbers=numbers,
     )
+
+
+def _find_other_rates(audit: Audit, cell: str) -> str:
+    """Return in how many steps the learning rates are other than the baseline's, below the same highest; empty: few."""
+    if _APART * (_find_rate(audit, audit.baseline) or 0) < abs(
+        (_find_rate(audit, cell) or 0) - (_find_rate(audit, audit.baseline) or 0)
+    ):
+        return ""
+    pairs = list(zip(audit.ranks(cell)[0].steps, audit.ranks(audit.baseline)[0].steps, strict=False))
+    other = [mine for mine, base in pairs if _differ(mine["lr"], base["lr"])]
+    if len(other) <= _SHARE * len(pairs):
+        return ""
+    return f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]['step']:,}"
+
+
+def _differ(mine: list[float | None], base: list[float | None]) -> bool:
+    known = [(one, of_base) for one, of_base in zip(mine, base, strict=False) if None not in (one, of_base)]
+    return any(abs((one or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for one, of_base in known)
 
 
 def _find_rate(audit: Audit, cell: str) -> float | None:
