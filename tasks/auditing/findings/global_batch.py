@@ -48,15 +48,15 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "epoch is throughput (weak scaling), and no shorter way to the same model"
         )
         return Finding(found.verdict, found.compared, found.numbers, figure)
-    if other := _find_other_rates(audit, cell):
-        return make_unobservable(
-            cell, f"it learns from {samples}, and the highest learning rate is the same, but not that of {other}"
-        )
     problems = []
     if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
         problems = [
             f"{cell}: the highest learning rate is {rate:g}, {audit.baseline}'s {base_rate:g}, at the same batch"
         ]
+    elif other := _find_other_rates(audit, cell):
+        return make_unobservable(
+            cell, f"it learns from {samples}, and the highest learning rate is the same, but not that of {other}"
+        )
     return make_finding(
         problems,
         otherwise=f"{cell} learns from {samples}, at a learning rate of {rate or 0:g} at most",
@@ -65,11 +65,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def _find_other_rates(audit: Audit, cell: str) -> str:
-    """Return in how many steps the learning rates are other than the baseline's, below the same highest; empty: few."""
-    if _APART * (_find_rate(audit, audit.baseline) or 0) < abs(
-        (_find_rate(audit, cell) or 0) - (_find_rate(audit, audit.baseline) or 0)
-    ):
-        return ""
+    """Return in how many steps the learning rates are other than the baseline's; empty if in few."""
     pairs = list(zip(audit.ranks(cell)[0].steps, audit.ranks(audit.baseline)[0].steps, strict=False))
     other = [mine for mine, base in pairs if _differ(mine["lr"], base["lr"])]
     if len(other) <= _SHARE * len(pairs):
