@@ -9,6 +9,7 @@ from tasks.records.gate import Finding, make_unchecked_finding
 
 NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4
+_MOST_OTHER = 0.5
 _SPREAD = {"", "DistributedDataParallel"}
 
 
@@ -43,6 +44,17 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
         names = [""] * len(contents) if ids is None else [f"{micro.get('loader')}#{one}" for one in ids]
         rows += zip(names, contents if len(contents) == len(names) else [""] * len(names), strict=True)
     return rows or None
+
+
+def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], *, counts_few: bool) -> bool:
+    """Return whether rows of list_rows with the same index hold something else, most of those that were looked at.
+
+    On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
+    """
+    one, other = ({index: content for index, content in rows if index and content} for rows in (mine, theirs))
+    common = one.keys() & other.keys()
+    different = sum(one[index] != other[index] for index in common)
+    return different > _MOST_OTHER * max(len(common), 0 if counts_few else len(mine))
 
 
 def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:

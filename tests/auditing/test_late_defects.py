@@ -12,7 +12,7 @@ from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.timeline import Place, Timeline
 from tasks.auditing.checks import ask_all
 from tasks.auditing.evidence import list_first_pass
-from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters
+from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters, same_rows
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
 from tasks.auditing.request import parse_request
@@ -57,6 +57,12 @@ _LATE = {
         "",
         loss_weights.NAME,
         "in 1 of 12 steps looked at, first at step 12,",
+    ),
+    "rows of the same indices and of another data set": (
+        {"manual_seed(1)\n": "manual_seed(world_size)\n"},
+        "",
+        same_rows.NAME,
+        "the same indices as in 1proc hold other contents",
     ),
     "a learning rate that falls on two ranks alone": (
         {"optimizer.step()": "optimizer.param_groups[0]['lr'] = 1e-2 / (world_size if epoch else 1); optimizer.step()"},

@@ -1,6 +1,7 @@
 """Does every rank learn from rows of its own, or all of them from the same?"""
 
 from tasks.auditing.evidence import (
+    do_contents_differ,
     find_nothing_seen,
     list_first_pass,
     list_later_passes,
@@ -32,7 +33,6 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if not rows:
             return make_unobservable(cell, f"which rows rank {rank.rank} was fed is not known")
         rows_of_ranks.append(rows)
-    # On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
     counts_few = audit.device == "cpu"
     first = _judge(cell, rows_of_ranks, where="the first pass", counts_few=counts_few)
     if first.verdict != "passed":
@@ -69,9 +69,8 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
         )
     shared = [len(set(names[0]) & set(rows)) / min(len(names[0]), len(rows)) for rows in names[1:]]
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
-    contents = [{index: content for index, content in rows if index and content} for rows in rows_of_ranks]
     if max(shared) > _MOST_SHARED and any(
-        _do_contents_differ(contents[0], other, of_rows=0 if counts_few else len(names[0])) for other in contents[1:]
+        do_contents_differ(rows_of_ranks[0], other, counts_few=counts_few) for other in rows_of_ranks[1:]
     ):
         return make_unobservable(
             cell,
@@ -96,9 +95,3 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
         "its throughput claims"
     )
     return Finding(found.verdict, found.compared, found.numbers, figure)
-
-
-def _do_contents_differ(mine: dict[str, str], theirs: dict[str, str], *, of_rows: int) -> bool:
-    """Return whether most of the rows with an index that both have, or of so many, hold something else."""
-    common = mine.keys() & theirs.keys()
-    return sum(mine[index] != theirs[index] for index in common) > _MOST_SHARED * max(len(common), of_rows)
