@@ -86,6 +86,16 @@ for (real,) in DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=4):
     [one.zero_grad() for one in optimizers]
 """
 
+_GATHERED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for (rows,) in list(DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=4)):
+    model(rows).sum().backward()
+optimizer.step()
+"""
+
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[ForkedScripts]:
@@ -126,6 +136,15 @@ def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(forked: Forked
     assert {step["micros"][0]["module"] for step in steps[2::2]} == {steps[0]["micros"][0]["module"]}
     # Every step that is sampled after the first four is an even one, at which the other one learns.
     assert [len(step["weights"]["digests"]) for step in steps if "weights" in step] == [2, 4, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.slow
+def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(
+    forked: ForkedScripts, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(_GATHERED)
+    (step,) = forked.launch(["script.py"], cell="1proc", world_size=1, folder=tmp_path).ranks[0].steps
+    assert [index for micro in step["micros"] for index in micro["ids"]] == list(range(80))
 
 
 def test_a_pass_whose_last_steps_were_never_written_is_not_whole() -> None:
