@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.rounds import compute_ratio, generate_rounds
+from benchmarks.rounds import FEWEST_ROUNDS, compute_ratio, generate_rounds
 from tasks.auditing.rank_record import read_rank
 
 _WARM_UP = 70
@@ -30,6 +30,7 @@ _WARM_UP = 70
 _STEPS_BETWEEN = 2
 """Untimed steps after each switch: torch's classes forget what they had looked up."""
 _BLOCK_SECONDS = 0.25
+_HEADS = 4
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """As malloc.h numbers them for mallopt."""
 _KEPT_BYTES, _LARGEST_IN_HEAP = 1 << 30, 1 << 25
@@ -209,6 +210,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of processes of their own, at the first width; 0: none")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if any(width < _HEADS or width % _HEADS for width in arguments.widths):
+        parser.error(f"--widths {arguments.widths}; allowed: multiples of {_HEADS}, the number of heads")
+    if arguments.rounds and arguments.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds {arguments.rounds} gives no interval; allowed: 0, or at least {FEWEST_ROUNDS}")
     # Before torch is imported.
     os.environ["OMP_NUM_THREADS"] = "1"
     importlib.import_module("benchmarks.observed_training")

@@ -17,7 +17,8 @@ from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.timeline import OTHERS, Timeline
 
 _CLOCKS = ("time", "perf_counter", "monotonic")
-_MOST_READINGS = 20_000
+_FIRST_READINGS, _LAST_READINGS = 2_000, 10_000
+"""So many are known by their value: what was read long ago is held no more, but for what the whole run is timed by."""
 _MOST_VARIABLES = 2_000
 _MOST_KEPT = 200
 _OWN_REFERENCES = 3
@@ -104,7 +105,8 @@ class Clocks:
 
     def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
         self._record, self._guard, self._times, self._lines = record, guard, times, lines
-        self._readings: dict[float, _Reading] = {}
+        self._first: dict[float, _Reading] = {}
+        self._last: dict[float, _Reading] = {}
         self._kept: list[tuple[float, _Reading, list[float]]] = []
         """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
         self._windows: dict[tuple[tuple[str, int], tuple[str, int]], _Window] = {}
@@ -129,8 +131,6 @@ class Clocks:
         return read
 
     def _see(self, value: float, frame: Any) -> None:
-        if len(self._readings) >= _MOST_READINGS:
-            return
         at, others = self._times.look()
         now = _Reading((frame.f_code.co_filename, frame.f_lineno), at, others, self.count_steps())
         self._kept.append((value, now, _list_floats(frame)))
@@ -142,10 +142,15 @@ class Clocks:
         kept, self._kept = self._kept, []
         for value, now, floats in kept:
             for one in floats:
-                earlier = self._readings.get(one)
+                earlier = self._last.get(one) or self._first.get(one)
                 if earlier is not None and now.step > earlier.step:
                     self._add_window(earlier, now)
-            self._readings[value] = now
+            if len(self._first) < _FIRST_READINGS:
+                self._first[value] = now
+                continue
+            self._last[value] = now
+            if len(self._last) > _LAST_READINGS:
+                del self._last[next(iter(self._last))]
 
     def _add_window(self, earlier: _Reading, now: _Reading) -> None:
         places = (earlier.place, now.place)

@@ -36,9 +36,9 @@ class _Model:
     """What spreads it over ranks: the module itself, or one inside; None for none."""
     wrapper_name: str = ""
     learner: Callable[[], Any] = lambda: None
-    """A parameter of it that learned when it was last looked for."""
+    """A parameter of it that learned when one was last found."""
     is_frozen: bool = False
-    """Whether none did."""
+    """Whether none did when one was last looked for."""
 
 
 class Computing:
@@ -148,13 +148,18 @@ class Computing:
             )  # fmt: skip
             self._num_models += 1
         learner = model.learner()
-        if learner is None or not learner.requires_grad:
-            if model.is_frozen and not self._steps.is_sampled:
-                return None
-            learner = next((one for one in module.parameters() if one.requires_grad), None)
-            model.is_frozen = learner is None
-            model.learner = (lambda: None) if learner is None else weakref.ref(learner)
-        return None if model.is_frozen else model
+        if learner is not None and learner.requires_grad:
+            # A discriminator is frozen in every second step alone.
+            model.is_frozen = False
+            return model
+        if model.is_frozen and not self._steps.is_sampled:
+            return None
+        learner = next((one for one in module.parameters() if one.requires_grad), None)
+        model.is_frozen = learner is None
+        if learner is None:
+            return None
+        model.learner = weakref.ref(learner)
+        return model
 
     def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:
         is_training = torch.is_grad_enabled()

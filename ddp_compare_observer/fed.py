@@ -16,7 +16,8 @@ from ddp_compare_observer import timeline
 from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.samples import is_on_host, list_tensors, read_rows
 
-_KEPT_BATCHES = 8
+_KEPT_BATCHES, _MOST_WAITING = 8, 256
+"""More are kept of which no row was asked for yet: transformers.Trainer gathers all micro-batches of a step first."""
 _PLAIN_BATCHES = 4
 """A loader so many of whose batches were found without checksums is taken not to need any; later ones are summed where
 they are asked for and still there."""
@@ -73,7 +74,7 @@ class Loaders:
         self._lengths: dict[int, int | None] = {}
         self._num_plain: dict[int, float] = {}
         """Loader -> batches that were found without a checksum; none of one where that was not enough."""
-        self.given: deque[Given] = deque(maxlen=_KEPT_BATCHES)
+        self.given: deque[Given] = deque()
         self.count_steps: Callable[[], int] = lambda: 0
 
     def watch(self) -> None:
@@ -215,6 +216,8 @@ class Loaders:
         if self._num_plain.get(number, 0) < _PLAIN_BATCHES:
             given.sum_rows()
         self.given.append(given)
+        while len(self.given) > _KEPT_BATCHES and (self.given[0].is_used or len(self.given) > _MOST_WAITING):
+            self.given.popleft()
 
 
 def _sum_rows(tensor: torch.Tensor) -> list[int]:

@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,8 @@ class Steps:
         self._clips: list[dict[str, Any]] = []
         self._gradient: dict[str, Any] | None = None
         self._start: dict[str, Any] | None = None
+        self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
         self._wrapper: Any = None
         self._backward_line: Line | None = None
 
@@ -139,6 +142,8 @@ class Steps:
         self._depth += 1
         if self._depth > 1:
             return
+        if self.is_read:
+            self._optimizers.setdefault(optimizer)
         if not self.is_sampled:
             self._times.enter(timeline.OPTIMIZER)
             return
@@ -182,7 +187,7 @@ class Steps:
         if self.is_sampled:
             parameters = _list_parameters(optimizer)
             fields |= {
-                "weights": digest_tensors(parameters),
+                "weights": digest_tensors(self._list_all_parameters()),
                 "gradient": _digest_gradients(parameters) if self._num_inside else self._gradient,
                 "traffic": read_traffic(self._counts, counts) if counts else {},
                 "ddp": _read_ddp_times(self._wrapper),
@@ -211,6 +216,10 @@ class Steps:
             micros = [_describe(micro) for micro in fields["micros"]]
             self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
         self.on_flush()
+
+    def _list_all_parameters(self) -> list[torch.Tensor]:
+        found = [one for optimizer in list(self._optimizers) for one in _list_parameters(optimizer)]
+        return list({id(one): one for one in found}.values())[:_MOST_DIGESTED]
 
     def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
         parameters = _list_parameters(optimizer)

@@ -224,8 +224,12 @@ def _main() -> None:
     console, load_before = Console(), os.getloadavg()[0]
     sizes = [size for size in SIZES if size.name.split()[0] in arguments.only]
     plan = Plan(sizes=sizes, seconds=arguments.seconds)
+    try:
+        data = data_folder(arguments.data)
+    except ValueError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory() as scratch:
-        found = run(plan, Path(scratch), data=data_folder(arguments.data), console=console)
+        found = run(plan, Path(scratch), data=data, console=console)
     for table in tables(found):
         console.print(table)
     only = "-".join(arguments.only) if len(sizes) < len(SIZES) else ""

@@ -9,6 +9,7 @@ from tasks.records.gate import Finding, make_unchecked_finding
 
 NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4
+_MOST_OTHER = 0.5
 _SPREAD = {"", "DistributedDataParallel"}
 
 
@@ -45,6 +46,17 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     return rows or None
 
 
+def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], *, counts_few: bool) -> bool:
+    """Return whether rows of list_rows with the same index hold something else, most of those that were looked at.
+
+    On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
+    """
+    one, other = ({index: content for index, content in rows if index and content} for rows in (mine, theirs))
+    common = one.keys() & other.keys()
+    different = sum(one[index] != other[index] for index in common)
+    return different > _MOST_OTHER * max(len(common), 0 if counts_few else len(mine))
+
+
 def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
     """Return the steps of the rank's first pass over its training data, and whether that pass was whole."""
     loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
@@ -57,9 +69,27 @@ def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
     last = end if end is not None else begin
     if last is None:
         return rank.steps, False
+    # A rank that was killed may not have written its last steps, and the pass that they ended all the same.
+    is_whole = end is not None and rank.steps[-1]["step"] >= end
     # Loaders may be read ahead of the steps: what is left over then still belongs to this pass.
     last = max(last, begin or 0)
-    return [step for step in rank.steps if step["step"] <= last], end is not None
+    return [step for step in rank.steps if step["step"] <= last], is_whole
+
+
+def list_later_passes(rank: RankRecord) -> dict[tuple[int, int], list[Fields]]:
+    """Return (loader, number of its pass) -> the steps of every pass after the first one of list_first_pass.
+
+    Of steps that several loaders feed the first one's passes count.
+    """
+    found: dict[tuple[int, int], list[Fields]] = {}
+    first = len(list_first_pass(rank)[0])
+    begun = [one for one in rank.lines.get("pass", []) if not one["is_over"]]
+    for step in rank.steps[first:]:
+        loader = step["micros"][0].get("loader")
+        number = sum(one["loader"] == loader and one["step"] < step["step"] for one in begun)
+        if loader is not None:
+            found.setdefault((loader, number), []).append(step)
+    return found
 
 
 def holds_whole_model(ranks: Sequence[RankRecord]) -> bool:

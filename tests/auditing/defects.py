@@ -67,6 +67,12 @@ DEFECTS = {
         rows_of_its_own.NAME,
         "learned from the same rows, 100 %",
     ),
+    "missing sampler after the first pass": Defect(
+        "plain_ddp",
+        {"    sampler.set_epoch(epoch)\n": "    sampler.set_epoch(epoch)\n    sampler.rank = 0 if epoch else rank\n"},
+        rows_of_its_own.NAME,
+        "in a later pass, from step 7 on, 24 were different",
+    ),
     "raw module": Defect(
         "plain_ddp",
         {"logits = wrapped(": "logits = model("},
@@ -94,6 +100,13 @@ DEFECTS = {
         {"if is_last or world_size == 1 else": "if True else"},
         exchange.NAME,
         "2 exchanges per update of 2 micro-batches",
+    ),
+    "exchange on every micro-batch from the third pass on": Defect(
+        "plain_ddp",
+        {"if is_last or world_size == 1 else": "if is_last or world_size == 1 or epoch > 1 else"},
+        exchange.NAME,
+        "in 6 of 18 steps, first in step 13, more than one exchange of 2 micro-batches",
+        arguments="--epochs 3",
     ),
     "exchange on every micro-batch, accelerate": Defect(
         "accelerated",

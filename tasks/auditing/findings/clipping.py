@@ -25,11 +25,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return None
     if nothing := find_nothing_seen(audit, cell):
         return nothing
-    ranks, problems, num_compared = audit.ranks(cell), [], 0
+    ranks, problems, num_compared, num_steps = audit.ranks(cell), [], 0, 0
     for steps in each_common_step(ranks):
         clips = [step.get("clips", []) for step in steps]
         if len({len(one) for one in clips}) > 1:
             return make_unobservable(cell, "the ranks clip a different number of times")
+        num_steps += bool(clips[0])
         for of_ranks in zip(*clips, strict=True):
             num_compared += 1
             norms = [one["norm"] for one in of_ranks]
@@ -45,6 +46,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "every rank has a model of its own, and so a norm")
     return make_finding(
         problems,
-        otherwise=f"{cell}: the norm was the same on all ranks, {wording.format_plural(num_compared, 'time')}",
+        otherwise=f"{cell}: the norm was the same on all ranks, {wording.format_plural(num_compared, 'time')} in "
+        f"{wording.format_plural(num_steps, 'step')} looked at, of {audit.first(cell).num_steps:,}",
         numbers={"compared": num_compared, "different": len(problems)},
     )

@@ -39,7 +39,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
     result = make_finding(
         [problem] if is_wrong else [],
         otherwise=f"{cell}: {wording.format_small_percent(compute_other_share(window))} of the time between the "
-        f"clock's readings at {lines} was something else than training",
+        f"clock's readings at {lines} was something else than training, over {window['num_steps']:,} of "
+        f"{len(rank.steps):,} steps",
         numbers={"seconds": seconds, "other_seconds": other},
     )
     return Finding(result.verdict, result.compared, result.numbers, _correct(audit, cell) if is_wrong else None)

@@ -13,6 +13,8 @@ QUESTION = "Is the gradient exchanged once per optimizer step, whatever the numb
 REMEDY = "wrap forward and backward of all but the last micro-batch in `with model.no_sync():`"
 
 _MANY = 1.5
+_SHARE = 0.1
+"""Of the steps; one whose update a gradient scaler leaves out has the micro-batches of two."""
 _LEAST = 0.4
 """Gradients may be exchanged in 16 bits."""
 _KINDS = ("all_reduce", "allreduce", "allreduce_coalesced")
@@ -40,12 +42,18 @@ def find(audit: Audit, cell: str) -> Finding | None:
     number = median(counted) if counted else rounds
     assert number is not None
     told = "" if rounds is None else f" ({rounds:.2f} times the gradient's bytes)"
-    numbers = {"micro_batches": num_micros, "exchanges": number, "gradients_exchanged": rounds}
-    if number >= _MANY and num_micros > 1:
+    many = [step["step"] for step, one in zip(rank.steps, per_step, strict=True) if (one or 0) >= _MANY]
+    numbers = {
+        "micro_batches": num_micros, "exchanges": number, "gradients_exchanged": rounds, "steps_of_more": len(many)
+    }  # fmt: skip
+    if num_micros > 1 and (number >= _MANY or len(many) > _SHARE * len(rank.steps)):
         where = tell_line(rank.steps[0].get("backward_line"))
+        often = f"{number:g} exchanges per update"
+        if number < _MANY:
+            often = f"in {len(many):,} of {len(rank.steps):,} steps, first in step {many[0]:,}, more than one exchange"
         return make_finding(
             [
-                f"{cell}: {number:g} exchanges per update of {num_micros} micro-batches{told}, one is "
+                f"{cell}: {often} of {num_micros} micro-batches{told}, one is "
                 f"needed{f'; the backward is at {where}' * bool(where)}"
             ],
             otherwise="", numbers=numbers,

@@ -12,6 +12,8 @@ QUESTION = "Does an optimizer step learn from as many samples as the baseline's,
 REMEDY = "divide the batch size per rank by the number of ranks, so that the global batch stays what it was"
 
 _APART = 0.01
+_SHARE = 0.1
+"""Of the steps."""
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
@@ -51,11 +53,29 @@ def find(audit: Audit, cell: str) -> Finding | None:
         problems = [
             f"{cell}: the highest learning rate is {rate:g}, {audit.baseline}'s {base_rate:g}, at the same batch"
         ]
+    elif other := _find_other_rates(audit, cell):
+        return make_unobservable(
+            cell, f"it learns from {samples}, and the highest learning rate is the same, but not that of {other}"
+        )
     return make_finding(
         problems,
         otherwise=f"{cell} learns from {samples}, at a learning rate of {rate or 0:g} at most",
         numbers=numbers,
     )
+
+
+def _find_other_rates(audit: Audit, cell: str) -> str:
+    """Return in how many steps the learning rates are other than the baseline's; empty if in few."""
+    pairs = list(zip(audit.ranks(cell)[0].steps, audit.ranks(audit.baseline)[0].steps, strict=False))
+    other = [mine for mine, base in pairs if _differ(mine["lr"], base["lr"])]
+    if len(other) <= _SHARE * len(pairs):
+        return ""
+    return f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]['step']:,}"
+
+
+def _differ(mine: list[float | None], base: list[float | None]) -> bool:
+    known = [(one, of_base) for one, of_base in zip(mine, base, strict=False) if None not in (one, of_base)]
+    return any(abs((one or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for one, of_base in known)
 
 
 def _find_rate(audit: Audit, cell: str) -> float | None:

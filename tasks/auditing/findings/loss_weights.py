@@ -41,8 +41,14 @@ def find(audit: Audit, cell: str) -> Finding | None:
             cell, "no step had several micro-batches whose loss is one unweighted torch.nn.functional.cross_entropy"
         )
     problems = []
-    if len(wrong) >= max(2, _SHARE * num_steps):
+    if wrong:
         step, least, most, micro = wrong[0]
+        if len(wrong) < max(2, _SHARE * num_steps):
+            return make_unobservable(
+                cell,
+                f"in {len(wrong)} of {num_steps} steps looked at, first at step {step}, micro-batches count alike "
+                "though their targets do not, and in the others they do not",
+            )
         where = tell_line(micro.get("line"))
         problems = [
             f"{cell}: in {len(wrong)} of {num_steps} steps micro-batches count alike though their targets do not: at "
@@ -52,7 +58,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
     return make_finding(
         problems,
         otherwise=f"{cell}: a target weighs the same in every micro-batch of "
-        f"{wording.format_plural(num_steps, 'step')}",
+        f"{wording.format_plural(num_steps, 'step')} looked at, of {audit.first(cell).num_steps:,}",
         numbers={"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)},
     )
 

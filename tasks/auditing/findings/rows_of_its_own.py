@@ -1,7 +1,15 @@
 """Does every rank learn from rows of its own, or all of them from the same?"""
 
-from tasks.auditing.evidence import find_nothing_seen, list_first_pass, list_rows, make_unobservable
+from tasks.auditing.evidence import (
+    do_contents_differ,
+    find_nothing_seen,
+    list_first_pass,
+    list_later_passes,
+    list_rows,
+    make_unobservable,
+)
 from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import Fields
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
 
@@ -14,24 +22,45 @@ _MOST_SHARED = 0.5
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
-    """Compare the rows of the ranks in the first pass over the data."""
+    """Compare the rows of the ranks in the first pass over the data, and their indices in the later ones."""
     if audit.request.cells[cell] == 1:
         return None
     if nothing := find_nothing_seen(audit, cell):
         return nothing
-    rows_of_ranks: list[list[tuple[str, str]]] = []
+    rows_of_ranks = []
     for rank in audit.ranks(cell):
-        steps, _ = list_first_pass(rank)
-        found = [list_rows(step) for step in steps]
-        rows = [row for one in found if one is not None for row in one]
-        if not rows or any(one is None for one in found):
+        rows = _collect_rows(list_first_pass(rank)[0])
+        if not rows:
             return make_unobservable(cell, f"which rows rank {rank.rank} was fed is not known")
         rows_of_ranks.append(rows)
-    # On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
-    return _judge(cell, rows_of_ranks, counts_few=audit.device == "cpu")
+    counts_few = audit.device == "cpu"
+    first = _judge(cell, rows_of_ranks, where="the first pass", counts_few=counts_few)
+    if first.verdict != "passed":
+        return first
+    passes = [list_later_passes(rank) for rank in audit.ranks(cell)]
+    num_right = 0
+    for key in passes[0]:
+        later = [_collect_rows(one.get(key, [])) for one in passes]
+        if not all(later):
+            continue
+        begin = passes[0][key][0]["step"]
+        found = _judge(cell, later, where=f"a later pass, from step {begin:,} on,", counts_few=counts_few)
+        if found.verdict == "failed":
+            return found
+        num_right += found.verdict == "passed"
+    if not passes[0]:
+        return first
+    told = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
+    return Finding(first.verdict, told, first.numbers)
 
 
-def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, counts_few: bool) -> Finding:
+def _collect_rows(steps: list[Fields]) -> list[tuple[str, str]]:
+    """Return the rows of all steps; none where those of one are not known."""
+    found = [list_rows(step) for step in steps]
+    return [] if any(one is None for one in found) else [row for one in found if one is not None for row in one]
+
+
+def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str, counts_few: bool) -> Finding:
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
     if any(len(set(rows)) < 0.95 * len(rows) for rows in names):
@@ -40,9 +69,8 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, counts_few:
         )
     shared = [len(set(names[0]) & set(rows)) / min(len(names[0]), len(rows)) for rows in names[1:]]
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
-    contents = [{index: content for index, content in rows if index and content} for rows in rows_of_ranks]
     if max(shared) > _MOST_SHARED and any(
-        _do_contents_differ(contents[0], other, of_rows=0 if counts_few else len(names[0])) for other in contents[1:]
+        do_contents_differ(rows_of_ranks[0], other, counts_few=counts_few) for other in rows_of_ranks[1:]
     ):
         return make_unobservable(
             cell,
@@ -50,14 +78,14 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, counts_few:
         )
     problems = [
         f"{cell}: rank 0 and rank {rank} learned from the same rows, {wording.format_percent(share)} of them: of "
-        f"{num_rows:,} rows that the ranks learned from in the first pass {num_different:,} were different"
+        f"{num_rows:,} rows that the ranks learned from in {where} {num_different:,} were different"
         for rank, share in enumerate(shared, start=1)
         if share > _MOST_SHARED
     ]
     found = make_finding(
         problems,
-        otherwise=f"{cell}: {num_different:,} different rows among the {num_rows:,} that the ranks learned from in the "
-        "first pass",
+        otherwise=f"{cell}: {num_different:,} different rows among the {num_rows:,} that the ranks learned from in "
+        f"{where}",
         numbers={"rows": num_rows, "different_rows": num_different, "most_shared": max(shared)},
     )
     if not problems:
@@ -67,9 +95,3 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, counts_few:
         "its throughput claims"
     )
     return Finding(found.verdict, found.compared, found.numbers, figure)
-
-
-def _do_contents_differ(mine: dict[str, str], theirs: dict[str, str], *, of_rows: int) -> bool:
-    """Return whether most of the rows with an index that both have, or of so many, hold something else."""
-    common = mine.keys() & theirs.keys()
-    return sum(mine[index] != theirs[index] for index in common) > _MOST_SHARED * max(len(common), of_rows)

@@ -28,10 +28,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
     steps = sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
     if not steps or not of_ranks[0][steps[0]]:
         return make_unobservable(cell, "no step was sampled on every rank")
-    if len({len(one[steps[0]]) for one in of_ranks}) > 1:
+    if any(len({len(one[step]) for one in of_ranks}) > 1 for step in steps):
         return make_unobservable(cell, "the ranks train other parameters than each other, as stages of a pipeline do")
     differing = {step: _count_differing([one[step] for one in of_ranks]) for step in steps}
-    num_tensors = len(of_ranks[0][steps[0]])
+    num_tensors = max(len(of_ranks[0][step]) for step in steps)
     wrong = [step for step in steps if differing[step]]
     if wrong and len(wrong) < len(steps):
         return make_unobservable(
@@ -56,10 +56,17 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
             "was read of their parameters is not what they are",
         )
+    if not wrong and (silent := _find_silent(ranks, steps[-1])) is not None:
+        return make_unobservable(
+            cell,
+            f"the parameters are equal up to step {steps[-1]:,}, the last one that was sampled; step {silent:,} "
+            "exchanges less than any until then",
+        )
     numbers = {"sampled_steps": len(steps), "tensors": num_tensors, "differing_tensors": max(differing.values())}
     found = make_finding(
         [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
-        otherwise=f"{cell}: equal on all ranks after each of {wording.format_plural(len(steps), 'sampled step')}",
+        otherwise=f"{cell}: equal on all ranks after each of {wording.format_plural(len(steps), 'sampled step')} of "
+        f"{audit.first(cell).num_steps:,}, the last of them step {steps[-1]:,}",
         numbers=numbers,
     )
     figure = (
@@ -70,9 +77,26 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def _never_changed(rank: RankRecord, digests: dict[int, list[str]]) -> bool:
-    """Return whether every sampled step left the parameters what they were before the first one."""
-    start = (rank.steps[0].get("start") or {}).get("digests")
-    return start is not None and all(one == start for one in digests.values())
+    """Return whether every sampled step left the parameters what they were when they were seen first."""
+    seen = (rank.steps[0].get("start") or {}).get("digests")
+    if seen is None:
+        return False
+    for one in digests.values():
+        if one[: len(seen)] != seen:
+            return False
+        # Those of an optimizer whose first step came later.
+        seen = one
+    return True
+
+
+def _find_silent(ranks: list[RankRecord], last: int) -> int | None:
+    """Return the first step after the last sampled one that exchanges less than any until then; None without one."""
+    for rank in ranks:
+        usual = [step.get("num_collectives", 0) for step in rank.steps[1:] if step["step"] <= last]
+        for step in rank.steps:
+            if usual and step["step"] > last and step.get("num_collectives", 0) < min(usual):
+                return int(step["step"])
+    return None
 
 
 def _count_exchanges(rank: RankRecord) -> int:

@@ -1,6 +1,12 @@
 """Do all cells learn from the same rows?"""
 
-from tasks.auditing.evidence import find_nothing_seen, list_first_pass, list_rows, make_unobservable
+from tasks.auditing.evidence import (
+    do_contents_differ,
+    find_nothing_seen,
+    list_first_pass,
+    list_rows,
+    make_unobservable,
+)
 from tasks.auditing.launched import Audit
 from tasks.records.gate import Finding, make_finding
 
@@ -19,11 +25,18 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return None
     if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
         return nothing
-    mine, base = (_collect_rows(audit, name) for name in (cell, audit.baseline))
-    if mine is None or base is None:
+    rows, of_base = (_collect_rows(audit, name) for name in (cell, audit.baseline))
+    if rows is None or of_base is None:
         return make_unobservable(cell, "which rows were fed in a whole pass over the data is not known")
+    mine, base = ({index or content for index, content in every} for every in (rows, of_base))
     other = mine ^ base
     is_wrong = len(other) > max(_MOST_OTHER * len(base), 2 * audit.request.cells[cell])
+    if not is_wrong and do_contents_differ(rows, of_base, counts_few=audit.device == "cpu"):
+        return make_unobservable(
+            cell,
+            f"the same indices as in {audit.baseline} hold other contents: rows changed at random, in another order, "
+            "or of another data set",
+        )
     return make_finding(
         [
             f"{cell}: its first pass learned from {len(mine):,} different rows, that of {audit.baseline} from "
@@ -35,12 +48,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )
 
 
-def _collect_rows(audit: Audit, cell: str) -> set[str] | None:
-    """Return the rows of the first pass of all ranks, by their index or else by their content.
+def _collect_rows(audit: Audit, cell: str) -> list[tuple[str, str]] | None:
+    """Return the rows of the first pass of all ranks, as list_rows does.
 
     None if not all are known, or some come more than once, as where they are drawn with replacement.
     """
-    every: list[str] = []
+    every: list[tuple[str, str]] = []
     for rank in audit.ranks(cell):
         steps, is_whole = list_first_pass(rank)
         if not is_whole:
@@ -50,8 +63,9 @@ def _collect_rows(audit: Audit, cell: str) -> set[str] | None:
             rows = list_rows({**step, "micros": fed})
             if rows is None:
                 return None
-            every += [index or content for index, content in rows]
-    return set(every) if len(set(every)) >= _MOSTLY * len(every) or _is_shared(audit, cell) else None
+            every += rows
+    different = {index or content for index, content in every}
+    return every if len(different) >= _MOSTLY * len(every) or _is_shared(audit, cell) else None
 
 
 def _is_shared(audit: Audit, cell: str) -> bool:

@@ -1,0 +1,176 @@
+"""A defect of some steps alone, of which not all are looked at closely: it is named, or at least it is no pass."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_compare_observer.clocks import Clocks, ScriptLines
+from ddp_compare_observer.record import Guard, Record
+from ddp_compare_observer.timeline import Place, Timeline
+from tasks.auditing.checks import ask_all
+from tasks.auditing.evidence import list_first_pass
+from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters, same_rows
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord
+from tasks.auditing.request import parse_request
+from tests.auditing.forked_scripts import ForkedScripts
+
+_SCRIPT = Path(__file__).parent / "scripts" / "plain_ddp.py"
+_WRAPPED = "wrapped = DistributedDataParallel(model) if"
+_ALONE = f"""second = torch.optim.SGD([model.head.bias], lr=0.1)
+DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["head.bias"])
+{_WRAPPED}"""
+_BEGIN = "        began = time.perf_counter()\n"
+_LATE = {
+    "ranks that exchange less after the last sampled step": (
+        {"logits = wrapped(": "logits = (model if epoch == 11 else wrapped)("},
+        "--epochs 12",
+        same_parameters.NAME,
+        "equal up to step 64, the last one that was sampled; step 67 exchanges less",
+    ),
+    "a second optimizer, whose parameters are exchanged by nobody": (
+        {
+            _WRAPPED: _ALONE,
+            "AdamW(model.parameters()": "AdamW([model.embedding.weight, model.head.weight]",
+            "optimizer.step()": "optimizer.step()\n        second.step()",
+            "optimizer.zero_grad()": "model.zero_grad()",
+        },
+        "",
+        same_parameters.NAME,
+        "the ranks differ after step 2",
+    ),
+    "the mask as labels in some steps": (
+        {'labels = micro["labels"]': 'labels = micro["attention_mask"] if epoch else micro["labels"]'},
+        "",
+        labels.NAME,
+        "in 4 of 20 micro-batches looked at, first on rank 0 at step 8,",
+    ),
+    "a mean of means in one step": (
+        {
+            _BEGIN: f"{_BEGIN}        at = globals().get('at', 0) + 1\n",
+            "(loss * world_size / num_targets)": "(loss * world_size / num_targets if at < 12 else "
+            "loss / (labels[:, 1:] != -100).sum() / len(group))",
+        },
+        "",
+        loss_weights.NAME,
+        "in 1 of 12 steps looked at, first at step 12,",
+    ),
+    "rows of the same indices and of another data set": (
+        {"manual_seed(1)\n": "manual_seed(world_size)\n"},
+        "",
+        same_rows.NAME,
+        "the same indices as in 1proc hold other contents",
+    ),
+    "a learning rate that falls on two ranks alone": (
+        {"optimizer.step()": "optimizer.param_groups[0]['lr'] = 1e-2 / (world_size if epoch else 1); optimizer.step()"},
+        "",
+        global_batch.NAME,
+        "but not that of 6 of 12 steps, first of step 7",
+    ),
+}
+_IN_TURNS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+makes, judges = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (judges, makes)]
+for (real,) in DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=4):
+    judges.requires_grad_(True)
+    (judges(makes(torch.randn(4, 4)).detach()).mean() - judges(real).mean()).backward()
+    optimizers[0].step()
+    judges.requires_grad_(False)
+    (-judges(makes(torch.randn(4, 4))).mean()).backward()
+    optimizers[1].step()
+    [one.zero_grad() for one in optimizers]
+"""
+
+_GATHERED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for (rows,) in list(DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=4)):
+    model(rows).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedScripts]:
+    scripts = ForkedScripts()
+    yield scripts
+    scripts.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(_LATE))
+def test_a_defect_of_some_steps_is_no_pass(forked: ForkedScripts, tmp_path: Path, name: str) -> None:
+    edits, arguments, question, says = _LATE[name]
+    text = _SCRIPT.read_text()
+    for right, wrong in edits.items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    (tmp_path / "plain_ddp.py").write_text(text)
+    request = parse_request({"SCRIPT": f"plain_ddp.py {arguments}", "CELLS": "1,2", "FOLDER": str(tmp_path)})
+    audit = Audit(request)
+    for cell, world_size in request.cells.items():
+        launched = forked.launch(request.words_for(cell), cell=cell, world_size=world_size, folder=tmp_path)
+        assert launched.exit_code == 0, launched.ending
+        audit.launches[cell] = [launched]
+    gate = next(gate for gate in ask_all(audit) if gate.name == question)
+    found = next(one for one in gate.findings if one.cell == "2proc")
+    assert found.verdict == "not checked"
+    assert "not observable" in found.compared
+    assert says in found.compared
+
+
+@pytest.mark.slow
+def test_models_that_learn_in_turns_are_both_looked_at_to_the_end(forked: ForkedScripts, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_IN_TURNS)
+    steps = forked.launch(["script.py"], cell="1proc", world_size=1, folder=tmp_path).ranks[0].steps
+    assert len(steps) == 40
+    # Of those that judge, the rows are known; a model that is frozen in every second step is not lost.
+    assert all(step["micros"][0].get("ids") for step in steps[::2])
+    assert {step["micros"][0]["module"] for step in steps[2::2]} == {steps[0]["micros"][0]["module"]}
+    # Every step that is sampled after the first four is an even one, at which the other one learns.
+    assert [len(step["weights"]["digests"]) for step in steps if "weights" in step] == [2, 4, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.slow
+def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_rows(
+    forked: ForkedScripts, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(_GATHERED)
+    (step,) = forked.launch(["script.py"], cell="1proc", world_size=1, folder=tmp_path).ranks[0].steps
+    assert [index for micro in step["micros"] for index in micro["ids"]] == list(range(80))
+
+
+def test_a_pass_whose_last_steps_were_never_written_is_not_whole() -> None:
+    passes = {"pass": [{"loader": 0, "number": 1, "is_over": over, "step": 6 * over} for over in (False, True)]}
+    steps = [{"step": number, "micros": [{"loader": 0, "ids": [number]}]} for number in range(1, 7)]
+    assert list_first_pass(RankRecord(0, steps=steps, lines=passes)) == (steps, True)
+    assert list_first_pass(RankRecord(0, steps=steps[:5], lines=passes)) == (steps[:5], False)
+
+
+def test_a_clock_is_followed_however_often_it_is_read(tmp_path: Path) -> None:
+    record = Record(str(tmp_path), rank=0)
+    clocks = Clocks(record, Guard(record), Timeline(Place(None, rank=0)), ScriptLines())
+
+    def read(value: float, held: float) -> None:
+        # What the frame holds is what is looked at.
+        assert held < value
+        clocks._see(value, sys._getframe())
+
+    num_steps = 15_000
+    for number in range(num_steps):
+        clocks.count_steps = lambda number=number: number  # type: ignore[misc]
+        read(number + 0.25, held=-1.0)
+        clocks.count_steps = lambda number=number: number + 1  # type: ignore[misc]
+        read(number + 0.5, held=number + 0.25)
+    # The whole run, too, is timed by what was read long ago.
+    read(1e6, held=0.25)
+    clocks.finish()
+    last = json.loads((tmp_path / "rank-0.jsonl").read_text().splitlines()[-1])
+    assert (last["number"], last["num_steps"]) == (num_steps + 1, 2 * num_steps)
