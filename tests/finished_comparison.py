@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.records.gate import CellFinding, Gate
 from tasks.reporting.results import Results, write_results
+from training.model.lean_imports import hide_packages
 from training.model.weights import collect_weights
 from training.process.files import digest_file, write_json
 
@@ -58,7 +59,8 @@ def _make_base_model(folder: Path) -> Qwen2ForCausalLM:
         tie_word_embeddings=True,
     )
     model = Qwen2ForCausalLM(config)
-    model.save_pretrained(folder)
+    with hide_packages("deepspeed"):
+        model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
+from training.model.lean_imports import hide_packages
 from training.process.files import digest_file, digest_json, write_json
 
 
@@ -40,7 +41,8 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
-    model.save_pretrained(folder)
+    with hide_packages("deepspeed"):
+        model.save_pretrained(folder)
     return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
 
 
@@ -59,7 +61,8 @@ def make_tiny_classifier(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = BertForSequenceClassification(config)
-    model.save_pretrained(folder)
+    with hide_packages("deepspeed"):
+        model.save_pretrained(folder)
     return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
 
 

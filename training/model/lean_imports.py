@@ -14,7 +14,17 @@ def lean_imports() -> Iterator[None]:
 
     transformers asks once per process and remembers the answer: where it may have asked before, nothing is hidden.
     """
-    hidden = [] if "transformers" in sys.modules else [name for name in _TAKEN_ALONG if name not in sys.modules]
+    with hide_packages(*(() if "transformers" in sys.modules else _TAKEN_ALONG)):
+        yield
+
+
+@contextlib.contextmanager
+def hide_packages(*names: str) -> Iterator[None]:
+    """Let what is imported inside find packages missing, unless they are imported already; afterwards they are there.
+
+    Around `save_pretrained`, which imports deepspeed where it is installed: seconds, and a warning that is none.
+    """
+    hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         # The import system takes it for a package that is not installed.
         sys.modules[name] = None  # type: ignore[assignment]

@@ -18,6 +18,8 @@ def give_head(folder: Path, class_names: Sequence[str]) -> int:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
+    from training.model.lean_imports import hide_packages
+
     logging.disable_progress_bar()
     # It warns that a head is new, which is what is wanted.
     logging.set_verbosity_error()
@@ -40,7 +42,8 @@ def give_head(folder: Path, class_names: Sequence[str]) -> int:
     for pattern in (*WEIGHTS_FILES, "*.index.json"):
         for file in folder.glob(pattern):
             file.unlink()
-    model.save_pretrained(folder)
+    with hide_packages("deepspeed"):
+        model.save_pretrained(folder)
     for file in folder.glob("*.safetensors"):
         # safetensors lets only the owner read what it writes.
         file.chmod(0o644)
