@@ -79,7 +79,7 @@ BAD = {
     "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
     "workload from elsewhere": ("causal_lm", "benchmarks.emulator.workload", ["workload", "allowed: causal_lm"]),
     "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
-    "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp"]),
+    "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: compressed, ddp"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),
     "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
     "world size negative": ("world_size: 2", "world_size: -1", ["cells.2proc.world_size", "-1"]),
