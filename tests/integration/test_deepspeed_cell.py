@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras import skip_without
 from tests.museum.museum import ABOUT_SECONDS, compare
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project
 from tests.museum.stage_process import run_elsewhere
 
-pytest.importorskip("deepspeed", reason="`make extras` installs it", exc_type=ImportError)
+skip_without("deepspeed")
 pytestmark = pytest.mark.slow
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.extras import skip_without
 from tests.hub_server import HubServer
 from tests.integration.test_sequence_classification import OF_CLOCKS
 from tests.workspace import SMALL, Workspace
@@ -116,7 +117,7 @@ def test_the_page_has_what_was_answered_before_and_after_side_by_side(instructio
 def test_each_epoch_becomes_a_branch_and_the_runs_are_in_wandb_without_training_anew(
     instructions: Workspace, tmp_path: Path
 ) -> None:
-    pytest.importorskip("wandb", reason="`make extras` installs it", exc_type=ImportError)
+    skip_without("wandb")
     before = {cell: instructions.launches(cell) for cell in CELLS}
     # Programs that start anew: where the Hub is, is asked when its client is imported.
     workspace = Workspace(instructions.folder)

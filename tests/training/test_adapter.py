@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
-
 from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.equivalence.updates import compare_with_one_process, judge
+from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
@@ -23,6 +22,8 @@ from training.process.failure import StoppedError, UnfitModelError
 from training.process.stop_request import StopRequest
 from training.strategies import single
 from training.workloads import causal_lm
+
+skip_without("peft")
 
 Launch = Callable[..., list[dict[str, Any]]]
 

@@ -11,13 +11,14 @@ import pytest
 
 from tasks.params.choices import read_constant
 from tasks.strategies import deepspeed as profile
+from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json
 
-pytest.importorskip("deepspeed", reason="`make extras` installs it", exc_type=ImportError)
+skip_without("deepspeed")
 pytestmark = pytest.mark.slow
 
 STAGES: dict[str, dict[str, Any]] = {

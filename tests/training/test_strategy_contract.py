@@ -11,6 +11,7 @@ import torch
 
 from tasks.params.choices import list_file_names, read_constant
 from tasks.strategies import SEND, Work, find_other_training, find_profile, sum_expected
+from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from tests.training.contract_steps import NUM_STEPS
@@ -86,7 +87,7 @@ def cell(request: pytest.FixtureRequest) -> Cell:
     """Every strategy, one after another, and their options."""
     found = CELLS[request.param]
     if package := read_constant(f"training/strategies/{found.name}.py", "PACKAGE"):
-        pytest.importorskip(package, reason="`make extras` installs it", exc_type=ImportError)
+        skip_without(package)
     return found
 
 

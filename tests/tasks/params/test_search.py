@@ -14,6 +14,7 @@ from tasks.params.search import Configuration, SearchParams
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError
+from tests.extras import skip_without
 
 DEFAULTS = SearchParams()
 
@@ -109,7 +110,7 @@ def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
 )
 def test_a_comparison_that_cannot_be_searched_is_refused(project: Path, changes: dict[str, Any], words: str) -> None:
     if "ray" in changes:
-        pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
+        skip_without("ray")
     raw = {**_raw(project), **changes}
     raw["train"] |= {"global_batch_size": 64, "micro_batch_size": 4}
     with pytest.raises(ValueError, match=words):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.extras import skip_without
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
 from training.probing.live_memory import KINDS
@@ -172,7 +173,7 @@ def test_a_config_of_no_known_model_is_refused_in_one_line(tmp_path: Path) -> No
 
 
 def test_beside_an_adapter_all_weights_are_there_and_gradient_and_moments_are_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+    skip_without("peft")
     lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
     steps = {}
     for name, adapter in (("all", None), ("lora", lora)):
