@@ -111,7 +111,7 @@ museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (
 chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; an hour or more (docs/faults.md)
 	@python -m tests.chaos
 
-bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about 40 minutes
+bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1
 	@python -m benchmarks.throughput
 
 # Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `prepare` made elsewhere.
