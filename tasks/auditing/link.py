@@ -95,6 +95,8 @@ def _sweep(
 ) -> dict[str, list[dict[str, float]]] | str:
     device = "cuda" if first.get("device") == "cuda" else "cpu"
     out = folder / "sweep.json"
+    # The script could write here, and what it left is no measurement.
+    out.unlink(missing_ok=True)
     launch = RanksHere.run_script(
         [
             "-m",

@@ -1,5 +1,7 @@
 """What the link explains of an exchange, worked out by hand, and measured on two ranks."""
 
+import dataclasses
+import json
 import sys
 import threading
 from pathlib import Path
@@ -61,3 +63,13 @@ def test_the_same_ranks_exchange_as_many_bytes_with_nothing_beside(tmp_path: Pat
     assert use.link_seconds > 0
     # One rank exchanges nothing.
     assert measure_link(_make_request(PROJECT), _launch(tmp_path, "1proc"), stop=threading.Event()) is None
+
+
+@pytest.mark.slow
+def test_a_sweep_that_the_script_left_there_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "link").mkdir()
+    forged = {"points": [{"median_seconds": 1e-9}], "backend": "gloo", "stopped_because": ""}
+    (tmp_path / "link" / "sweep.json").write_text(json.dumps(forged))
+    # A Python without torch measures nothing.
+    request = dataclasses.replace(_make_request(PROJECT), python="/bin/false")
+    assert isinstance(measure_link(request, _launch(tmp_path), stop=threading.Event()), str)
