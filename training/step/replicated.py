@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.process.heartbeat import StepSection
+from training.step.around_replica import AroundReplica
 from training.step.replica import Replica
 from training.step.strategy import Digests, Part, StepResult
 
@@ -32,7 +32,7 @@ class ReplicatedStep(Protocol):
         ...
 
 
-class Replicated:
+class Replicated(AroundReplica):
     """Every rank sees a share of the micro-batches of its own, holds all of the state, and rank 0 writes it."""
 
     counts_rows = True
@@ -48,29 +48,6 @@ class Replicated:
         self.warm_up = step.warm_up
         self.describe = step.describe
         self.own_timers = step.own_timers
-
-    @property
-    def on_section(self) -> Callable[[StepSection], None]:
-        """Told what comes next in a step."""
-        return self.replica.on_section
-
-    @on_section.setter
-    def on_section(self, listener: Callable[[StepSection], None]) -> None:
-        self.replica.on_section = listener
-
-    @property
-    def on_gradient(self) -> Callable[[], None] | None:
-        """Called when the gradient is reduced and not yet clipped."""
-        return self.replica.on_gradient
-
-    @on_gradient.setter
-    def on_gradient(self, listener: Callable[[], None] | None) -> None:
-        self.replica.on_gradient = listener
-
-    @property
-    def module(self) -> nn.Module:
-        """The whole model."""
-        return self.replica.module
 
     @property
     def num_checkpoint_bytes(self) -> int:

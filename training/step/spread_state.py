@@ -45,6 +45,16 @@ class WholeModel:
         """What is trained, as an optimizer of all would number it."""
         return [name for _, group in self.groups for name in group]
 
+    def require_fit(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Raise MisfitError unless a whole state is this model's."""
+        named = [[(name, self.parameters[name]) for name in names] for _, names in self.groups]
+        for part, differences in (
+            (WEIGHTS, list_differences(weights, self.weights)),
+            (STATE, list_state_differences(state, named, self.moments)),
+        ):
+            if differences:
+                raise MisfitError(part, differences)
+
 
 def _forget_values(part: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(part, device="meta"), requires_grad=part.requires_grad)
@@ -132,13 +142,7 @@ class SpreadState:
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its own parts of it; see Strategy."""
         whole = self._whole
-        named = [[(name, whole.parameters[name]) for name in names] for _, names in whole.groups]
-        for part, differences in (
-            (WEIGHTS, list_differences(weights, whole.weights)),
-            (STATE, list_state_differences(state, named, whole.moments)),
-        ):
-            if differences:
-                raise MisfitError(part, differences)
+        whole.require_fit(weights, state)
         places = {name: place for place, name in enumerate(whole.trained)}
         names_of = {part: name for name, part in self._own.items()}
         saved, kept = state["optimizer"], dict[int, Any]()

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.weights import TensorDigest, list_differences
+from training.model.weights import TensorDigest
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
+from training.step.around_replica import AroundReplica
 from training.step.fragments import Fragments
-from training.step.optimizer import list_state_differences
 from training.step.replica import Replica
 from training.step.spread_state import WholeModel
 from training.step.statistics import refuse_statistics
-from training.step.strategy import STATE, WEIGHTS, Digests, MisfitError, Part, StepResult
+from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.zero_engine import SENT, ZeroEngine
 from training.workloads import Workload
 
@@ -66,7 +66,7 @@ def read_options(config: TrainingConfig) -> dict[str, Any]:
     return {**defaults, **config.options}
 
 
-class DeepSpeed:
+class DeepSpeed(AroundReplica):
     """Micro-batches are shared out over the ranks; rank 0 writes the state, whose moments, at least, are spread."""
 
     counts_rows = True
@@ -75,8 +75,8 @@ class DeepSpeed:
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
         self._ranks = ranks
         self._whole = WholeModel(model, config)
-        self._replica = Replica(model, workload, config, ranks.device)
-        self._engine = ZeroEngine(self._replica, config, ranks, read_options(config))
+        self.replica = Replica(model, workload, config, ranks.device)
+        self._engine = ZeroEngine(self.replica, config, ranks, read_options(config))
         self._parts = dict(self.module.named_parameters())
         located = self._engine.locate()
         self._fragments = Fragments(
@@ -84,29 +84,6 @@ class DeepSpeed:
             {name: located[self._parts[name]] for name in self._whole.trained},
             {name: self._whole.parameters[name].shape for name in self._whole.trained},
         )
-
-    @property
-    def on_section(self) -> Callable[[StepSection], None]:
-        """Told what comes next in a step."""
-        return self._replica.on_section
-
-    @on_section.setter
-    def on_section(self, listener: Callable[[StepSection], None]) -> None:
-        self._replica.on_section = listener
-
-    @property
-    def on_gradient(self) -> Callable[[], None] | None:
-        """Called when the gradient is reduced and not yet clipped."""
-        return self._replica.on_gradient
-
-    @on_gradient.setter
-    def on_gradient(self, listener: Callable[[], None] | None) -> None:
-        self._replica.on_gradient = listener
-
-    @property
-    def module(self) -> nn.Module:
-        """The model, whose weights are empty in stage 3 but while they are needed."""
-        return self._replica.module
 
     @property
     def num_checkpoint_bytes(self) -> int:
@@ -122,17 +99,17 @@ class DeepSpeed:
         if self.on_gradient is not None:
             self.on_gradient()
         grad_norm = self._engine.update(learning_rate)
-        loss_sum = self._replica.forget_gradient()
+        loss_sum = self.replica.forget_gradient()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.since(before))
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the reduced gradient of a step's micro-batches."""
         # What was gathered for one micro-batch is given up before the next.
-        with self._replica.keep_casts() if self._engine.stage < 3 else nullcontext():
+        with self.replica.keep_casts() if self._engine.stage < 3 else nullcontext():
             for number, micro_batch in enumerate(micro_batches, start=1):
                 self.on_section(StepSection.FORWARD)
                 is_last = number == len(micro_batches)
-                self._replica.count_loss(self._engine.add(micro_batch, weight=weight, is_last=is_last))
+                self.replica.count_loss(self._engine.add(micro_batch, weight=weight, is_last=is_last))
 
     def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
         """Return the result: after every step the ranks hold one state."""
@@ -141,7 +118,7 @@ class DeepSpeed:
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, with weights that are gathered as in a step."""
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        with self._replica.evaluate(), torch.no_grad():
+        with self.replica.evaluate(), torch.no_grad():
             for micro_batch in micro_batches:
                 self.on_section(StepSection.FORWARD)
                 total += self._engine.compute_loss(micro_batch)
@@ -149,23 +126,23 @@ class DeepSpeed:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
-        for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             # With a gradient that is not finite DeepSpeed goes all the way, and then leaves the update out.
             self._run(micro_batches, weight=math.nan)
             self._engine.update(0.0)
             self._engine.send_weights()
-            self._replica.forget_gradient()
+            self.replica.forget_gradient()
 
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
-        return self._replica.may_overflow()
+        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do, whose gradient is given to nobody."""
         is_finite, weight = True, 1 / max(num_targets, 1)
         for micro_batch in micro_batches:
             loss_sum = self._engine.compute_loss(micro_batch, weight=weight)
-            found = torch.autograd.grad(loss_sum * weight, self._replica.parameters, allow_unused=True)
+            found = torch.autograd.grad(loss_sum * weight, self.replica.parameters, allow_unused=True)
             is_finite = all(bool(part.isfinite().all()) for part in found if part is not None) and is_finite
         return is_finite
 
@@ -192,14 +169,14 @@ class DeepSpeed:
             parameters.add(name, part)
         for name, key, part in self._gather_moments():
             moments.add(f"{key} of {name}", part)
-        moments.add("loss scale", self._replica.collect_moments()["loss scale"])
+        moments.add("loss scale", self.replica.collect_moments()["loss scale"])
         of_weights, of_moments = (self._ranks.gather_text(one.hex()) for one in (parameters, moments))
         is_spread = self._engine.stage == 3
         return Digests(list(dict.fromkeys(of_weights)) if is_spread else of_weights, list(dict.fromkeys(of_moments)))
 
     def _gather_moments(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yield parameter, kind and the whole of each moment on the CPU, one by one, in the optimizer's order."""
-        state, flats = self._replica.optimizer.state, self._engine.flats
+        state, flats = self.replica.optimizer.state, self._engine.flats
         for name in self._whole.trained:
             flat = self._fragments.own[name].flat
             for key in sorted(state.get(flats[flat], {})):
@@ -233,7 +210,7 @@ class DeepSpeed:
         if not self._ranks.is_first:
             return None
         with self._engine.lend_flats():
-            state = self._replica.state()
+            state = self.replica.state()
         groups = [
             {**group, "params": [places[name] for name in names]}
             for group, (_, names) in zip(state["optimizer"]["param_groups"], self._whole.groups, strict=True)
@@ -244,18 +221,12 @@ class DeepSpeed:
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its fragments of it."""
         whole, saved = self._whole, state["optimizer"]
-        named = [[(name, whole.parameters[name]) for name in names] for _, names in whole.groups]
-        for part, differences in (
-            (WEIGHTS, list_differences(weights, whole.weights)),
-            (STATE, list_state_differences(state, named, whole.moments)),
-        ):
-            if differences:
-                raise MisfitError(part, differences)
+        whole.require_fit(weights, state)
         numbers = self._engine.number_flats()
         moments = self._share_out(saved["state"])
         groups = [{**group, "params": own} for group, own in zip(saved["param_groups"], numbers, strict=True)]
         with self._engine.lend_flats():
-            self._replica.load_state({**state, "optimizer": {"state": moments, "param_groups": groups}})
+            self.replica.load_state({**state, "optimizer": {"state": moments, "param_groups": groups}})
         self._engine.put_weights(
             {self._parts[name]: weights[name] for name in whole.trained},
             {self._parts[name]: fragment for name, fragment in self._fragments.own.items()},

@@ -21,7 +21,7 @@ from training.model.layers import list_layers
 from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.process.heartbeat import StepSection
+from training.step.around_replica import AroundReplica
 from training.step.clipping import clip_part, scale_down
 from training.step.local_update import LocalUpdate, Room, get_local_rows
 from training.step.ordered_sum import order_ranks
@@ -73,7 +73,7 @@ def read_options(config: TrainingConfig) -> dict[str, Any]:
     return {**defaults, **config.options}
 
 
-class Fsdp2:
+class Fsdp2(AroundReplica):
     """Micro-batches are shared out over the ranks; a copy of the state is spread over them, or neighbours, and rank 0
     writes it."""
 
@@ -95,11 +95,11 @@ class Fsdp2:
         model.eval()
         with torch.no_grad():
             workload.loss_sum(model, workload.make_dummy_micro_batch(config.seq_len))
-        self._replica = Replica(
+        self.replica = Replica(
             model, workload, config, ranks.device, shard=self._shard, clip=self._clip, stays=self._is_offloaded
         )
         none = Room(0, 0)
-        LocalUpdate(self._replica.optimizer, find_room=self._shards.find_room if config.exact else lambda _: none)
+        LocalUpdate(self.replica.optimizer, find_room=self._shards.find_room if config.exact else lambda _: none)
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         self._root: Any = model
 
@@ -145,38 +145,15 @@ class Fsdp2:
         )
 
     @property
-    def on_section(self) -> Callable[[StepSection], None]:
-        """Told what comes next in a step."""
-        return self._replica.on_section
-
-    @on_section.setter
-    def on_section(self, listener: Callable[[StepSection], None]) -> None:
-        self._replica.on_section = listener
-
-    @property
-    def on_gradient(self) -> Callable[[], None] | None:
-        """Called when the gradient is reduced and not yet clipped."""
-        return self._replica.on_gradient
-
-    @on_gradient.setter
-    def on_gradient(self, listener: Callable[[], None] | None) -> None:
-        self._replica.on_gradient = listener
-
-    @property
-    def module(self) -> nn.Module:
-        """The model, of whose parameters this rank has some rows."""
-        return self._replica.module
-
-    @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes, which is whole."""
-        return self._replica.num_checkpoint_bytes
+        return self.replica.num_checkpoint_bytes
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         before = dict(self._sent.counts)
         self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self._replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float, is_real: bool = True) -> None:
@@ -192,18 +169,18 @@ class Fsdp2:
         if earlier:
             self._root.set_requires_gradient_sync(False)
             for micro_batch in earlier:
-                self._replica.add(self._root, micro_batch, weight=weight)
+                self.replica.add(self._root, micro_batch, weight=weight)
             self._root.set_requires_gradient_sync(True)
-        self._replica.add(self._root, last, weight=weight)
+        self.replica.add(self._root, last, weight=weight)
 
     def _run_in_order(
         self, micro_batches: Sequence[MicroBatch], order: Sequence[Sequence[int]], *, weight: float
     ) -> None:
         for number, (micro_batch, ranks_in_order) in enumerate(zip(micro_batches, order, strict=True), start=1):
             # What was reduced until now is part of what the next reduction gives.
-            self._replica.drop_gradient()
+            self.replica.drop_gradient()
             self._turn.ranks_in_order, self._turn.is_last = ranks_in_order, number == len(micro_batches)
-            self._replica.add(self._root, micro_batch, weight=weight)
+            self.replica.add(self._root, micro_batch, weight=weight)
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale every rank's rows of the gradient by the norm of the whole."""
@@ -223,7 +200,7 @@ class Fsdp2:
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, with weights that are gathered as in a step."""
-        total = self._replica.sum_losses(micro_batches)
+        total = self.replica.sum_losses(micro_batches)
         for unit in self._units:
             unit.reshard()
             # A backward would follow, torch thinks, and what the next one gathers ahead goes by this order.
@@ -236,9 +213,9 @@ class Fsdp2:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
-        for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._run(micro_batches, weight=0.0, is_real=False)
-            self._replica.forget_gradient()
+            self.replica.forget_gradient()
 
     def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
         """Return the result: after every step the ranks hold one state."""
@@ -246,31 +223,31 @@ class Fsdp2:
 
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
-        return self._replica.may_overflow()
+        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do: by what this rank gives to the reduction, which mixes all."""
-        self._replica.forget_gradient()
+        self.replica.forget_gradient()
         self._sent.is_watched = self._sent.is_finite = True
         self._run(micro_batches, weight=1 / max(num_targets, 1))
         self._sent.is_watched = False
-        self._replica.forget_gradient()
+        self.replica.forget_gradient()
         return self._sent.is_finite
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name, gathered one by one."""
-        for name, part in self._replica.full_parameters():
+        for name, part in self.replica.full_parameters():
             yield name, self._shards.gather_whole(part)
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradient, by name, gathered one by one."""
-        for name, part in self._replica.full_gradient():
+        for name, part in self.replica.full_gradient():
             yield name, self._shards.gather_whole(part)
 
     def digest(self) -> Digests:
         """Return the digest of each copy, which its ranks have gathered; as many as there are if they differ."""
         found = []
-        for tensors in (dict(self.module.named_parameters()), self._replica.collect_moments()):
+        for tensors in (dict(self.module.named_parameters()), self.replica.collect_moments()):
             digest = TensorDigest()
             for name, tensor in sorted(tensors.items()):
                 digest.add(name, self._shards.gather_whole(tensor))
@@ -288,7 +265,7 @@ class Fsdp2:
             )
         yield Part(WEIGHTS, weights if self._ranks.is_first else None)
         weights.clear()
-        state = self._replica.state()
+        state = self.replica.state()
         state["optimizer"]["state"] = {
             index: {
                 name: self._keep_on_first(self._shards.gather_whole(value)) if isinstance(value, Tensor) else value
@@ -304,9 +281,9 @@ class Fsdp2:
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its rows of it."""
-        self._replica.require_fit(weights, state)
+        self.replica.require_fit(weights, state)
         own = self.module.state_dict()
-        optimizer = self._replica.optimizer
+        optimizer = self.replica.optimizer
         places = [part for group in optimizer.param_groups for part in group["params"]]
         moments = {
             index: {name: self._shard_moment(value, places[index]) for name, value in kept.items()}
@@ -320,7 +297,7 @@ class Fsdp2:
                 get_local_rows(tensor).copy_(self._select_rows(weights[name], tensor))
 
     def _require_restored(self, moments: Mapping[int, Mapping[str, Any]]) -> None:
-        restored = self._replica.optimizer.state_dict()["state"]
+        restored = self.replica.optimizer.state_dict()["state"]
         for index, kept in moments.items():
             for name, saved in kept.items():
                 found = restored.get(index, {}).get(name)

@@ -22,7 +22,7 @@ from training.model.cut import Cut
 from training.model.part_times import time_parts
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.process.heartbeat import StepSection
+from training.step.around_replica import AroundReplica
 from training.step.clipping import clip_part
 from training.step.replica import Replica
 from training.step.spread_state import SpreadState, WholeModel
@@ -81,7 +81,7 @@ def build(
     return Pipeline(model, workload, config, ranks)
 
 
-class Pipeline:
+class Pipeline(AroundReplica):
     """The ranks of a replica see the same micro-batches and hold one copy of the state between them."""
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
@@ -102,17 +102,17 @@ class Pipeline:
         alike = replace(ranks, rank=self.data_rank, world_size=self.data_world_size, gradient_group=self._alike)
         self._shares = Shares(alike) if options["zero1"] and self._alike is not None else None
         more: dict[str, Any] = {} if self._shares is None else {"deal": self._shares.deal}
-        self._replica = Replica(
+        self.replica = Replica(
             model, workload, config, ranks.device, shard=self._keep_stages, **more,
             clip=self._clip if ranks.world_size > 1 else None,
         )  # fmt: skip
         self._own = {self._whole.tied.get(name, name): part for name, part in self.module.named_parameters()}
         self._steps = StagedSteps(
-            self._replica, self._cut, stages=self._stages, group=self._group, schedule=options["schedule"],
+            self.replica, self._cut, stages=self._stages, group=self._group, schedule=options["schedule"],
             sent=self._sent, has_dropout=self._num_ranks > 1 and workload.has_dropout(model),
         )  # fmt: skip
         self._state = SpreadState(
-            self._whole, self._replica, ranks, own=self._own,
+            self._whole, self.replica, ranks, own=self._own,
             sources={name: stages[0] % self._num_ranks for name, stages in self._stages_of.items()},
         )  # fmt: skip
         self._shared = [
@@ -159,29 +159,6 @@ class Pipeline:
             self._workload.loss_sum(model, self._workload.make_dummy_micro_batch(self._config.seq_len))
 
     @property
-    def on_section(self) -> Callable[[StepSection], None]:
-        """Told what comes next in a step."""
-        return self._replica.on_section
-
-    @on_section.setter
-    def on_section(self, listener: Callable[[StepSection], None]) -> None:
-        self._replica.on_section = listener
-
-    @property
-    def on_gradient(self) -> Callable[[], None] | None:
-        """Called when the gradient is reduced and not yet clipped."""
-        return self._replica.on_gradient
-
-    @on_gradient.setter
-    def on_gradient(self, listener: Callable[[], None] | None) -> None:
-        self._replica.on_gradient = listener
-
-    @property
-    def module(self) -> nn.Module:
-        """The model, of whose parameters this rank has those of its layers."""
-        return self._replica.module
-
-    @property
     def counts_rows(self) -> bool:
         """Where the loss is: on the last stage."""
         return self._place == self._num_ranks - 1
@@ -198,7 +175,7 @@ class Pipeline:
         self._steps.run(micro_batches, weight=1 / max(num_targets, 1))
         self._add_replicas()
         self._add_shared()
-        loss_sum, grad_norm = self._replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.step(learning_rate)
         self._send_shares()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
@@ -256,12 +233,12 @@ class Pipeline:
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""
         number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
-        for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._steps.run(micro_batches[:1] * max(self._steps.count_in_memory(number), 1), weight=0.0)
             self._add_replicas()
             self._add_shared()
             self._send_shares()
-            self._replica.forget_gradient()
+            self.replica.forget_gradient()
 
     def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
         """Return the result: after every step the ranks hold one state."""
@@ -269,16 +246,16 @@ class Pipeline:
 
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
-        return self._replica.may_overflow()
+        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this stage makes what is not finite: not where it was given that, forward or backward."""
-        self._replica.forget_gradient()
+        self.replica.forget_gradient()
         self._steps.is_watched = self._steps.was_given_finite = True
         self._steps.run(micro_batches, weight=1 / max(num_targets, 1))
         self._steps.is_watched = False
         is_finite = all(bool(part.grad.isfinite().all()) for part in self._own.values() if part.grad is not None)
-        self._replica.forget_gradient()
+        self.replica.forget_gradient()
         return is_finite or not self._steps.was_given_finite
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:

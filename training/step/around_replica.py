@@ -1,0 +1,38 @@
+"""What every strategy around a replica hands on: who listens to its step, and its model."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from training.process.heartbeat import StepSection
+from training.step.replica import Replica
+
+
+class AroundReplica:
+    """A strategy whose step is computed by a replica, which is told who listens."""
+
+    replica: Replica
+    """Model and optimizer, or this rank's part of them."""
+
+    @property
+    def on_section(self) -> Callable[[StepSection], None]:
+        """Told what comes next in a step."""
+        return self.replica.on_section
+
+    @on_section.setter
+    def on_section(self, listener: Callable[[StepSection], None]) -> None:
+        self.replica.on_section = listener
+
+    @property
+    def on_gradient(self) -> Callable[[], None] | None:
+        """Called when the gradient is reduced and not yet clipped."""
+        return self.replica.on_gradient
+
+    @on_gradient.setter
+    def on_gradient(self, listener: Callable[[], None] | None) -> None:
+        self.replica.on_gradient = listener
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, of whose parameters this rank may have a part."""
+        return self.replica.module
