@@ -24,6 +24,7 @@ from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
 from tasks.params.adapter import LoraParams
 from tasks.params.cells import BatchParams
+from tasks.params.choices import list_file_names
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT
 from tasks.records.facts import SliceFacts
@@ -69,7 +70,14 @@ def _change(value: Any, annotation: Any) -> Any:
 def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]]:
     """Yield every key below `key` with the model in which it has another value."""
     for name, field in type(model).model_fields.items():
-        yield f"{key}.{name}", model.model_copy(update={name: _change(getattr(model, name), field.annotation)})
+        value = getattr(model, name)
+        # A strategy is a file of the project, which is read.
+        other = _find_other_strategy(value) if name == "strategy" else _change(value, field.annotation)
+        yield f"{key}.{name}", model.model_copy(update={name: other})
+
+
+def _find_other_strategy(strategy: str) -> str:
+    return next(name for name in list_file_names("training/strategies") if name != strategy)
 
 
 def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]]:
