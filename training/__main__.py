@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 
 from training.config import TrainingConfig, read_config
+from training.process.collector import pause_collector
 from training.process.events import EventStream
 from training.process.failure import (
     EXIT_FAILED,
@@ -119,24 +121,26 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     heartbeat = Heartbeat(arguments.heartbeat, rank=int(os.environ.get("RANK", "0")))
     # Asked for by the watchdog; it works whatever the interpreter does.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    import torch
+    with pause_collector():
+        import torch
 
-    from training.process.distributed import join_ranks
-    from training.process.nearby_cores import use_nearby_cores
+        from training.process.distributed import join_ranks
+        from training.process.nearby_cores import use_nearby_cores
 
-    torch.set_num_threads(config.threads_per_rank)
-    if arguments.serve is not None:
-        from training.probing.timed_blocks import serve
+        if arguments.serve is not None:
+            from training.probing.timed_blocks import serve
+        else:
+            from training.loop import train
 
         _require_code(config, arguments)
+        # What is imported stays: no step waits until all of it was gone through again.
+        gc.freeze()
+    torch.set_num_threads(config.threads_per_rank)
+    if arguments.serve is not None:
         with join_ranks(config) as ranks:
             use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
             serve(config, ranks, address=arguments.serve)
         return
-
-    from training.loop import train
-
-    _require_code(config, arguments)
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
         use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
         train(

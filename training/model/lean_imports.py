@@ -4,6 +4,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from training.process.collector import pause_collector
+
 _TAKEN_ALONG = ("scipy", "sklearn", "torchvision")
 """For losses of object detection, for generation with helpers and for images: 50 MiB and half a second per rank."""
 
@@ -14,7 +16,7 @@ def lean_imports() -> Iterator[None]:
 
     transformers asks once per process and remembers the answer: where it may have asked before, nothing is hidden.
     """
-    with hide_packages(*(() if "transformers" in sys.modules else _TAKEN_ALONG)):
+    with hide_packages(*(() if "transformers" in sys.modules else _TAKEN_ALONG)), pause_collector():
         yield
 
 
