@@ -97,6 +97,7 @@ def _sweep(
     out = folder / "sweep.json"
     # The script could write here, and what it left is no measurement.
     out.unlink(missing_ok=True)
+    paths = (str(_PROJECT), os.environ.get("PYTHONPATH"))
     launch = RanksHere.run_script(
         [
             "-m",
@@ -109,7 +110,8 @@ def _sweep(
         ],
         python=request.python,
         folder=_PROJECT,
-        environment={**os.environ, "PYTHONPATH": str(_PROJECT)},
+        # The project, and behind it what the script's own interpreter may find its torch by.
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         world_size=world_size,
         threads_per_rank=1,
         log_folder=folder / "logs",

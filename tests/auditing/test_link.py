@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -73,3 +74,13 @@ def test_a_sweep_that_the_script_left_there_is_not_read(tmp_path: Path) -> None:
     # A Python without torch measures nothing.
     request = dataclasses.replace(_make_request(PROJECT), python="/bin/false")
     assert isinstance(measure_link(request, _launch(tmp_path), stop=threading.Event()), str)
+
+
+def test_the_sweep_finds_what_the_script_finds_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/where/torch/is")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH" > "{tmp_path}/path"\nexit 1\n')
+    python.chmod(0o700)
+    request = dataclasses.replace(_make_request(PROJECT), python=str(python))
+    measure_link(request, _launch(tmp_path), stop=threading.Event())
+    assert (tmp_path / "path").read_text().strip() == f"{PROJECT}{os.pathsep}/where/torch/is"
