@@ -27,7 +27,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.speed import TimedComparison
 from tasks.measuring.waterfall import compute_waterfall
-from tasks.records.measurement import Waterfall
+from tasks.records.lost_time import Waterfall
 
 _LOST_MS = 9.0
 """What each cause takes of a step of 24 ms on two ranks, all but contention exactly."""

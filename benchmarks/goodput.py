@@ -27,7 +27,7 @@ from tasks.process.wording import (
     format_small_percent,
     format_three_digits,
 )
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.reporting.results import Results, read_results
 
 _TARGET = 0.15

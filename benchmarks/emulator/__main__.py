@@ -18,8 +18,9 @@ from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
+from tasks.records.estimate import Estimate
 from tasks.records.gate import Standing
-from tasks.records.measurement import Estimate, Measurement
+from tasks.records.measurement import Measurement
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.drawing import draw_svg, find_charts
 from tasks.reporting.results import Results

@@ -34,7 +34,7 @@ from benchmarks.prediction.points import (
 from benchmarks.prediction.real import judge_sessions
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from training.process.files import write_json
 
 _NUM_ROUNDS = 8

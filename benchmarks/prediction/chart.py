@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.prediction.points import KNOWN, Point
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 
 _KINDS = {
     (2, KNOWN[0]): ("o", "#0072b2", "2 ranks, probed"),

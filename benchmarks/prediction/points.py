@@ -20,7 +20,7 @@ from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import Anchor, ModelError, predict
 from tasks.measuring.probe import Probe
 from tasks.measuring.workers import Workers
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 
 WORLD_SIZES = (2, 4)
 """What is predicted and measured; of four ranks the link is measured, no step."""

@@ -13,7 +13,8 @@ from benchmarks.real_session import plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.session import measure_cells
 from tasks.process.wording import format_ratio_with_interval, format_signed_percent, format_small_percent, join_names
-from tasks.records.measurement import Estimate, Measurement, MeasurementFile
+from tasks.records.estimate import Estimate
+from tasks.records.measurement import Measurement, MeasurementFile
 
 _METHOD = """\
 The comparison of params.yaml, measured in {num_sessions} sessions. In each the model says the speedup of the measured

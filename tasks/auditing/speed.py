@@ -8,7 +8,7 @@ from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.split import compute_step_seconds, list_timed_steps
 from tasks.gates.statistics import compute_karp_flatt
 from tasks.measuring.intervals import FEWEST_LAUNCHES, estimate_ratio
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 
 _LARGER = (4, 8)
 

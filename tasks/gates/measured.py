@@ -4,7 +4,10 @@ from collections.abc import Collection, Sequence
 
 from tasks.gates import statistics
 from tasks.process.wording import format_percent, format_small_percent, join_names
-from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, LostPart, Measurement, Prediction, Waterfall
+from tasks.records.estimate import Estimate
+from tasks.records.lost_time import LostPart, Waterfall
+from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Measurement
+from tasks.records.predicted import Prediction
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""

@@ -23,7 +23,8 @@ from tasks.measuring.intervals import (
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
-from tasks.records.measurement import ArmSpeed, Estimate, NoiseFloor
+from tasks.records.estimate import Estimate
+from tasks.records.measurement import ArmSpeed, NoiseFloor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
-from tasks.records.measurement import Advice, Advised, Waterfall
+from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Advice, Advised
 from tasks.strategies import Knob, count_shares, find_profile, format_patch
 from training.process.redaction import shorten
 

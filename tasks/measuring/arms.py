@@ -9,7 +9,7 @@ WRAPPED = " in a DDP wrapper"
 
 
 Kind = Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
-"""What an arm leaves out, as tasks.records.measurement.ArmBlocks has it."""
+"""What an arm leaves out, as tasks.records.blocks.ArmBlocks has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

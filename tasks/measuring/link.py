@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tasks.measuring.probe import Swept
-from tasks.records.measurement import LinkSpeed
+from tasks.records.predicted import LinkSpeed
 from tasks.strategies.communication import Draws
 
 _RING: Mapping[str, Callable[[int], float]] = {

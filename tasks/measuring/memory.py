@@ -7,7 +7,7 @@ from typing import Any
 from tasks.machine.usable_gpus import parse_capability
 from tasks.measuring.planning import Session
 from tasks.measuring.workers import Workers
-from tasks.records.measurement import CellMemory, MemoryParts, RankMemory
+from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.strategies import count_shares
 from training.config import TrainingConfig
 

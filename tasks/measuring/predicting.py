@@ -17,7 +17,8 @@ from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_
 from tasks.measuring.prediction import make_prediction, read_model_error
 from tasks.measuring.probe import Probe, make_probe
 from tasks.measuring.workers import Workers
-from tasks.records.measurement import Estimate, Prediction
+from tasks.records.estimate import Estimate
+from tasks.records.predicted import Prediction
 from tasks.strategies import get_exchange_dtype
 from tasks.strategies.communication import find_communication
 from training.probing.parts import probe_buckets

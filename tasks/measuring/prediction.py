@@ -16,7 +16,8 @@ import numpy as np
 from tasks.measuring.probe import Probe
 from tasks.measuring.step_model import draw_ratios
 from tasks.process.wording import format_ratio_with_interval, join_names
-from tasks.records.measurement import BatchSpeed, Estimate, PredictedCurve, PredictedPoint, Prediction
+from tasks.records.estimate import Estimate
+from tasks.records.predicted import BatchSpeed, PredictedCurve, PredictedPoint, Prediction
 from tasks.strategies.communication import Draws, find_communication
 
 WORLD_SIZES = (2, 4, 8, 16, 64)

@@ -32,7 +32,9 @@ from tasks.process.failure import DistributedError, PreemptedError, ResourceErro
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
-from tasks.records.measurement import Advice, LinkSpeed, MeasurementFile, Prediction, RankTimeline, Waterfall
+from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Advice, MeasurementFile, RankTimeline
+from tasks.records.predicted import LinkSpeed, Prediction
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice

@@ -26,7 +26,7 @@ from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
-from tasks.records.measurement import Waterfall
+from tasks.records.lost_time import Waterfall
 from tasks.strategies import find_other_training, find_profile
 
 _log = logging.getLogger(__name__)

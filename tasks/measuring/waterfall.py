@@ -24,7 +24,9 @@ from tasks.measuring.arms import (
 from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import estimate_mean
 from tasks.measuring.paired import compute_relative_tokens
-from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, LostPart, Waterfall
+from tasks.records.estimate import Estimate
+from tasks.records.lost_time import LostPart, Waterfall
+from tasks.records.measurement import DATA_BOUND_SHARE
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 WAITING = "waiting for other stages"

@@ -23,7 +23,7 @@ TRAIN_AGAIN = (
 
 
 class Estimated(Protocol):
-    """A value with its interval, as `Estimate` of tasks/records/measurement.py is one."""
+    """A value with its interval, as `Estimate` of tasks/records/estimate.py is one."""
 
     @property
     def value(self) -> float: ...

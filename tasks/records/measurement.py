@@ -10,34 +10,17 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
+from tasks.records.cell_memory import CellMemory
+from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
+from tasks.records.lost_time import Waterfall
+from tasks.records.predicted import LinkSpeed, Prediction
 from tasks.records.stage_file import StageFile, damaged
 from training.process.files import digest_file
 from training.record.segment_facts import RankDevice
 
 DATA_BOUND_SHARE = 0.05
 """Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
-
-
-class Estimate(Record):
-    """A figure with its interval."""
-
-    value: float
-    """The figure."""
-    low: float
-    """Lower end of the interval."""
-    high: float
-    """Upper end of the interval."""
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half the interval's length / the figure."""
-        return (self.high - self.low) / 2 / abs(self.value)
-
-    @property
-    def holds_one(self) -> bool:
-        """Whether the interval contains 1, so that a ratio says nothing."""
-        return self.low <= 1 <= self.high
 
 
 class NoiseFloor(Record):
@@ -110,182 +93,6 @@ class ArmSpeed(Record):
     speedup; null likewise."""
     speedup_over_wrapped: Estimate | None
     """The same against the first cell inside a DDP wrapper; null where that was not run or if withheld."""
-
-
-class MemoryParts(Record):
-    """What a rank's memory holds when all of it together is most; GiB."""
-
-    weights: float
-    """Weights, and their copies in 16 bit."""
-    gradients: float
-    """Gradients, in fp32."""
-    moments: float
-    """What the optimizer keeps of each weight."""
-    activations: float
-    """What the backward needs, and whatever is none of the others."""
-    logits: float
-    """All that is as wide as the vocabulary or the classes."""
-    communication: float
-    """What is exchanged: buckets, and layers gathered from other ranks."""
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return sum(getattr(self, name) for name in MemoryParts.model_fields)
-
-
-class RankMemory(Record):
-    """Most memory of one rank in real steps, nothing else being in its process."""
-
-    allocated_gib: float | None
-    """Of the device: by torch's allocator on a GPU, by the life of its tensors on the CPU; null if nobody could follow
-    them."""
-    reserved_gib: float | None
-    """What torch had taken from the GPU; null on the CPU."""
-    host_gib: float | None
-    """Resident memory of the process; on the CPU its tensors are in it. Null where the system does not tell."""
-    host_before_gib: float | None
-    """The same before the model was there."""
-    parts: MemoryParts | None
-    """What the device's is for, by the life of its tensors; null for compiled layers."""
-
-
-class CellMemory(Record):
-    """What a step of a cell takes of memory."""
-
-    cell: str
-    """Name of the cell."""
-    device: Literal["cpu", "cuda"]
-    """Where it was measured."""
-    micro_batch_size: int
-    """Samples in one forward pass of one rank, in the largest micro-batch of the rows that were timed."""
-    ranks: list[RankMemory]
-    """Rank by rank."""
-    predicted: MemoryParts | None
-    """What a rehearsal without running anything says of the rank that has most; null where it says nothing."""
-    not_predicted: str | None = None
-    """Why it says nothing; null where it does."""
-
-    @property
-    def largest(self) -> RankMemory:
-        """The rank that has most."""
-        return max(self.ranks, key=lambda one: one.allocated_gib or 0.0)
-
-
-class LostPart(Record):
-    """One share of the time that a cell loses against the ideal."""
-
-    name: str
-    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed, or
-    waiting for other stages."""
-    seconds: Estimate
-    """Seconds per step lost to it."""
-    how: str
-    """The counterfactual that it was measured by, in plain words."""
-
-
-class Waterfall(Record):
-    """From the ideal step of a cell to its measured one."""
-
-    cell: str
-    """Name of the cell."""
-    ideal_seconds: float | None
-    """The baseline's seconds per step / how many times more ranks the cell has (strong scaling); null if withheld."""
-    measured_seconds: float
-    """Seconds per step of the cell."""
-    parts: list[LostPart]
-    """What the difference is made of, in the order of the chain."""
-    unexplained_seconds: float | None
-    """measured - ideal - all parts; negative if the parts are more than was lost; null if withheld."""
-    lost_efficiency: float | None
-    """1 - parallel efficiency; null if withheld."""
-    unexplained_efficiency: float | None
-    """unexplained_seconds / measured_seconds; null if withheld."""
-    ddp_exposed_communication_seconds: float | None
-    """What DDP's own timers say of exposed communication, as a cross-check; null where they say nothing."""
-    verdict: str | None
-    """The largest part and its share of the step, in plain words; null if withheld."""
-    is_data_bound: bool
-    """Whether it or the baseline waits for data in more than 5 % of its step, or it loses as much to that beyond
-    doubt."""
-
-
-class PredictedPoint(Record):
-    """The speedup at one number of ranks: measured, or foretold from there."""
-
-    world_size: int
-    """Number of ranks."""
-    speedup: Estimate | None = None
-    """Foretold from what was measured on the most ranks, with a 90 % interval; null where it was measured."""
-    measured: Estimate | None = None
-    """What was measured there, with its 95 % interval; null where nothing was."""
-    model: Estimate | None = None
-    """What the model alone says where it was measured, with a 90 % interval; null elsewhere."""
-    model_error: float | None = None
-    """By how much that is off: its value / the measured one - 1; null elsewhere."""
-    is_extrapolated: bool
-    """Whether it lies beyond every number of ranks that was measured."""
-
-    @property
-    def shown(self) -> Estimate:
-        """Where the curve is: what was measured, else what is foretold."""
-        found = self.measured if self.speedup is None else self.speedup
-        assert found is not None, "a point is measured or foretold"
-        return found
-
-
-class PredictedCurve(Record):
-    """Predicted speedups as the comparison stands, or after one change."""
-
-    lever: str
-    """`as it is`, or the change in plain words."""
-    points: list[PredictedPoint]
-    """By number of ranks."""
-
-
-class BatchSpeed(Record):
-    """What a number of ranks would learn from in a second at a larger global batch, more micro-batches of one size."""
-
-    world_size: int
-    """Number of ranks."""
-    factor: int
-    """How many times the comparison's global batch."""
-    throughput: Estimate
-    """Tokens per second / the baseline's at its own batch, with a 90 % interval; not that of an equally good model."""
-
-
-class LinkSpeed(Record):
-    """How fast the ranks of a cell exchange the largest tensor that was tried, with nothing beside it."""
-
-    world_size: int
-    """Number of ranks."""
-    kind: str
-    """Kind of exchange, such as all_reduce."""
-    backend: str | None
-    """What carried it: gloo or nccl."""
-    num_bytes: float
-    """Size of the tensor."""
-    seconds: float
-    """Median of the repeats, each of its slowest rank."""
-    bus_gb_per_second: float
-    """10^9 bytes that go over one link of a ring each second, as nccl-tests counts bus bandwidth."""
-    is_slept_for: bool = False
-    """Whether nothing was exchanged: an emulated link sleeps for as long as it would take."""
-
-
-class Prediction(Record):
-    """What more ranks would give to one way of spreading the work."""
-
-    cells: list[str]
-    """The cells that it begins at: one strategy with the same options."""
-    curves: list[PredictedCurve]
-    """`as it is` first."""
-    assumptions: list[str]
-    """What it takes for granted, in plain sentences."""
-    left_out: list[str] = Field(default_factory=list)
-    """For which numbers of ranks nothing is said, in whole sentences with the reason."""
-    batches: list[BatchSpeed] = Field(default_factory=list)
-    """Throughput at larger global batches; empty in weak scaling and in earlier results."""
 
 
 class Advised(Record):

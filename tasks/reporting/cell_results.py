@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
-from tasks.records.measurement import Estimate
 from tasks.reporting.straggler import SlowestRank
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tasks.process import wording
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord, format_time
 
 MOST_RECORDS = 10

@@ -7,7 +7,8 @@ from typing import Literal
 
 from tasks.gates.measured import select_arm
 from tasks.records.facts import Record
-from tasks.records.measurement import ArmSpeed, Measurement, Waterfall
+from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.process import wording
 from tasks.process.failure import ConfigurationError, exit_with_one_line
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.reporting.blocks import Block, Document, Items, PageSection, Table, Text
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.changes import compute_ratio, take_logarithm

@@ -7,8 +7,10 @@ from tasks.gates.counted_blocks import select_blocks, select_counted
 from tasks.gates.measured import select_arm, select_cell_arms
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.records.blocks import BlockWork
+from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.measurement import Estimate, MeasurementFile, Waterfall
+from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import MeasurementFile
 
 
 class PairedBlock(Record):

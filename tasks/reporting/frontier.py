@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from tasks.gates.measured import select_arm
 from tasks.machine.gpu_checks import compute_needed_gib
-from tasks.records.measurement import CellMemory, Estimate
+from tasks.records.cell_memory import CellMemory
+from tasks.records.estimate import Estimate
 from tasks.reporting.results import Results
 
 CARDS_GB = (16, 24, 40, 80)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.measurement import BatchSpeed, Estimate, Measurement
+from tasks.records.measurement import Measurement
 from tasks.records.noise_scale import NoiseScale
 from tasks.records.outputs import Outputs
+from tasks.records.predicted import BatchSpeed
 
 _TIE = 0.02
 """Points that are no further from the best are as good: of these the one with the fewest ranks and smallest batch."""

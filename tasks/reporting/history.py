@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.measurement import Estimate
 
 LEAST_CHANGE = 0.03
 """Below this share a slower cell is no regression, however narrow the interval."""

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from tasks.process import wording
 from tasks.process.source import read_commit
+from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.measurement import Estimate
 
 STAGE_SECONDS = Path(".work/stage_seconds.json")
 """How long each stage took when `make compare` last ran it here."""

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from tasks.gates.measured import select_arm
 from tasks.params import Params
+from tasks.records.estimate import Estimate
 from tasks.records.evaluation import EvaluatedEpoch
 from tasks.records.facts import Record
 from tasks.records.gate import Standing
-from tasks.records.measurement import Estimate
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.goodput import compute_data, pair_scales
 

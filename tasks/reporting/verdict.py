@@ -6,8 +6,9 @@ from tasks.gates.measured import select_arm, select_cell_arms, select_imprecise_
 from tasks.gates.statistics import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 from tasks.records.gate import QUIET_TURNS
-from tasks.records.measurement import ArmSpeed, Estimate, Measurement
+from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.goodput import Score, make_row, summarise
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 
 
 def score(predicted: float, measured: float | None, *, below: float | None = None) -> Score:

@@ -13,7 +13,9 @@ from benchmarks.prediction.configurations import FITTING, VALIDATION
 from benchmarks.prediction.points import KNOWN, WORLD_SIZES, Point, Tried, calibrated, score
 from benchmarks.prediction.real import judge_sessions
 from tasks.measuring.probe import Gradient, Probe, Swept
-from tasks.records.measurement import Estimate, MeasurementFile, PredictedCurve, PredictedPoint, Prediction
+from tasks.records.estimate import Estimate
+from tasks.records.measurement import MeasurementFile
+from tasks.records.predicted import PredictedCurve, PredictedPoint, Prediction
 from tests.tasks.reporting.measured import measurement
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from tasks.process import wording
-from tasks.records.measurement import ArmSpeed, Estimate
+from tasks.records.estimate import Estimate
+from tasks.records.measurement import ArmSpeed
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, select_color, set_height, shorten
 from tasks.reporting.results import Results

@@ -3,7 +3,7 @@
 import math
 
 from tasks.process import wording
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.reporting.drawing import MUTED, Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 

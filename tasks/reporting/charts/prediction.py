@@ -1,7 +1,7 @@
 """Predicted speedup over the number of ranks, with its band and what was measured."""
 
 from tasks.process import wording
-from tasks.records.measurement import PredictedPoint, Prediction
+from tasks.records.predicted import PredictedPoint, Prediction
 from tasks.reporting.drawing import INK, MUTED, Axes, add_hover_points, add_legend, select_color, set_height, shorten
 from tasks.reporting.results import Results
 

@@ -1,7 +1,7 @@
 """Which global batch on how many ranks has an equally good model first: predicted from the noise of gradients."""
 
 from tasks.process import wording
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.records.noise_scale import NoiseScale
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate
 from tasks.reporting.goodput import Goodput, GoodputPoint, describe_noise

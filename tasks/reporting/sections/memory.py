@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tasks.process import wording
-from tasks.records.measurement import CellMemory, MemoryParts, RankMemory
+from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate
 from tasks.reporting.frontier import CARDS_GB, Place, find_best, is_of_cpu, list_places
 from tasks.reporting.results import Results

@@ -2,7 +2,8 @@
 
 from tasks.gates.measured import compute_efficiency, explain_omission, select_cell_arms
 from tasks.process import wording
-from tasks.records.measurement import Measurement, PredictedPoint, Prediction
+from tasks.records.measurement import Measurement
+from tasks.records.predicted import PredictedPoint, Prediction
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate
 from tasks.reporting.results import Results
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from tasks.process import wording
-from tasks.records.measurement import ArmSpeed, Estimate, Measurement
+from tasks.records.estimate import Estimate
+from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Items, Text
 from tasks.reporting.results import Results
 

@@ -19,7 +19,8 @@ from tasks.measuring.prediction import (
     read_model_error,
 )
 from tasks.measuring.probe import Gradient, Probe, Swept, compute_expected_maximum
-from tasks.records.measurement import Estimate, Prediction
+from tasks.records.estimate import Estimate
+from tasks.records.predicted import Prediction
 from training.data.plan import StepPlan
 
 _MIB = 2**20

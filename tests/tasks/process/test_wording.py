@@ -1,7 +1,7 @@
 import pytest
 
 from tasks.process import wording
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 
 
 @pytest.mark.parametrize(

@@ -7,24 +7,11 @@ linear; 69.3 / 42 is 1.65. The ideal step takes 34 ms; of the 8 ms lost the part
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.records.measurement import (
-    Advice,
-    Advised,
-    ArmSpeed,
-    CellMemory,
-    Estimate,
-    LostPart,
-    Measurement,
-    MemoryParts,
-    NoiseFloor,
-    PredictedCurve,
-    PredictedPoint,
-    Prediction,
-    Preflight,
-    PreflightCheck,
-    RankMemory,
-    Waterfall,
-)
+from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
+from tasks.records.estimate import Estimate
+from tasks.records.lost_time import LostPart, Waterfall
+from tasks.records.measurement import Advice, Advised, ArmSpeed, Measurement, NoiseFloor, Preflight, PreflightCheck
+from tasks.records.predicted import PredictedCurve, PredictedPoint, Prediction
 from tests.tasks.reporting.borne_out import bear_out
 
 STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.records.measurement import Prediction
+from tasks.records.predicted import Prediction
 from tasks.reporting import charts, drawing
 from tasks.reporting.results import LossCurve, Results
 from tests.tasks.reporting.hostile import NAMES, hostile

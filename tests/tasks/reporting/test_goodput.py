@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.records.measurement import Estimate
+from tasks.records.estimate import Estimate
 from tasks.records.noise_scale import NoiseScale
 from tasks.reporting import drawing
 from tasks.reporting.document import make_document
