@@ -58,9 +58,9 @@ def write_snapshots(folder: Path, params: Params) -> None:
             deps=stage.deps,
             packages={
                 package: version
-                for cell, spread in params.cells.items()
+                for cell in params.cells
                 if {"cells", f"cells.{cell}"} & {*stage.params}
-                for package, version in spread.package_version.items()
+                for package, version in params.package_versions_of(cell).items()
             },
         ).write(folder / f"{stage.name}.json")
 

@@ -50,6 +50,7 @@ from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import SegmentConfig
 from training.process.files import digest_json
+from training.record.environment import collect_environment
 
 _log = logging.getLogger(__name__)
 
@@ -116,13 +117,14 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_CERTIFYING, without=_STARTING),
                 "machine": self.machine.digest,
+                "environment": collect_environment(),
             }
         )
 
     def _describe(self, cell: str, *, without: set[str]) -> dict[str, Any]:
         """Return what the cell trains, but for the settings that decide nothing there, and how that is spread."""
         return {
-            "spread": self.params.cells[cell].content,
+            "spread": self.params.content_of(cell),
             "train": self.params.train_of(cell).model_dump(exclude=without),
         }
 
@@ -151,6 +153,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TWINNING, without=_STARTING),
                 "machine": self.machine.digest,
+                "environment": collect_environment(),
             }
         )
 
@@ -166,6 +169,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TIMING, without=_STARTING),
                 "machine": self.machine.digest,
+                "environment": collect_environment(),
                 "trial": self.trial,
             }
         )

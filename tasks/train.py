@@ -67,7 +67,7 @@ def plan_segments(
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid,
     unless the learning rate decays over all of them.
     """
-    spread, params = params.cells[cell].content, params.alone(cell)
+    spread, params = params.content_of(cell), params.alone(cell)
     content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.inputs.snapshot import Snapshot
+from tasks.machine.facts import PACKAGES
 from tasks.records.stage_file import StageFile
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.process.files import digest_json
+from training.record.environment import collect_environment
 
 _log = logging.getLogger(__name__)
 
@@ -20,9 +22,9 @@ Found = TypeVar("Found", bound=StageFile)
 def reuse_or_make(
     what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
 ) -> Found:
-    """Return what was kept of the same dependencies and versions, or make it and keep it; `what` is logged."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
-    folder = STORE / digest_json({**depends_on, "versions": versions})
+    """Return what was kept of the same dependencies, versions and environment, or make it; `what` is logged."""
+    versions = {name: importlib.metadata.version(name) for name in (*PACKAGES, "tokenizers")}
+    folder = STORE / digest_json({**depends_on, "versions": versions, "environment": collect_environment()})
     if kept := read_kept(folder, kind):
         _log.info("%s before, on these rows and with this code", what)
         return kept

@@ -6,7 +6,7 @@ withheld by what failed, unproven by what was not checked, whichever gate it is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from tasks.gates import (
@@ -46,6 +46,8 @@ class Check:
     """Whether it holds the cell against the baseline's own work, which another training does not do."""
     sees_baseline: bool = False
     """Whether such a cell is judged beside the baseline; else by itself, by what it was asked for."""
+    asks_every_seed: bool = False
+    """Whether it is about what seconds depend on: those of other seeds' trainings are in the time to quality, too."""
     spares_throughput: bool = False
     """Whether it may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
 
@@ -55,10 +57,23 @@ class Check:
         if is_other and self.asks_for_same_work:
             return make_inapplicable_finding(outputs, cell)
         found = self.find(outputs.alone(cell) if is_other and not self.sees_baseline else outputs, cell)
+        if self.asks_every_seed and (is_other or cell == outputs.params.baseline):
+            found = self._judge_seeds(outputs, cell, found)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(f"{cell}: nothing was found")
         return found
 
+    def _judge_seeds(self, outputs: Outputs, cell: str, found: Finding | None) -> Finding | None:
+        """Return what is found of the first training, or what is worse of one from another seed."""
+        for seed, runs in outputs.seeds.items():
+            view = replace(outputs, runs=runs, seeds={}) if self.sees_baseline else outputs.alone(cell, seed=seed)
+            other = self.find(view, cell)
+            if other is not None and found is not None and _WORST.index(other.verdict) < _WORST.index(found.verdict):
+                found = replace(other, compared=f"from seed {seed}: {other.compared}")
+        return found
+
+
+_WORST = ("failed", "not checked", "does not apply", "passed")
 
 CHECKS = [
     Check(
@@ -145,6 +160,7 @@ CHECKS = [
         question="Did the ranks compute, rather than wait for data?",
         find=comparability.check_data_wait,
         sees_baseline=True,
+        asks_every_seed=True,
     ),
     Check(
         name="Only steps were timed",
@@ -155,6 +171,7 @@ CHECKS = [
         name="Every rank has a device of its own",
         question="Are there as many GPUs (or CPU cores) as the ranks need?",
         find=own_device.check_own_device,
+        asks_every_seed=True,
     ),
     Check(
         name="Speedup is plausible",
@@ -203,6 +220,7 @@ CHECKS_OF_BLOCKS = [
         question="Do the blocks give the published speedup, and does the whole training bear it out?",
         find=blocks_and_training.check_blocks_against_training,
         sees_baseline=True,
+        asks_every_seed=True,
     ),
 ]
 """Where the speedup was measured in blocks."""

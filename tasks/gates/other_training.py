@@ -10,10 +10,10 @@ from tasks.gates.clock import check_clock
 from tasks.gates.comparability import check_equal_tokens, check_every_sample_once
 from tasks.gates.correctness import check_same_parameters, check_segment_continuity
 from tasks.gates.heldout import check_evaluated_weights
-from tasks.gates.setting import find_setting_problems
+from tasks.gates.setting import find_seed_problems, find_setting_problems
 from tasks.gates.synchronisation import check_synchronisation
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 _CHECKS_OF_A_SEED: tuple[Callable[[Outputs, str], Finding | None], ...] = (
@@ -70,24 +70,33 @@ def check_seeds(outputs: Outputs, cell: str) -> Finding | None:
     """Check of the cell's trainings from other seeds what is checked of the first; nothing where there are none."""
     if not outputs.seeds:
         return None
-    problems, first = [], outputs.runs[cell].facts
-    for seed, runs in outputs.seeds.items():
-        where, facts, view = f"{cell} from seed {seed}", runs[cell].facts, outputs.alone(cell, seed=seed)
-        problems += [
-            f"{where}: {name.replace('_', ' ')} is not that of the cell's first training"
-            for name in ("base_model_digest", "code_digest", "machine_digest")
-            if getattr(facts, name) != getattr(first, name)
-        ]
-        if facts.train != view.params.train.model_dump(mode="json"):
-            problems.append(f"{where}: trained with other settings than params.yaml asks for")
-        for check in _CHECKS_OF_A_SEED:
-            found = check(view, cell)
-            if found is not None and found.verdict == "failed":
-                problems.append(f"{where}: {found.compared}")
+    problems, gaps = list[str](), list[str]()
+    for seed in outputs.seeds:
+        where, view = f"{cell} from seed {seed}", outputs.alone(cell, seed=seed)
+        found = [one for check in _CHECKS_OF_A_SEED if (one := check(view, cell)) is not None]
+        problems += [f"{where}: {problem}" for problem in _find_other_facts(outputs, cell, seed)]
+        problems += [f"{where}: {one.compared}" for one in found if one.verdict == "failed"]
+        problems += [f"{where}: {problem}" for problem in find_seed_problems(outputs, cell, seed=seed)]
+        gaps += [f"{where}: {one.compared}" for one in found if one.verdict == "not checked"]
+    if gaps and not problems:
+        return make_unchecked_finding("; ".join(gaps))
     seeds = wording.join_names([str(seed) for seed in outputs.seeds])
     return make_finding(
         problems,
         otherwise=f"{cell}: trained from seed {seeds} too, each time from the base model, on every row once per epoch, "
-        "in the order of its seed, with a clock that ran for its steps alone",
+        "in the order of its seed, as the first was, with a clock that ran for its steps alone",
         numbers={"seeds": len(outputs.seeds)},
     )
+
+
+def _find_other_facts(outputs: Outputs, cell: str, seed: int) -> list[str]:
+    """Return what is said of the training from that seed and is otherwise than of the first, or than was asked for."""
+    facts, first = outputs.seeds[seed][cell].facts, outputs.runs[cell].facts
+    problems = [
+        f"{name.replace('_', ' ')} is not that of the cell's first training"
+        for name in ("base_model_digest", "code_digest", "machine_digest")
+        if getattr(facts, name) != getattr(first, name)
+    ]
+    if facts.train != outputs.params.train_of(cell, seed=seed).model_dump(mode="json"):
+        problems.append("trained with other settings than params.yaml asks for")
+    return problems

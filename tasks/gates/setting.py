@@ -16,7 +16,7 @@ _MEASURE_AGAIN = "Measure again: make rebench"
 _OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ", "priority"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own.
 
-The priority of their processes is held between timed cells: of a training it changes the time alone.
+The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
 _OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps")
 """Keys of `train` in which another training may differ, openly; it was then asked for those values."""
@@ -48,6 +48,8 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
             _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
         )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        if _are_trainings_seconds_told(outputs, cell):
+            problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
     problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
     timed = (
         [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
@@ -74,9 +76,35 @@ def _find_timed_problems(
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         for first in measurement.settings.get(baseline, []):
-            own, others = setting.get("priority", {}), first.get("priority", {})
-            problems += _compare_values(own, others, f"{where}: the processes had", f"{baseline}'s")
+            problems += _compare_priorities(setting, first, where, baseline)
     return problems
+
+
+def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
+    """Return in what the cell's training from another seed ran otherwise than its first one, by their own records."""
+    reference = next(_list_settings(outputs.runs[cell]))[1]
+    problems = []
+    for where, setting in _list_settings(outputs.seeds[seed][cell]):
+        if setting is None or reference is None:
+            problems.append(f"{where}: nothing was recorded of what it trained with")
+            continue
+        expected = _flatten_setting(reference) | {"train.seed": seed}
+        problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "its first seed")
+        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        problems += _compare_priorities(setting, reference, where, "its first seed")
+    return list(dict.fromkeys(problems))
+
+
+def _are_trainings_seconds_told(outputs: Outputs, cell: str) -> bool:
+    """Return whether a figure is published that is made of the seconds of the cell's training, not of timed blocks."""
+    others = outputs.params.other_trainings
+    return outputs.measurement is None or cell in others or (cell == outputs.params.baseline and bool(others))
+
+
+def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[str]:
+    """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
+    own, others = mine.get("priority", {}), (its or {}).get("priority", {})
+    return _compare_values(own, others, f"{where}: the processes had", f"{whose}'s")
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:

@@ -12,7 +12,8 @@ from tasks.records.facts import GpuFacts
 from tasks.records.fingerprint import MachineFile
 from training.process.files import digest_json
 
-_PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
+PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
+"""Those that compute, or read what is computed with."""
 
 
 def collect_machine_facts() -> MachineFile:
@@ -27,7 +28,7 @@ def collect_machine_facts() -> MachineFile:
         num_cpus=len(list_usable_cpus()),
         os=platform.system(),
         architecture=platform.machine(),
-        versions={"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in _PACKAGES}},
+        versions={"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in PACKAGES}},
     )
     return facts.model_copy(update={"digest": digest_json(facts.content(exclude={"digest"}))})
 

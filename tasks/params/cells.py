@@ -90,11 +90,6 @@ class CellParams(Section):
         return read_package_version(self.strategy, "training/strategies")
 
     @property
-    def content(self) -> dict[str, Any]:
-        """Return all that decides how an update is spread: `spread`, and the version of what computes it."""
-        return {**self.spread, **self.package_version}
-
-    @property
     def batch_factor(self) -> int:
         """How many times the comparison's global batch the cell has."""
         if self.batch is None:

@@ -62,9 +62,15 @@ def require_installed(key: str, name: str, folder: str) -> None:
 
 
 def read_package_version(name: str, folder: str) -> dict[str, str]:
-    """Return the PACKAGE of a folder's file of that name -> the version that is installed; nothing if it has none."""
+    """Return the PACKAGE of a folder's file of that name -> the version that is installed; nothing if it has none.
+
+    Nor where it is not installed: nothing is computed with it then.
+    """
     package = read_constant(f"{folder}/{name}.py", "PACKAGE")
-    return {} if package is None else {package: importlib.metadata.version(package)}
+    try:
+        return {} if package is None else {package: importlib.metadata.version(package)}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
 
 
 def join_choices(prefix: str, names: tuple[str, ...] | list[str]) -> str:

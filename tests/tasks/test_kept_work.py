@@ -225,6 +225,16 @@ def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depen
         assert {name for name in before if found[name] != before[name]} == anew, file
 
 
+def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _list_keys(inputs)
+    monkeypatch.setenv("SOME_NAME", "1")
+    assert _list_keys(inputs) == before
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert all(key != before[name] for name, key in _list_keys(inputs).items())
+
+
 @pytest.fixture
 def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
     """What the results of the stage `evaluate` say that they depend on, with one input or another changed."""

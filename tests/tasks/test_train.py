@@ -126,17 +126,38 @@ def test_packs_of_one_length_are_other_segments_than_packs_as_long_as_their_rows
     assert not set(true) & set(fixed)
 
 
+def _install(folder: Path, package: str, version: str) -> Path:
+    """Return a folder in which that version of a package is installed, which holds nothing."""
+    (folder / package).mkdir(parents=True)
+    (folder / package / "__init__.py").touch()
+    (folder / f"{package}-{version}.dist-info").mkdir()
+    (folder / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    return folder
+
+
+def test_another_version_of_the_package_that_makes_the_adapter_is_another_segment_of_every_cell(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for version in ("1.0", "1.1"):
+        monkeypatch.syspath_prepend(_install(tmp_path / version, "peft", version))
+        params = _params(project, train__adapter={"rank": 2, "alpha": 4})
+        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
+        write_snapshots(tmp_path / "stages", params)
+        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
+        assert all(packages[stage] == {"peft": version} for stage in ("train@1proc", "train@2proc", "measure"))
+        found[-1]["none"] = _fingerprints(_params(project))
+    assert found[0]["none"] == found[1]["none"], "without an adapter it computes nothing"
+    for cell in params.cells:
+        assert not set(found[0][cell]) & set(found[1][cell])
+
+
 def test_another_version_of_the_package_that_computes_the_update_is_another_segment(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for version in ("1.0", "1.1"):
-        place = tmp_path / version
-        (place / "deepspeed").mkdir(parents=True)
-        (place / "deepspeed" / "__init__.py").touch()
-        (place / f"deepspeed-{version}.dist-info").mkdir()
-        (place / f"deepspeed-{version}.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
-        monkeypatch.syspath_prepend(place)
+        monkeypatch.syspath_prepend(_install(tmp_path / version, "deepspeed", version))
         cells = {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}
         params = _params(project, cells=cells)
         found.append([_fingerprints(params, "ddp"), _fingerprints(params, "deepspeed")])

@@ -14,7 +14,7 @@ from torch import nn
 from training.config import TrainingConfig
 from training.model.attention_kernels import find_attention_kernel
 from training.process.distributed import Ranks
-from training.process.redaction import redact, shorten
+from training.record.environment import collect_environment
 from training.workloads import find_workload
 
 _NOT_WORK = {
@@ -22,14 +22,6 @@ _NOT_WORK = {
     "work_dir", "segments", "heldout_dir", "heldout_digest",
 }  # fmt: skip
 """Fields of the config that are no part of the section `train`."""
-_PREFIXES = (
-    "ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_",
-    "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCHINDUCTOR_", "TORCH_",
-)  # fmt: skip
-"""Variables of the environment that change numbers or speed."""
-_PLACES = ("_CACHE_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_SOCKET_IFNAME")
-"""Endings of those that say where something is: they differ between machines that compute the same."""
-_MOST_CHARACTERS = 200
 
 
 def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
@@ -80,11 +72,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "policy": os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None,
         },
-        "environment": {
-            name: redact(shorten(value, limit=_MOST_CHARACTERS))
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_PREFIXES) and not name.endswith(_PLACES)
-        },
+        "environment": collect_environment(),
     }
 
 

@@ -1,0 +1,59 @@
+"""What was found of a model is reused where nothing that it depends on is another, and nowhere else."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluating.kept import reuse_or_make
+from tasks.inputs.snapshot import Snapshot
+from tasks.records.evaluation import FirstStepFile
+
+
+class Count:
+    """Makes a result, and counts how often."""
+
+    number = 0
+
+    def __call__(self) -> FirstStepFile:
+        self.number += 1
+        return FirstStepFile(range="0-8", epoch=1, num_rows=4, num_tokens=15, parameter_checksum="01", loss=4.0)
+
+
+@pytest.fixture
+def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
+    monkeypatch.chdir(tmp_path)
+    return Count()
+
+
+def _run(count: Count) -> int:
+    reuse_or_make("the loss: computed", FirstStepFile, {"weights": "w"}, count, Snapshot(None))
+    return count.number
+
+
+def test_what_was_found_is_found_once(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _run(count) == _run(count) == 1
+    monkeypatch.setenv("SOME_NAME", "1")
+    assert _run(count) == 1
+
+
+def test_with_other_arithmetic_by_the_environment_it_is_found_anew(
+    count: Count, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(count)
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert _run(count) == 2
+    monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE")
+    assert _run(count) == 2
+
+
+@pytest.mark.parametrize("package", ["torch", "torchvision", "transformers", "tokenizers", "numpy"])
+def test_with_another_version_of_what_computes_it_is_found_anew(
+    package: str, count: Count, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(count)
+    (tmp_path / f"{package}-0.0.1.dist-info").mkdir()
+    (tmp_path / f"{package}-0.0.1.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.metadata.version(package) == "0.0.1"
+    assert _run(count) == 2

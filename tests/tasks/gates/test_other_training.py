@@ -1,0 +1,192 @@
+"""A training from another seed ran as the cell's first one did: its seconds are part of the time to quality, too."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.gates import other_training
+from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
+from tasks.gates.other_training import check_seeds
+from tasks.gates.setting import find_setting_problems
+from tasks.records.gate import Finding, make_unchecked_finding
+from tasks.records.outputs import Outputs, RunOutputs
+from tests.tasks.reporting.blocks import SECONDS, give_steps, write_blocks
+from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, setting_of, write_comparison
+from training.record.segment_facts import RankDevice
+
+LOCAL = {"strategy": "local_sgd", "world_size": 2, "options": {"every_steps": 2}}
+PARAMS_OF_OTHERS: dict[str, Any] = {**PARAMS, "cells": {"1proc": PARAMS["cells"]["1proc"], "2proc": LOCAL}}
+CELLS = ["1proc", "2proc"]
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outputs:
+    """A comparison with a cell that is another training, with timed blocks, and without another seed."""
+    # What else is checked of a seed cannot be said of files that were written by hand.
+    monkeypatch.setattr(other_training, "_CHECKS_OF_A_SEED", ())
+    write_comparison(tmp_path, params=PARAMS_OF_OTHERS)
+    write_blocks(tmp_path)
+    found = outputs_of(tmp_path, PARAMS_OF_OTHERS)
+    _give_seconds(found.runs)
+    return found
+
+
+def _give_seconds(runs: dict[str, RunOutputs], **factors: float) -> None:
+    """Let trainings have 80 steps that take so many times as long as the timed ones."""
+    waves = 1 + 0.02 * np.sin(np.arange(80) / 6)
+    taken = {cell: factors.get(f"of_{cell}", 1.0) * SECONDS[cell] * waves for cell in runs}
+    give_steps(type("Trained", (), {"runs": runs})(), **taken)  # type: ignore[arg-type]
+
+
+def _from_seed(run: RunOutputs, *, seed: int = 1, **changes: Any) -> RunOutputs:
+    """Return the run as one from that seed; changes are made to what its ranks recorded, or to its segments."""
+    train = {**run.facts.train, "seed": seed}
+    segments = []
+    for segment in run.segments:
+        (setting,) = segment.facts.settings
+        own = {name: value for name, value in changes.items() if name not in vars(segment.facts)}
+        others = {name: value for name, value in changes.items() if name in vars(segment.facts)}
+        if "rank_devices" in others:
+            others["rank_devices"] = others["rank_devices"] * run.facts.world_size
+        setting = {**setting, "train": {**setting["train"], "seed": seed}, **own}
+        facts = dataclasses.replace(segment.facts, **{"settings": [setting], **others})
+        segments.append(dataclasses.replace(segment, facts=facts))
+    return RunOutputs(run.facts.model_copy(update={"train": train}), segments)
+
+
+def _check(outputs: Outputs, cell: str, **changes: Any) -> Finding:
+    """Return what is found where that cell's training from seed 1 ran otherwise."""
+    found = check_seeds(_add_seed(outputs, cell, **changes), cell)
+    assert found is not None
+    return found
+
+
+def _judge(gate: str, outputs: Outputs, cell: str) -> Finding:
+    found = next(one for one in CHECKS + CHECKS_OF_BLOCKS if one.name == gate).judge(outputs, cell)
+    assert found is not None
+    return found
+
+
+def _add_seed(outputs: Outputs, cell: str, *, of_1proc: float = 1.0, of_2proc: float = 1.0, **changes: Any) -> Outputs:
+    runs = {one: _from_seed(outputs.runs[one], **(changes if one == cell else {})) for one in CELLS}
+    _give_seconds(runs, of_1proc=of_1proc, of_2proc=of_2proc)
+    return dataclasses.replace(outputs, seeds={1: runs})
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_training_from_another_seed_that_ran_as_the_first_did_passes(outputs: Outputs, cell: str) -> None:
+    found = _check(outputs, cell)
+    assert found.verdict == "passed", found.compared
+
+
+RAN_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "another attention kernel": (
+        {"kernels": {"attention": "eager", "deterministic": False, "matmul_precision": "highest"}},
+        "the ranks used kernels.attention eager, its first seed sdpa",
+    ),
+    "arithmetic in 16 bit, by the environment": (
+        {"environment": {"OMP_NUM_THREADS": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}},
+        "the ranks used environment.ONEDNN_DEFAULT_FPMATH_MODE BF16, its first seed None",
+    ),
+    "another torch": (
+        {"versions": {"python": "3.11.9", "torch": "2.14.0", "cuda": None}},
+        "the ranks used versions.torch 2.14.0, its first seed 2.15.0",
+    ),
+    "a rank with other threads": (
+        {"ranks_differ": {"rank 1": {"kernels.threads": 2}}},
+        "rank 1 has {'kernels.threads': 2}",
+    ),
+    "a low priority": (
+        {"priority": {"niceness": 19, "policy": 0}},
+        "the processes had niceness 19, its first seed's None",
+    ),
+    "no record of it": ({"settings": []}, "nothing was recorded of what it trained with"),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("defect", RAN_OTHERWISE)
+def test_one_that_ran_otherwise_than_the_first_did_fails(defect: str, cell: str, outputs: Outputs) -> None:
+    changes, says = RAN_OTHERWISE[defect]
+    found = _check(outputs, cell, **changes)
+    assert found.verdict == "failed", found.compared
+    assert f"{cell} from seed 1: " in found.compared
+    assert says in found.compared
+    other = next(one for one in CELLS if one != cell)
+    assert _check(outputs, other).verdict == "passed"
+
+
+@pytest.mark.parametrize(("of_1proc", "of_2proc"), [(1.6, 1.0), (1.0, 0.6), (1.0, 1.6)])
+def test_seconds_of_a_seed_that_the_turns_do_not_bear_out_fail(
+    outputs: Outputs, of_1proc: float, of_2proc: float
+) -> None:
+    """As where other programs were beside the baseline's training from one seed, and beside nothing else."""
+    gate = "Training bears out the blocks"
+    assert _judge(gate, _add_seed(outputs, "2proc"), "2proc").verdict == "passed"
+    found = _judge(gate, _add_seed(outputs, "2proc", of_1proc=of_1proc, of_2proc=of_2proc), "2proc")
+    assert found.verdict == "failed"
+    assert found.compared.startswith("from seed 1: 2proc: measured")
+    assert "another step was timed than trained, or the machine changed" in found.compared
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("gate", "changes", "says"),
+    [
+        ("Not data-bound", {"data_wait_seconds": 3.0}, "waited for data in"),
+        (
+            "Every rank has a device of its own",
+            {"rank_devices": [RankDevice(cpus=[0, 1], cpu_quota=0.5)]},
+            "may use the time of 0.5 cores",
+        ),
+    ],
+)
+def test_what_its_seconds_depend_on_is_asked_of_every_seed(
+    gate: str, changes: dict[str, Any], says: str, cell: str, outputs: Outputs
+) -> None:
+    assert _judge(gate, _add_seed(outputs, cell), cell).verdict == "passed"
+    found = _judge(gate, _add_seed(outputs, cell, **changes), cell)
+    assert found.verdict == "failed"
+    assert found.compared.startswith(f"from seed 1: {cell}")
+    assert says in found.compared
+
+
+def test_the_seconds_of_a_cell_of_the_same_work_are_told_from_no_other_seed(outputs: Outputs) -> None:
+    three = outputs.params.model_copy(
+        update={"cells": {**outputs.params.cells, "3proc": outputs.params.cells["1proc"]}}
+    )
+    both = _add_seed(outputs, "1proc", data_wait_seconds=3.0)
+    runs = {**both.runs, "3proc": both.runs["1proc"]}
+    seeds = {1: {**both.seeds[1], "3proc": both.seeds[1]["1proc"]}}
+    same = dataclasses.replace(both, params=three, runs=runs, seeds=seeds, measurement=None)
+    assert _judge("Not data-bound", same, "3proc").verdict == "passed"
+    assert _judge("Not data-bound", same, "1proc").verdict == "failed"
+
+
+def test_what_could_not_be_told_of_a_seed_is_no_pass(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_away(_: Outputs, cell: str) -> Finding:
+        return make_unchecked_finding(f"{cell}: cannot be told")
+
+    monkeypatch.setattr(other_training, "_CHECKS_OF_A_SEED", (look_away,))
+    found = _check(outputs, "1proc")
+    assert found.verdict == "not checked"
+    assert found.compared == "1proc from seed 1: 1proc: cannot be told"
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_training_whose_seconds_are_told_had_the_priority_of_the_baselines(tmp_path: Path, is_timed: bool) -> None:
+    for params in (PARAMS, PARAMS_OF_OTHERS):
+        folder = tmp_path / str(len(params["cells"]["2proc"]))
+        write_comparison(folder, params=params)
+        if is_timed:
+            write_blocks(folder)
+        assert find_setting_problems(outputs_of(folder, params), "2proc") == []
+        nice = setting_of(params) | {"priority": {"niceness": 15, "policy": 0}}
+        edit_segment(folder, "2proc", settings=[nice])
+        found = find_setting_problems(outputs_of(folder, params), "2proc")
+        # A speedup of timed blocks says nothing of the training's seconds.
+        assert bool(found) == (params is PARAMS_OF_OTHERS or not is_timed)
+        assert all("2proc 0-8 epoch 1: the processes had " in one for one in found)

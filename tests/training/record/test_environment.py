@@ -1,0 +1,58 @@
+"""Variables of the environment that change numbers or speed are known by value, wherever they are put."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from training.record.environment import collect_environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GLIBC_TUNABLES", "LD_AUDIT", "NCCL_ALGO", "ONEDNN_DEFAULT_FPMATH_MODE", "PYTHONDEVMODE", "PYTHONMALLOC",
+        "PYTHONTRACEMALLOC", "TORCHDYNAMO_DISABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_INTERPRET",
+    ],
+)  # fmt: skip
+def test_a_variable_that_changes_numbers_or_speed_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name, raising=False)
+    before = collect_environment()
+    assert name not in before
+    monkeypatch.setenv(name, "1")
+    assert collect_environment() == {**before, name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_VISIBLE_DEVICES", "HOME", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "PYTHONPATH", "TORCH_HOME"]
+)
+def test_where_something_is_and_what_is_told_of_it_is_not_among_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = collect_environment()
+    monkeypatch.setenv(name, "/somewhere/else")
+    assert collect_environment() == before
+
+
+@pytest.mark.parametrize("name", ["NCCL_CONF_FILE", "NCCL_TOPO_FILE"])
+def test_of_a_file_of_settings_it_counts_what_stands_in_it_and_not_where_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for number, content in enumerate(("NCCL_ALGO=Ring", "NCCL_ALGO=Ring", "NCCL_ALGO=Tree")):
+        file = tmp_path / str(number)
+        file.write_text(content)
+        monkeypatch.setenv(name, str(file))
+        told.append(collect_environment()[name])
+    assert told[0] == told[1] != told[2]
+    monkeypatch.setenv(name, str(tmp_path / "gone"))
+    assert collect_environment()[name] == "a file that cannot be read"
+
+
+def test_bytes_that_are_no_text_are_told_apart_and_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for value in (b"a\xff", b"a\xfe", b"a\x1b[2J\n"):
+        monkeypatch.setenv("OMP_ANYTHING", os.fsdecode(value))
+        told.append(collect_environment()["OMP_ANYTHING"])
+        assert told[-1].encode().decode().isprintable()
+    assert told == ["a\\udcff", "a\\udcfe", "a\\x1b[2J\\n"]

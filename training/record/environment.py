@@ -1,0 +1,40 @@
+"""Variables of the environment that change numbers or speed: what a training, or what is kept of one, depends on."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from training.process.redaction import redact, shorten
+
+_PREFIXES = (
+    "ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "FI_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_AUDIT", "LD_PRELOAD",
+    "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHONDEVMODE",
+    "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONTRACEMALLOC", "PYTHON_GIL", "PYTHON_JIT", "PYTORCH_", "TORCHDYNAMO_",
+    "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
+)  # fmt: skip
+_PLACES = ("_CACHE_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_SOCKET_IFNAME")
+"""Endings of those that say where something is: they differ between machines that compute the same."""
+_FILES_OF_SETTINGS = ("NCCL_CONF_FILE", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE")
+"""Those that name a file which says how to compute or exchange: what stands in it counts, not where it is."""
+_MOST_CHARACTERS = 200
+
+
+def collect_environment() -> dict[str, str]:
+    """Return those of this process by name, without secrets; of a file of settings the sha256 of what it holds."""
+    found = {name: _digest_settings(os.environ[name]) for name in _FILES_OF_SETTINGS if name in os.environ}
+    for name, value in os.environ.items():
+        if name.startswith(_PREFIXES) and not name.endswith(_PLACES):
+            found[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
+    return dict(sorted(found.items()))
+
+
+def _make_printable(text: str) -> str:
+    """Return the text with escapes for what no page can show: a variable may hold any bytes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _digest_settings(file: str) -> str:
+    try:
+        return f"sha256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+    except (OSError, ValueError):
+        return "a file that cannot be read"
