@@ -126,17 +126,21 @@ def test_packs_of_one_length_are_other_segments_than_packs_as_long_as_their_rows
     assert not set(true) & set(fixed)
 
 
+def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = folder / package / version
+    (place / package).mkdir(parents=True)
+    (place / package / "__init__.py").touch()
+    (place / f"{package}-{version}.dist-info").mkdir()
+    (place / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(place)
+
+
 def test_another_version_of_the_package_that_computes_the_update_is_another_segment(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for version in ("1.0", "1.1"):
-        place = tmp_path / version
-        (place / "deepspeed").mkdir(parents=True)
-        (place / "deepspeed" / "__init__.py").touch()
-        (place / f"deepspeed-{version}.dist-info").mkdir()
-        (place / f"deepspeed-{version}.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
-        monkeypatch.syspath_prepend(place)
+        _install("deepspeed", version, tmp_path, monkeypatch)
         cells = {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}
         params = _params(project, cells=cells)
         found.append([_fingerprints(params, "ddp"), _fingerprints(params, "deepspeed")])
@@ -148,6 +152,25 @@ def test_another_version_of_the_package_that_computes_the_update_is_another_segm
         assert not packages["slice"]
     assert found[0][0] == found[1][0]
     assert not set(found[0][1]) & set(found[1][1])
+
+
+def test_another_version_of_the_package_that_makes_adapters_is_another_segment_of_every_cell(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for version in ("1.0", "1.1"):
+        _install("peft", version, tmp_path, monkeypatch)
+        params = _params(project, train__adapter={"rank": 4, "alpha": 8})
+        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
+        write_snapshots(tmp_path / "stages", params)
+        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
+        assert packages["train@1proc"] == packages["train@2proc"] == packages["measure"] == {"peft": version}
+        assert not packages["slice"]
+        # Without an adapter nothing is asked for it.
+        write_snapshots(tmp_path / "stages", _params(project))
+        assert not InputsFile.read(tmp_path / "stages" / "train@1proc.json").packages
+    for cell in found[0]:
+        assert not set(found[0][cell]) & set(found[1][cell])
 
 
 @pytest.mark.parametrize("fact", FACTS)

@@ -15,6 +15,8 @@ from training.config import TrainingConfig
 from training.model.weights import collect_weights
 from training.process.failure import UnfitModelError
 
+PACKAGE = "peft"
+"""What has to be installed; `make params` looks for it."""
 ALL_LINEAR = "all-linear"
 """As targets: every linear layer but the head."""
 FIRST, SECOND = "lora_A.default.weight", "lora_B.default.weight"
