@@ -15,6 +15,7 @@ from tasks.inputs.snapshot import read_stages, select_values
 from tasks.machine.facts import collect_machine_facts
 from tasks.machine.usable_gpus import require_usable_gpus
 from tasks.params import Params, load_params
+from tasks.params.packages import read_package_versions
 from tasks.params.prompts import FILE
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
@@ -60,7 +61,7 @@ def write_snapshots(folder: Path, params: Params) -> None:
                 package: version
                 for cell in params.cells
                 if {"cells", f"cells.{cell}"} & {*stage.params}
-                for package, version in params.package_versions_of(cell).items()
+                for package, version in read_package_versions(params, cell).items()
             },
         ).write(folder / f"{stage.name}.json")
 

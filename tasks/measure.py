@@ -31,6 +31,7 @@ from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.params import Params
 from tasks.params.cells import CellParams
+from tasks.params.packages import describe_spread
 from tasks.params.schedule import list_schedule_spans
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
@@ -124,7 +125,7 @@ class Inputs:
     def _describe(self, cell: str, *, without: set[str]) -> dict[str, Any]:
         """Return what the cell trains, but for the settings that decide nothing there, and how that is spread."""
         return {
-            "spread": self.params.content_of(cell),
+            "spread": describe_spread(self.params, cell),
             "train": self.params.train_of(cell).model_dump(exclude=without),
         }
 

@@ -18,6 +18,7 @@ from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
+from tasks.params.packages import describe_spread
 from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
 from tasks.params.services import TrackingParams
 from tasks.params.train import NOT_CONTENT
@@ -67,7 +68,7 @@ def plan_segments(
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid,
     unless the learning rate decays over all of them.
     """
-    spread, params = params.content_of(cell), params.alone(cell)
+    spread, params = describe_spread(params, cell), params.alone(cell)
     content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []

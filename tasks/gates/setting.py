@@ -13,7 +13,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _MEASURE_AGAIN = "Measure again: make rebench"
-_OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ", "priority"}
+_OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own.
 
 The priority of their processes is held where seconds are told: of a training it changes the time alone.

@@ -1,7 +1,9 @@
 """What a machine of several is, for the report: host, processor, GPUs, its way to the others, and its GPUs' energy."""
 
 import contextlib
+import importlib.metadata
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -10,13 +12,21 @@ from tasks.machine.facts import collect_machine_facts
 from tasks.machine.gpus import open_gpus
 
 
-def collect_node_facts(*, node_rank: int, address: str) -> dict[str, Any]:
-    """Return the facts of this machine, which the others reach at that address."""
+def collect_node_facts(*, node_rank: int, address: str, packages: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the facts of this machine, which the others reach at that address; `packages`: what else computes."""
     kept = collect_machine_facts().model_dump(include={"cpu", "num_cpus", "gpus", "driver", "versions"})
+    kept["versions"] |= {package: _read_version(package) for package in packages}
     interface = next(
         (name for name, ways in psutil.net_if_addrs().items() if any(way.address == address for way in ways)), ""
     )
     return {"node_rank": node_rank, "host": socket.gethostname(), "address": address, "interface": interface, **kept}
+
+
+def _read_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def read_gpu_energy_joules() -> float | None:

@@ -14,7 +14,6 @@ from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
     NAME,
     list_file_names,
-    read_package_version,
     read_unit,
     require_cell_name,
     require_label,
@@ -273,15 +272,6 @@ class Params(Section):
         """Return the comparison of this cell alone, with its own work as the work."""
         spread = self.cells[cell].model_copy(update={"batch": None, "micro_batch_size": None})
         return self.model_copy(update={"train": self.train_of(cell, seed=seed), "cells": {cell: spread}})
-
-    def package_versions_of(self, cell: str) -> dict[str, str]:
-        """Return each package that computes the cell's update, its strategy's or the adapter's -> its version."""
-        adapters = {} if self.train.adapter is None else read_package_version("adapter", "training/model")
-        return {**self.cells[cell].package_version, **adapters}
-
-    def content_of(self, cell: str) -> dict[str, Any]:
-        """Return all that decides how the cell's update is spread, and the versions of what computes it."""
-        return {**self.cells[cell].spread, **self.package_versions_of(cell)}
 
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.params.choices import list_file_names, read_package_version, require_installed, require_one_of
+from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
 from tasks.strategies import OtherTraining, find_other_training
@@ -83,11 +83,6 @@ class CellParams(Section):
     def spread(self) -> dict[str, Any]:
         """Return all but what stands with the work: how an update is spread, whatever it is an update of."""
         return self.model_dump(exclude={"batch", "micro_batch_size"})
-
-    @property
-    def package_version(self) -> dict[str, str]:
-        """Return the package that computes the update -> its version, where it is one of its own."""
-        return read_package_version(self.strategy, "training/strategies")
 
     @property
     def batch_factor(self) -> int:

@@ -3,7 +3,6 @@
 import ast
 import difflib
 import functools
-import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
@@ -59,18 +58,6 @@ def require_installed(key: str, name: str, folder: str) -> None:
     package = read_constant(f"{folder}/{name}.py", "PACKAGE")
     if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
-
-
-def read_package_version(name: str, folder: str) -> dict[str, str]:
-    """Return the PACKAGE of a folder's file of that name -> the version that is installed; nothing if it has none.
-
-    Nor where it is not installed: nothing is computed with it then.
-    """
-    package = read_constant(f"{folder}/{name}.py", "PACKAGE")
-    try:
-        return {} if package is None else {package: importlib.metadata.version(package)}
-    except importlib.metadata.PackageNotFoundError:
-        return {}
 
 
 def join_choices(prefix: str, names: tuple[str, ...] | list[str]) -> str:

@@ -186,7 +186,8 @@ class ComparisonFacts(Record):
     train: dict[str, bool | int | float | str]
     """The work, the same in every cell: the section `train` of params.yaml, as it stands in the baseline's record."""
     recorded: dict[str, dict[str, bool | int | float | str | None]] = {}
-    """`versions`, `kernels` and `environment` as the baseline's ranks recorded them; the other cells' are the same."""
+    """`versions`, `kernels` and `environment` as the baseline's ranks recorded them; the other cells' are the same.
+    `packages`: versions of what only some cells compute with, such as deepspeed or peft."""
     machine: MachineFacts
     """The machine."""
     trained_at: str

@@ -103,10 +103,19 @@ def _collect_comparison(outputs: Outputs) -> ComparisonFacts:
         workload=trained.workload,
         unit=read_unit(trained.workload),
         train=dict(_flatten(trained.train)),
-        recorded={name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
+        recorded={
+            **{name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
+            "packages": _collect_packages(outputs),
+        },
         machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
         trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
     )
+
+
+def _collect_packages(outputs: Outputs) -> dict[str, bool | int | float | str | None]:
+    """Return package -> version, of those that only some cells compute with; an earlier version recorded none."""
+    settings = [one for run in outputs.runs.values() for part in run.segments for one in part.facts.settings]
+    return {package: version for setting in settings for package, version in setting.get("packages", {}).items()}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:

@@ -97,6 +97,7 @@ def _collect_facts(results: Results) -> dict[str, Any]:
         "CPU": f"{machine.cpu}, {machine.num_cpus} CPUs",
         "GPUs": gpus,
         **machine.versions,
+        **found.recorded.get("packages", {}),
         **{f"train.{name}": value for name, value in found.train.items()},
         "baseline": results.cells[0].cell,
         **{f"cell {name}": told for name, told in _describe_cells(results).items()},

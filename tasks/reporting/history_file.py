@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tasks.gates.measured import select_arm, withhold_comparison
 from tasks.params import Params
+from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
 from tasks.records.outputs import Outputs
@@ -83,7 +84,10 @@ def digest_work(params: Params, results: Results) -> str:
             "ranges": [[part.range, part.digest] for part in facts.ranges],
             "workload": params.workload,
             "train": params.train.model_dump(exclude=set(NOT_CONTENT)),
-            "cells": [[name, cell.model_dump()] for name, cell in params.cells.items()],
+            "cells": [
+                [name, {**cell.model_dump(), **read_package_versions(params, name)}]
+                for name, cell in params.cells.items()
+            ],
             "scaling": params.measure.scaling,
         }
     )

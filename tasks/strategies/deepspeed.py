@@ -25,9 +25,14 @@ _MOST_PADDING = 0.05
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError in exact mode: nobody knows the order in which an all-reduce adds up."""
+    """Raise ValueError in exact mode, where nobody knows the order of an all-reduce, and for what a stage has not."""
     if is_exact:
         raise ValueError("strategy: got deepspeed with train.exact; allowed: exact: false, or strategy ddp")
+    if (stage := _get_stage(options)) != 3 and "whole_below" in options:
+        raise ValueError(
+            f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
+            "allowed: none, or stage 3"
+        )
 
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:

@@ -76,6 +76,19 @@ _CELLS: dict[str, dict[str, Any]] = {
     "stages and shares on 8": {
         "strategy": "pipeline", "world_size": 8, "global_batch_size": 16, "options": {"replicas": 4, "zero1": True}
     },
+    **{
+        f"{name} on {num}": {
+            "strategy": "deepspeed", "world_size": num, "global_batch_size": 8 * num, "options": options, **changes
+        }
+        for num in (2, 8)
+        for name, options, changes in (
+            ("zero stage 1", {"stage": 1}, {"precision": "fp32"}),
+            ("zero stage 2", {"stage": 2}, {"precision": "bf16"}),
+            ("zero stage 3", {"stage": 3, "whole_below": 1000}, {"precision": "bf16"}),
+            ("zero stage 2 on the host", {"offload": "cpu"}, {"precision": "bf16", "packing": True}),
+            ("zero stage 3 on the host", {"stage": 3, "offload": "cpu"}, {"precision": "fp32"}),
+        )
+    },
     "exact on 2": {"exact": True, "world_size": 2},
     "options of ddp on 2": {
         "world_size": 2, "options": {"early_tied_head": True, "gradient_hook": "bf16", "static_graph": True}
@@ -89,6 +102,8 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
 ) -> None:
     if "adapter" in cell:
         skip_without("peft")
+    if cell.get("strategy") == "deepspeed":
+        skip_without("deepspeed")
     num_ranks = cell.get("world_size", 1)
     counts = on_phantom("H100-80", num_cards=num_ranks)
     config = _train(tmp_path, **cell)

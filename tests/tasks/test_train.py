@@ -126,30 +126,13 @@ def test_packs_of_one_length_are_other_segments_than_packs_as_long_as_their_rows
     assert not set(true) & set(fixed)
 
 
-def _install(folder: Path, package: str, version: str) -> Path:
-    """Return a folder in which that version of a package is installed, which holds nothing."""
-    (folder / package).mkdir(parents=True)
-    (folder / package / "__init__.py").touch()
-    (folder / f"{package}-{version}.dist-info").mkdir()
-    (folder / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-    return folder
-
-
-def test_another_version_of_the_package_that_makes_the_adapter_is_another_segment_of_every_cell(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for version in ("1.0", "1.1"):
-        monkeypatch.syspath_prepend(_install(tmp_path / version, "peft", version))
-        params = _params(project, train__adapter={"rank": 2, "alpha": 4})
-        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
-        write_snapshots(tmp_path / "stages", params)
-        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        assert all(packages[stage] == {"peft": version} for stage in ("train@1proc", "train@2proc", "measure"))
-        found[-1]["none"] = _fingerprints(_params(project))
-    assert found[0]["none"] == found[1]["none"], "without an adapter it computes nothing"
-    for cell in params.cells:
-        assert not set(found[0][cell]) & set(found[1][cell])
+def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = folder / package / version
+    (place / package).mkdir(parents=True)
+    (place / package / "__init__.py").touch()
+    (place / f"{package}-{version}.dist-info").mkdir()
+    (place / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(place)
 
 
 def test_another_version_of_the_package_that_computes_the_update_is_another_segment(
@@ -157,7 +140,7 @@ def test_another_version_of_the_package_that_computes_the_update_is_another_segm
 ) -> None:
     found = []
     for version in ("1.0", "1.1"):
-        monkeypatch.syspath_prepend(_install(tmp_path / version, "deepspeed", version))
+        _install("deepspeed", version, tmp_path, monkeypatch)
         cells = {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}
         params = _params(project, cells=cells)
         found.append([_fingerprints(params, "ddp"), _fingerprints(params, "deepspeed")])
@@ -169,6 +152,25 @@ def test_another_version_of_the_package_that_computes_the_update_is_another_segm
         assert not packages["slice"]
     assert found[0][0] == found[1][0]
     assert not set(found[0][1]) & set(found[1][1])
+
+
+def test_another_version_of_the_package_that_makes_adapters_is_another_segment_of_every_cell(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for version in ("1.0", "1.1"):
+        _install("peft", version, tmp_path, monkeypatch)
+        params = _params(project, train__adapter={"rank": 4, "alpha": 8})
+        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
+        write_snapshots(tmp_path / "stages", params)
+        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
+        assert packages["train@1proc"] == packages["train@2proc"] == packages["measure"] == {"peft": version}
+        assert not packages["slice"]
+        # Without an adapter nothing is asked for it.
+        write_snapshots(tmp_path / "stages", _params(project))
+        assert not InputsFile.read(tmp_path / "stages" / "train@1proc.json").packages
+    for cell in found[0]:
+        assert not set(found[0][cell]) & set(found[1][cell])
 
 
 @pytest.mark.parametrize("fact", FACTS)

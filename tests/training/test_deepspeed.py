@@ -1,5 +1,6 @@
 """DeepSpeed beside our own strategies: what it takes up of theirs, what it trains besides, and what it refuses."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -145,3 +146,4 @@ def test_it_trains_in_the_environment_that_the_other_cells_have(slices: list[Pat
     assert done.returncode == 0, done.stderr
     (setting,) = facts_of(config)["settings"]
     assert not [name for name in setting["environment"] if name.startswith("PYTORCH_")], setting
+    assert setting["packages"] == {"deepspeed": importlib.metadata.version("deepspeed")}

@@ -16,7 +16,7 @@ from training.model.weights import collect_weights
 from training.process.failure import UnfitModelError
 
 PACKAGE = "peft"
-"""What has to be installed, and whose version is a part of what is trained."""
+"""What has to be installed; `make params` looks for it."""
 ALL_LINEAR = "all-linear"
 """As targets: every linear layer but the head."""
 FIRST, SECOND = "lora_A.default.weight", "lora_B.default.weight"

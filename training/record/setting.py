@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from training.config import TrainingConfig
+from training.model.adapter import PACKAGE as ADAPTER_PACKAGE
 from training.model.attention_kernels import find_attention_kernel
 from training.process.distributed import Ranks
 from training.record.environment import collect_environment
+from training.strategies import find_strategy
 from training.workloads import find_workload
 
 _NOT_WORK = {
@@ -67,6 +69,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
             "searches_anomalies": torch.is_anomaly_enabled(),
             **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
         },
+        "packages": {package: version(package) for package in _list_packages(config)},
         # What whoever starts ranks gives them of the cores beside other programs; it changes no number.
         "priority": {
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
@@ -74,6 +77,13 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         },
         "environment": collect_environment(),
     }
+
+
+def _list_packages(config: TrainingConfig) -> list[str]:
+    """Return what computes this cell's updates beside the packages of every cell."""
+    own = [ADAPTER_PACKAGE] if config.adapter else []
+    package: str | None = getattr(find_strategy(config.strategy), "PACKAGE", None)
+    return own if package is None else [package, *own]
 
 
 _ATTENTION_KERNELS = {

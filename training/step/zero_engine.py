@@ -96,12 +96,26 @@ def _open_package(ranks: Ranks) -> Any:
         del os.environ[name]
     if comm.cdb is None:
         deepspeed.utils.logger.setLevel(logging.ERROR)
-        # On a CPU it would compile an all-reduce of its own, which torch has no record of either.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # On a CPU it would compile an all-reduce, which torch has no record of. Nothing else is compiled, or asked for.
+        deepspeed.ops.__compatible_ops__ = {}
         comm.init_distributed(dist_backend=ranks.backend, auto_mpi_discovery=False, verbose=False)
+        backend: Any = comm.cdb
         for name, (kind, place) in _INPUTS.items():
-            setattr(comm.cdb, name, _count(getattr(comm.cdb, name), kind, place))
+            setattr(backend, name, _count(getattr(backend, name), kind, place))
+        backend.broadcast = _send_over(ranks.gradient_group, backend.broadcast)
     return deepspeed
+
+
+def _send_over(group: Any, broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the broadcast, over this group where none is named.
+
+    The ranks' own is of the host: its thread would take memory of the first GPU for every rank, to copy a GPU's tensor.
+    """
+
+    def call(tensor: Tensor, src: int, **more: Any) -> Any:
+        return broadcast(tensor, src, **{**more, "group": more.get("group") or group})
+
+    return call
 
 
 def _count(collective: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:

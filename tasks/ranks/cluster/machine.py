@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,13 @@ class Machine:
             "checkpoint"
         )
 
-    def prepare(self, files: dict[str, tuple[str, str]], *, like: Mapping[str, Any]) -> Path:
+    def prepare(
+        self, files: dict[str, tuple[str, str]], *, like: Mapping[str, Any], packages: Sequence[str] = ()
+    ) -> Path:
         """Bring it what it lacks of the files: name -> (sha256, where it is here); return their folder there.
 
-        `like`: the facts of the stage's own machine, which this is if there are none.
+        `like`: the facts of the stage's own machine, which this is if there are none; `packages`: what computes there
+        beside torch and its like.
         """
         places = dict(files.values())
         for digest in self.ask("list_missing", files):
@@ -95,7 +98,8 @@ class Machine:
                     if left <= 0:
                         break
         project = None if like else os.getcwd()
-        said = self.ask("prepare", files, project=project, node_rank=self.number, address=self.address)
+        place = {"node_rank": self.number, "address": self.address, "packages": packages}
+        said = self.ask("prepare", files, project=project, **place)
         self.require_fit(said, like=(like or said["facts"])["versions"])
         return Path(said["folder"])
 
@@ -110,5 +114,5 @@ class Machine:
         if other := [f"{name} {there.get(name)}, here {like[name]}" for name in like if there.get(name) != like[name]]:
             raise ConfigurationError(
                 f"{self.who}: {self.name}: other versions than here: {'; '.join(other)}; install requirements.lock on "
-                "all machines"
+                "all machines, and for deepspeed and peft requirements-extras.lock (make extras)"
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks
+from tasks.params.packages import list_packages
 from training.process.files import digest_file
 from training.state.receipt import find_problem
 
@@ -32,6 +33,8 @@ class Parcel:
             found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
         self.files = {name: (_digest_once(file), str(file)) for name, file in found}
         """Name -> (sha256, where it is here)."""
+        self.packages = list_packages(self._told["strategy"], has_adapter=bool(self._told["adapter"]))
+        """What its ranks compute with beside torch and its like; of one version on all machines."""
 
     def make_config(self, folder: Path) -> dict[str, Any]:
         """Return the config for a machine that has the files below this folder."""

@@ -173,9 +173,10 @@ class _Launch:
         own = {"python": sys.executable, "cwd": os.getcwd(), "environment": dict(os.environ)}
         own["logs"] = str(self.log_folder.resolve() / "node-0")
         told: list[dict[str, Any]] = [{"config": None, "own": own}]
+        packages = parcel.packages if parcel is not None else []
         for machine in self._machines:
             files = parcel.files if parcel is not None and machine.number > 0 else {}
-            folder = machine.prepare(files, like=self._machines[0].facts)
+            folder = machine.prepare(files, like=self._machines[0].facts, packages=packages)
             if parcel is not None and machine.number > 0:
                 told.append({"config": parcel.make_config(folder), "own": None})
                 _log.info("%s: %s joins, %s", self._who, machine.name, machine.address)

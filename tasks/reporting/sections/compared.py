@@ -33,7 +33,8 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
     rows = sum(part.num_rows for part in facts.ranges)
     tokens = sum(part.num_tokens for part in facts.ranges)
     gpus = wording.join_names([f"{gpu.name} ({gpu.memory_gib:g} GiB)" for gpu in machine.gpus])
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
+    installed = {**machine.versions, **facts.recorded.get("packages", {})}
+    versions = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
     return [
         (
             "Model",

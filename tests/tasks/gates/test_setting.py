@@ -45,6 +45,10 @@ DEFECTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
         lambda one: one | {"workload": "sequence_classification"},
         "the ranks used workload sequence_classification, 1proc causal_lm",
     ),
+    "a rank with another version of what computes": (
+        lambda one: one | {"packages": {"deepspeed": "1.0"}, "ranks_differ": {"rank 1": {"packages.deepspeed": "1.1"}}},
+        "rank 1 has {'packages.deepspeed': '1.1'}",
+    ),
     "a rank with other threads": (
         lambda one: one | {"ranks_differ": {"rank 1": {"kernels.threads": 2}}},
         "rank 1 has {'kernels.threads': 2}",
@@ -183,6 +187,18 @@ def test_kernels_and_environment_are_printed_as_the_ranks_recorded_them(params: 
     facts = dict(tell_facts(collect_results(outputs_of(tmp_path, params))))
     assert facts["Kernels"] == "attention sdpa, deterministic False, matmul_precision highest"
     assert facts["Environment of the ranks"] == "OMP_NUM_THREADS 1"
+
+
+def test_a_package_that_one_cell_alone_computes_with_is_no_other_work_and_is_printed_with_its_version(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    assert dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Versions"] == "python 3.11.9, torch 2.15.0"
+    for part in ("0-8", "8-16"):
+        edit_segment(tmp_path, "2proc", part, settings=[setting_of(params) | {"packages": {"deepspeed": "1.0"}}])
+    outputs = outputs_of(tmp_path, params)
+    assert find_setting_problems(outputs, "2proc") == []
+    facts = dict(tell_facts(collect_results(outputs)))
+    assert facts["Versions"] == "python 3.11.9, torch 2.15.0, deepspeed 1.0"
 
 
 def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, Any], tmp_path: Path) -> None:

@@ -438,3 +438,12 @@ def test_what_is_read_of_a_strategy_without_importing_it_is_what_it_has() -> Non
     assert len(names) > 3
     for name in names:
         assert read_constant(f"training/strategies/{name}.py", "OPTIONS") == find_strategy(name).OPTIONS, name
+
+
+def test_deepspeed_takes_the_size_of_whole_weights_in_the_stage_alone_that_cuts_weights() -> None:
+    deepspeed.require({"stage": 3, "whole_below": 1000}, is_exact=False)
+    for options, stage in (({"whole_below": 1000}, 2), ({"whole_below": 1000, "stage": 1}, 1)):
+        with pytest.raises(
+            ValueError, match=rf"options\.whole_below: got 1000 with stage {stage}, .*; allowed: none, or"
+        ):
+            deepspeed.require(options, is_exact=False)

@@ -1,5 +1,6 @@
 """What a training ran with stands in its record by value, and what changed under it is not recorded at all."""
 
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT
+from tests.extras import skip_without
 from tests.tiny import make_config, make_slice
 from tests.training.conftest import facts_of
 from training.process.failure import ChangedInputError
@@ -40,6 +42,18 @@ def test_a_segment_says_what_its_ranks_ran_with(
     assert "NCCL_SOCKET_IFNAME" not in setting["environment"]
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
     assert setting["ranks_differ"] == {}
+    assert setting["packages"] == {}
+
+
+def test_the_version_of_what_makes_adapters_is_in_the_record(
+    train_here: Callable[..., Any], tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    skip_without("peft")
+    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], adapter=lora)
+    train_here(config)
+    (setting,) = facts_of(config)["settings"]
+    assert setting["packages"] == {"peft": importlib.metadata.version("peft")}
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
 """Ranks on two raylets of one machine: the weights of torchrun's, and what is left when something is killed."""
 
+import importlib.metadata
+import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,9 +15,11 @@ import pytest
 from tasks.process.failure import ConfigurationError
 from tasks.ranks.cluster import connection
 from tests.chaos.ray_kills import KILLED, SECONDS, RayTraining, kill_trials
+from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
 from tests.ray_cluster import find_own_address, needs_ray, two_raylets
+from tests.tiny import make_config, make_slice, make_tiny_model
 
 pytestmark = [pytest.mark.slow, needs_ray]
 
@@ -62,6 +68,35 @@ def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigurationError, match=r"^ray\.address=there:6379: no token; allowed: the cluster's in "):
         connection.connect("there:6379")
+
+
+def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_in_one_line(
+    tmp_path: Path, warm: Path
+) -> None:
+    skip_without("deepspeed")
+    (told := tmp_path / "other" / "deepspeed-0.1.dist-info").mkdir(parents=True)
+    (told / "METADATA").write_text("Name: deepspeed\nVersion: 0.1\n")
+
+    def start_other(command: list[str], *, env: dict[str, str], **more: Any) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(command, env={**env, "PYTHONPATH": str(told.parent)}, **more)
+
+    config = make_config(
+        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "rows")], world_size=2,
+        strategy="deepspeed",
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    here, python = find_own_address(), str(warm / "python")
+    with two_raylets(
+        tmp_path, addresses=(here, here), starts=(subprocess.Popen, start_other), python=python
+    ) as cluster:
+        command = [python, "-m", "tests.tasks.ranks.launchers.driver", str(tmp_path / "config.json")]
+        done = subprocess.run(
+            [*command, "ray", cluster.address, "2"], env={**os.environ, **cluster.environment, **cluster.mark},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stdout[-4000:]
+    versions = f"deepspeed 0.1, here {importlib.metadata.version('deepspeed')}"
+    assert f"other versions than here: {versions}; install requirements.lock on all machines, and " in done.stdout
 
 
 def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(

@@ -1,0 +1,35 @@
+"""The packages of `make extras` that compute a cell's updates: with another version of one it is another training."""
+
+import contextlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+from tasks.params.choices import read_constant
+
+if TYPE_CHECKING:  # the launchers need the names alone
+    from tasks.params import Params
+
+_ADAPTER = "training/model/adapter.py"
+
+
+def list_packages(strategy: str, *, has_adapter: bool) -> list[str]:
+    """Return PACKAGE of the strategy's file, and of the adapter's where one is trained; most cells have neither."""
+    files = [f"training/strategies/{strategy}.py", *[_ADAPTER] * has_adapter]
+    return [package for file in files if (package := read_constant(file, "PACKAGE")) is not None]
+
+
+def read_package_versions(params: "Params", cell: str) -> dict[str, str]:
+    """Return package -> the version that is installed, of those that compute the cell's updates.
+
+    Not of one that is not installed: nothing is computed with it then.
+    """
+    found = {}
+    for package in list_packages(params.cells[cell].strategy, has_adapter=params.train.adapter is not None):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def describe_spread(params: "Params", cell: str) -> dict[str, Any]:
+    """Return all that decides how the cell's updates are computed, for keys: how they are spread, and by what."""
+    return {**params.cells[cell].spread, **read_package_versions(params, cell)}
