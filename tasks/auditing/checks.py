@@ -1,7 +1,7 @@
 """All questions of an audit, in the order in which the report answers: correct? comparable?"""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tasks.auditing.findings import (
     Question,
@@ -16,6 +16,7 @@ from tasks.auditing.findings import (
     one_file,
     own_device,
     plain_baseline,
+    plausible_speed,
     rows_of_its_own,
     same_ids,
     same_parameters,
@@ -24,22 +25,47 @@ from tasks.auditing.findings import (
     start_weights,
 )
 from tasks.auditing.launched import Audit
-from tasks.records.gate import CellFinding, Gate
+from tasks.records.gate import CellFinding, Finding, Gate
 
 QUESTIONS: Sequence[Question] = (
     same_parameters, rows_of_its_own, same_ids, labels, loss_weights, clipping, start_weights, epochs, exchange,
-    plain_baseline, same_start, same_rows, global_batch, clock, data_wait, own_device, one_file,
+    plain_baseline, same_start, same_rows, global_batch, clock, data_wait, own_device, plausible_speed, one_file,
 )  # fmt: skip
+_OF_EVERY_LAUNCH: Sequence[Question] = (
+    same_parameters, rows_of_its_own, exchange, plain_baseline, same_rows, global_batch
+)  # fmt: skip
+"""What a step does, and is timed doing in every launch; all else is asked of the first one.
+
+Files that a script finds there in a later launch are those of its own first one.
+"""
+_WORST = ("failed", "not checked", "passed")
 
 
 def ask_all(audit: Audit) -> list[Gate]:
     """Return what was found of every cell, question by question."""
     gates = []
     for question in QUESTIONS:
-        found = {cell: question.find(audit, cell) for cell in audit.request.cells}
+        ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
+        found = {cell: ask(question, audit, cell) for cell in audit.request.cells}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=question.NAME, question=question.QUESTION, findings=findings))
     return gates
+
+
+def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
+    return question.find(audit, cell)
+
+
+def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Finding | None:
+    """Return what is found of the cell in the first launch, or what is worse in a later one."""
+    worst = question.find(audit, cell)
+    for turn in range(1, min(map(len, audit.launches.values()))):
+        later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
+        found = question.find(later, cell)
+        if found is None or worst is None or _WORST.index(found.verdict) >= _WORST.index(worst.verdict):
+            continue
+        worst = replace(found, compared=f"{found.compared} (in launch {turn + 1}, and not in those before)")
+    return worst
 
 
 def find_remedy(name: str) -> str:

@@ -71,8 +71,8 @@ def make_document(
         sections=sections,
         end=[
             Text(
-                "An audit sees from outside. What it could not see is called not observable and is no pass; what it "
-                "saw, it saw in the first launch of each cell."
+                "An audit sees from outside. What it could not see is called not observable and is no pass. What a "
+                "step does was looked at in every launch, all else in the first one of each cell."
             )
         ],
     )
@@ -174,7 +174,8 @@ def _mark(gate: Gate, cell: str) -> str:
 def _make_speed(audit: Audit, speeds: Sequence[Speed], standings: dict[str, Standing]) -> Iterator[Block]:
     yield Text(
         "Steps as the script itself makes them, from the end of one to the end of the next, by the slowest rank; "
-        "without the first tenth, and without checkpoints, evaluation and uploads between them. "
+        "without the first tenth, and without checkpoints, evaluation and uploads between them (but for checkpoints, "
+        "what most steps have is a part of them). "
         f"{wording.format_plural(audit.request.num_launches, 'launch')} of each cell, in turns."
     )
     yield tabulate(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tasks.auditing.evidence import count_samples, do_samples_lead
 from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.split import compute_step_seconds, list_timed_steps
+from tasks.auditing.split import compute_step_seconds, list_other_kinds, list_timed_steps
 from tasks.gates.statistics import compute_karp_flatt
 from tasks.measuring.intervals import FEWEST_LAUNCHES, estimate_ratio
 from tasks.records.measurement import Estimate
@@ -62,7 +62,8 @@ def _measure(launched: Launched) -> _Rate | None:
     of_ranks = [list_timed_steps(rank.steps[: launched.num_steps]) for rank in launched.ranks]
     if not of_ranks or not of_ranks[0]:
         return None
-    seconds = sum(max(map(compute_step_seconds, steps)) for steps in zip(*of_ranks, strict=True))
+    others = list_other_kinds(launched)
+    seconds = sum(max(compute_step_seconds(step, others) for step in steps) for steps in zip(*of_ranks, strict=True))
     samples = count_samples(launched.ranks)
     num_steps = len(of_ranks[0])
     return _Rate(seconds, num_steps, None if samples is None else sum(samples[-num_steps:]))

@@ -18,6 +18,7 @@ from tasks.auditing.findings import (
     epochs,
     exchange,
     own_device,
+    plausible_speed,
     rows_of_its_own,
     same_parameters,
     start_weights,
@@ -29,8 +30,8 @@ from tests.auditing.defects import DEFECTS
 from tests.auditing.forked_scripts import ForkedScripts
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TOLD_BY_SECONDS = {data_wait.NAME, own_device.NAME}
-"""What a tiny script on a busy machine may really be: bound by its data, or by too few cores."""
+TOLD_BY_SECONDS = {data_wait.NAME, own_device.NAME, plausible_speed.NAME}
+"""What a tiny script on a busy machine may really be: bound by data or by too few cores, or slower now and then."""
 needs_lightning = pytest.mark.skipif(
     importlib.util.find_spec("pytorch_lightning") is None, reason="no pytorch-lightning: make extras installs it"
 )
@@ -117,7 +118,7 @@ def test_nothing_is_found_in_a_correct_script(correct: Callable[[str], Audit], n
 @pytest.mark.slow
 def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Callable[[str], Audit]) -> None:
     gates = {gate.name: gate for gate in ask_all(correct("plain_ddp"))}
-    unseen = {name for name, gate in gates.items() if gate.verdict == "not checked"}
+    unseen = {name for name, gate in gates.items() if gate.verdict == "not checked"} - TOLD_BY_SECONDS
     # It is not told to go on from anything.
     assert unseen == {start_weights.NAME}
     assert gates[exchange.NAME].compared.startswith("2proc: 1 exchange per update of 2 micro-batches (1.00 times")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.auditing.findings import rows_of_its_own
+from tasks.auditing.findings import plausible_speed, rows_of_its_own
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.rank_record import RankRecord
@@ -81,6 +81,17 @@ def test_the_time_split_is_the_mean_over_ranks_and_other_work_stands_apart() -> 
     assert sum_other_work(launched) == pytest.approx(
         {"checkpoint": 20.0, "evaluation": 0, "network": 0, "subprocess": 0, "observer": 10.0}
     )
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.046, "passed"), (0.045, "not checked")])
+def test_more_times_as_fast_than_ten_percent_above_the_ranks_is_not_believed(seconds: float, verdict: str) -> None:
+    one = [_launch("1proc", [_make_steps(20, 8, forward=0.1)])]
+    two = [_launch("2proc", [_make_steps(20, 4, forward=seconds)] * 2)]
+    found = plausible_speed.find(Audit(_REQUEST, {"1proc": one, "2proc": two}), "2proc")
+    assert found is not None
+    # 0.1 / 0.046 / 2 is 1.087, 0.1 / 0.045 / 2 is 1.111.
+    assert found.verdict == verdict, found.compared
+    assert plausible_speed.find(Audit(_REQUEST, {"1proc": one, "2proc": two}), "1proc") is None
 
 
 @pytest.mark.parametrize("verdict", ["failed", "not checked", "passed"])

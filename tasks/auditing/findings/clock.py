@@ -1,8 +1,11 @@
 """What stands inside the script's own clock?"""
 
+from collections.abc import Sequence
+
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
-from tasks.auditing.launched import OTHER_WORK, Audit
+from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord, tell_line
+from tasks.auditing.split import EVALUATION, list_other_kinds
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
 
@@ -21,24 +24,25 @@ def find(audit: Audit, cell: str) -> Finding | None:
     found = [(rank, window) for rank in audit.ranks(cell) if (window := find_tightest_window(rank)) is not None]
     if not found:
         return make_unobservable(cell, "the script was not seen to read a clock before and after its steps")
-    rank, window = max(found, key=lambda pair: compute_other_share(pair[1]))
-    seconds, other = sum(window["seconds"].values()), _sum_other(window)
+    others = _list_other_kinds(audit, cell)
+    rank, window = max(found, key=lambda pair: compute_other_share(pair[1], others))
+    seconds, other, share = (
+        sum(window["seconds"].values()),
+        _sum_other(window, others),
+        compute_other_share(window, others),
+    )
     lines = f"{tell_line(window['begin'])} to {tell_line(window['end'])}"
     parts = wording.join_names(
-        [
-            f"{kind} {wording.format_duration(window['seconds'][kind])}"
-            for kind in OTHER_WORK
-            if window["seconds"].get(kind)
-        ]
+        [f"{kind} {wording.format_duration(window['seconds'][kind])}" for kind in others if window["seconds"].get(kind)]
     )
     problem = (
         f"{cell}: of {wording.format_duration(seconds)} between the clock readings at {lines} on rank {rank.rank}, "
         f"{wording.format_duration(other)} were no step: {parts}"
     )
-    is_wrong = compute_other_share(window) > _MOST_OTHER
+    is_wrong = share > _MOST_OTHER
     result = make_finding(
         [problem] if is_wrong else [],
-        otherwise=f"{cell}: {wording.format_small_percent(compute_other_share(window))} of the time between the "
+        otherwise=f"{cell}: {wording.format_small_percent(share)} of the time between the "
         f"clock's readings at {lines} was something else than training, over {window['num_steps']:,} of "
         f"{len(rank.steps):,} steps",
         numbers={"seconds": seconds, "other_seconds": other},
@@ -55,14 +59,19 @@ def find_tightest_window(rank: RankRecord) -> Fields | None:
     return min(covering, key=lambda window: sum(window["seconds"].values()) / window["num_steps"], default=None)
 
 
-def compute_other_share(window: Fields) -> float:
-    """Return the share of a span in which no step ran."""
+def _list_other_kinds(audit: Audit, cell: str) -> tuple[str, ...]:
+    """Return the kinds of what is no training: an upload is none in whatever step it is."""
+    return list_other_kinds(audit.first(cell), may_be_of_steps=(EVALUATION,))
+
+
+def compute_other_share(window: Fields, others: Sequence[str]) -> float:
+    """Return the share of a span in which no step ran; `others`: kinds of what is no step."""
     seconds = sum(window["seconds"].values())
-    return _sum_other(window) / seconds if seconds else 0.0
+    return _sum_other(window, others) / seconds if seconds else 0.0
 
 
-def _sum_other(window: Fields) -> float:
-    return float(sum(window["seconds"].get(kind, 0.0) for kind in OTHER_WORK))
+def _sum_other(window: Fields, others: Sequence[str]) -> float:
+    return float(sum(window["seconds"].get(kind, 0.0) for kind in others))
 
 
 def _correct(audit: Audit, cell: str) -> str:
@@ -73,7 +82,8 @@ def _correct(audit: Audit, cell: str) -> str:
         if not windows:
             return ""
         longest = max(windows, key=lambda window: sum(window["seconds"].values()))
-        spans.append((sum(longest["seconds"].values()), _sum_other(longest)))
+        others = _list_other_kinds(audit, name)
+        spans.append((sum(longest["seconds"].values()), _sum_other(longest, others)))
     (base, base_other), (mine, other) = spans
     if cell == audit.baseline:
         return f"without that its clock says {wording.format_duration(mine - other)}"
