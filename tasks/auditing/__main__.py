@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 WORK = Path(".work/audits")
 REPORTS = Path("reports/audit")
+_PAGE, _TEXT, _FINDINGS = _WRITTEN = ("index.html", "report.md", "findings.json")
 
 
 def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Event) -> str:
@@ -41,6 +42,9 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
 
     Raises ConfigurationError where there was nothing to observe, DistributedError where the script failed.
     """
+    for name in _WRITTEN:
+        # What stands there is of another audit, and would be taken for this one's if it fails.
+        (reports / name).unlink(missing_ok=True)
     folder = work / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
     audit = Audit(request, {cell: [] for cell in request.cells})
     links: dict[str, LinkUse | str] = {}
@@ -56,10 +60,10 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     gates, speeds = ask_all(audit), compute_speeds(audit)
     standings = compute_standings(gates, list(request.cells))
     document = make_document(audit, gates, speeds, standings, links)
-    write_text(reports / "index.html", _make_public(render_html(document, {})))
-    write_text(reports / "report.md", _make_public(render_markdown(document)))
+    write_text(reports / _PAGE, _make_public(render_html(document, {})))
+    write_text(reports / _TEXT, _make_public(render_markdown(document)))
     findings = {"script": request.told, "findings": [gate.model_dump(mode="json") for gate in gates]}
-    write_text(reports / "findings.json", redact(json.dumps(findings, indent=1)) + "\n")
+    write_text(reports / _FINDINGS, redact(json.dumps(findings, indent=1)) + "\n")
     lines = [f"{gate.name}: {gate.compared}" for gate in gates if gate.verdict == "failed"]
     told = [*lines, tell_verdict(gates, speeds, standings), f"Report: {reports / 'index.html'}"]
     return _make_public("".join(f"{line}\n" for line in told))

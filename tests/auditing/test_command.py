@@ -118,8 +118,12 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
 def test_what_is_no_training_costs_one_line_and_its_output_is_kept(
     tmp_path: Path, script: str, code: int, says: str
 ) -> None:
+    reports = tmp_path / "reports" / "audit"
+    reports.mkdir(parents=True)
+    (reports / "index.html").write_text("nothing wrong was seen in another script")
     done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
     assert done.returncode == code
+    assert list(reports.iterdir()) == [], "what stood there is no report of this script"
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("audit: ")
     assert says in last
