@@ -32,6 +32,7 @@ def collect_metrics(results: Results) -> dict[str, Any]:
     for one in results.time_to_quality.cells[1:] if results.time_to_quality else []:
         per_token = None if one.speed_per_token is None else one.speed_per_token.value
         cells[one.cell] |= {"times_as_soon_as_good": one.speedup, "speed_per_token": per_token}
+        cells[one.cell]["quality_state"] = one.standing.state
     for name, model in losses.items():
         cells.setdefault(name, {})["heldout_loss"] = model.loss
         if model.accuracy is not None:

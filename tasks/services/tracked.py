@@ -326,7 +326,8 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
     for cell in results["cells"]:
         standing = cell["standing"]
         is_other = cell.get("is_other_training") and standing["state"] != "withheld"
-        state = wording.OTHER_TRAINING if is_other else standing["state"]
+        doubt = "" if standing["state"] == "proven" else f", {standing['state']}"
+        state = f"{wording.OTHER_TRAINING}{doubt}" if is_other else standing["state"]
         told = ": ".join(filter(None, [state, ", ".join(standing["gates"]), standing["reason"]]))
         tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = told
     return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}

@@ -274,7 +274,7 @@ def test_the_time_to_the_loss_that_the_baseline_ends_with(tmp_path: Path, monkey
     write_metrics(tmp_path / "metrics.json", results)
     metrics = json.loads((tmp_path / "metrics.json").read_text())["2big"]
     assert (metrics["state"], metrics["speedup"]) == ("another training", None)
-    assert metrics["times_as_soon_as_good"] == pytest.approx(10 / 5.44)
+    assert (metrics["times_as_soon_as_good"], metrics["quality_state"]) == (pytest.approx(10 / 5.44), "proven")
 
 
 def test_a_target_that_is_not_reached_is_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,14 @@ def test_a_time_to_quality_that_a_gate_could_not_tell_of_is_unproven_wherever_it
     monkeypatch.setattr("tasks.gates.checks.CHECKS", [])
     unchecked = [Check(name="All is well", question="Is it?", find=look_away, sees_baseline=True)]
     monkeypatch.setattr("tasks.gates.checks.CHECKS_OF_OTHERS", unchecked)
-    said = tell(collect_results(write_with_big(tmp_path)))
-    figures = [line for line in said.splitlines() if "1.84x" in line]
+    results = collect_results(write_with_big(tmp_path))
+    figures = [line for line in tell(results).splitlines() if "1.84x" in line]
     assert figures
     assert [line for line in figures if "nproven" not in line] == []
+    # Whoever reads figures for machines is told so, too.
+    write_metrics(tmp_path / "metrics.json", results)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())["2big"]
+    assert metrics["times_as_soon_as_good"] == pytest.approx(10 / 5.44)
+    assert metrics["quality_state"] == "unproven"
+    tags = make_gate_tags(results.model_dump(mode="json"))
+    assert tags["2big"]["speedup"].startswith("another training, unproven: All is well: 2big: nothing to look at")
