@@ -7,7 +7,7 @@ from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
 _MOST_SEEN = 0.5
-"""Share of held-out rows with a source of their own that may say what a row to be trained on says.
+"""Share of held-out rows that may say what a row outside says, of the same source or of that which is trained on.
 
 Chosen, not measured: a copy of the training rows repeats all of them, and the report counts what a split repeats.
 """
@@ -22,6 +22,12 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
         return _check_other_source(outputs, cell)
     held_out = np.concatenate([np.zeros(0, np.int64), *outputs.slices[outputs.params.heldout_name].row_ids()])
     problems, num_samples, num_seen = [], 0, 0
+    num_repeated = outputs.raw.num_heldout_rows_seen
+    if num_repeated > _MOST_SEEN * held_out.size:
+        problems.append(
+            f"{cell}: {num_repeated:,} of {held_out.size:,} held-out rows say what a row outside says, at most "
+            f"{_MOST_SEEN:.0%} allowed: choose rows that no other row repeats"
+        )
     for segment in outputs.runs[cell].segments:
         in_segment = 0
         for part in segment.samples():
@@ -33,7 +39,7 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
     return make_finding(
         problems,
         otherwise=f"{cell}: none of {num_samples:,} samples learned from is one of the {held_out.size:,} held-out rows",
-        numbers={"samples": num_samples, "held_out_samples": num_seen},
+        numbers={"samples": num_samples, "held_out_samples": num_seen, "held_out_rows_seen": num_repeated},
     )
 
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tasks.gates.heldout import check_evaluated_weights, check_heldout_rows
 from tests.tasks.reporting.comparison import edit_json, edit_ledger, outputs_of, write_comparison
 
@@ -15,7 +17,19 @@ def test_a_cell_that_learned_from_a_held_out_row_fails_and_the_other_passes(tmp_
     assert clean.compared == "1proc: none of 16 samples learned from is one of the 4 held-out rows"
     assert (clean.verdict, found.verdict) == ("passed", "failed")
     assert found.compared == "2proc 0-8 epoch 1: learned 1 time from a held-out row"
-    assert found.numbers == {"samples": 16, "held_out_samples": 1}
+    assert found.numbers == {"samples": 16, "held_out_samples": 1, "held_out_rows_seen": 0}
+
+
+@pytest.mark.parametrize(("num_seen", "verdict"), [(2, "passed"), (3, "failed")])
+def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_held_out(
+    tmp_path: Path, num_seen: int, verdict: str
+) -> None:
+    params = write_comparison(tmp_path)
+    edit_json(tmp_path / "raw" / "manifest.json", num_heldout_rows_seen=num_seen)
+    found = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == verdict
+    told = "2proc: 3 of 4 held-out rows say what a row outside says, at most 50% allowed: choose rows that no other"
+    assert (told in found.compared) == (verdict == "failed")
 
 
 def test_weights_that_are_not_those_the_ranks_ended_with_fail(tmp_path: Path) -> None:
