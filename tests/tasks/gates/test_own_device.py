@@ -75,6 +75,23 @@ def test_a_cell_that_is_bound_next_to_its_gpus_where_the_baseline_is_not_fails(t
     assert not judge(near, [])
 
 
+def test_a_cell_that_is_bound_next_to_its_gpus_in_one_start_alone_fails(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path, device="cuda")
+    edit_json(tmp_path / "machine.json", gpus=[{"name": "T4", "memory_gib": 15.0}] * 2)
+    near, far = [{"gpu_uuid": name, "numa_node": 0} for name in "ab"], [{"gpu_uuid": name} for name in "ab"]
+    for cell, number in (("1proc", 1), ("2proc", 2)):
+        edit_segment(tmp_path, cell, rank_devices=far[:number])
+        edit_segment(tmp_path, cell, "8-16", rank_devices=far[:number])
+    assert check_own_device(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    edit_segment(tmp_path, "2proc", "8-16", rank_devices=near)
+    found = check_own_device(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == "failed"
+    assert (
+        "2proc ran on the cores next to its GPUs alone in 2proc 8-16 epoch 1, and not in 2proc 0-8 epoch 1: start all "
+        "in the same way"
+    ) in found.compared
+
+
 def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path, devices_of_starts={"2proc": [[cores(0), cores(1)], [cores(1), cores(1)]]})
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
