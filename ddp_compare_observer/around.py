@@ -138,6 +138,7 @@ class Surroundings:
             self._guard(self._see_open, *arguments)
         elif event == "os.exec":
             self._guard(self._flush)
+            self._record.write("replaced", program=str(arguments[0]))
         elif event != "socket.connect":
             self._name_the_rest(timeline.SUBPROCESS)
         elif isinstance(arguments[1], tuple):

@@ -97,6 +97,12 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
     if broken := [rank for rank in ranks if "broken" in rank.lines]:
         error = broken[0].lines["broken"][0]
         _log.warning("rank %d was observed up to step %d: %s", broken[0].rank, len(broken[0].steps), error.get("error"))
+    if replaced := [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]:
+        raise ConfigurationError(
+            f"the script became another program ({replaced[0].lines['replaced'][-1].get('program')}) after "
+            f"{wording.format_plural(len(replaced[0].steps), 'step')} on rank {replaced[0].rank}, of which nothing is "
+            f"observed: what it trained there is not known; {told}"
+        )
     if not any(rank.steps for rank in ranks):
         children = sum(int(one["number"]) for rank in ranks for one in rank.lines.get("children", []))
         forked = f"; it forked {children} processes, which are not observed" if children else ""

@@ -74,6 +74,19 @@ def test_a_script_that_only_forks_is_told_so(launch: Callable[[str], Launched], 
 
 
 @pytest.mark.slow
+def test_a_script_that_goes_on_as_another_program_is_told_so(launch: Callable[[str], Launched], tmp_path: Path) -> None:
+    becomes = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n"
+    launched = launch(f"{_ONE_STEP}\n{becomes}")
+    assert (launched.exit_code, launched.num_steps) == (0, 1)
+    with pytest.raises(ConfigurationError, match=r"became another program \(/.*\) after 1 step on rank 0"):
+        require_steps(launched, started_in=tmp_path)
+    # One that cannot, or whose child does, is still itself.
+    fails = f"{_ONE_STEP}\nimport os\ntry:\n    os.execv('/no/program', ['x'])\nexcept OSError:\n    pass\n"
+    child = "pid = os.fork()\nif pid == 0:\n    os.execv('/bin/true', ['true'])\nos.waitpid(pid, 0)\n"
+    require_steps(launch(fails + child), started_in=tmp_path)
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(
     launch: Callable[[str], Launched], tmp_path: Path
 ) -> None:

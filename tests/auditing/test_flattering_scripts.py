@@ -1,5 +1,6 @@
 """Scripts whose steps look shorter than they are, or that do in one launch what they do not in another."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,5 +163,6 @@ def test_a_baseline_that_waits_makes_no_speedup_that_is_called_proven(forked: Fo
     standings = compute_standings(gates, list(audit.request.cells))
     assert standings["2proc"].state != "proven"
     told = render_markdown(make_document(audit, gates, speeds, standings, {}))
-    assert "unproven" in tell_verdict(gates, speeds, standings)
+    # On a busy machine it may be withheld for another reason, but it is never called proven.
+    assert not re.search(r"as fast[^;]*, proven", tell_verdict(gates, speeds, standings))
     assert plausible_speed.NAME in told
