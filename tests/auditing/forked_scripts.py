@@ -56,11 +56,15 @@ class ForkedScripts:
 
 def _serve() -> None:
     import accelerate
+
+    # transformers' Trainer asks for it where it is installed, which takes longer than the script.
+    import mlflow.tracking
     import torch
     import transformers
 
     # Some are imported by their first use only.
     assert all((accelerate.Accelerator, transformers.Trainer, transformers.Qwen2ForCausalLM, torch.distributed))
+    assert mlflow.MlflowClient
     if importlib.util.find_spec("pytorch_lightning"):
         import pytorch_lightning
 

@@ -1,6 +1,6 @@
 """Scripts that say little or nothing of a training: a line says so, and a single step is no reason to call it right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,13 +49,6 @@ copy.deepcopy(model)
 assert pickle.loads(pickle.dumps(time.time)) is time.time
 assert b"ddp_compare" not in open("whole.pt", "rb").read()
 """
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedScripts]:
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
 
 
 @pytest.fixture

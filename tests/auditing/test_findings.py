@@ -42,13 +42,6 @@ CORRECT = [
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedScripts]:
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
-
-
-@pytest.fixture(scope="module")
 def slow_server() -> Iterator[str]:
     """The address of a server that takes its time with an upload."""
 

@@ -1,6 +1,5 @@
 """Scripts that do to their process what no script should: they run as they would, and are observed all the same."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ _HOSTILE = {
     "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_compare')]:\n"
     "    del sys.modules[name]\n",
 }
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedScripts]:
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
 
 
 @pytest.mark.slow

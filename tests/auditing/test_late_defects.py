@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,13 +94,6 @@ for (rows,) in list(DataLoader(TensorDataset(torch.randn(80, 8)), batch_size=4))
     model(rows).sum().backward()
 optimizer.step()
 """
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedScripts]:
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
 
 
 @pytest.mark.slow

@@ -103,9 +103,10 @@ def _serve() -> None:
         asked = json.loads(line)
         ends_others = asked.pop("ends_others")
         if json.loads((Path(asked["work_dir"]) / "config.json").read_bytes())["strategy"] == "deepspeed":
-            # Some seconds that its ranks need not take once each; others do without.
+            # Some seconds that its ranks need not take once each; others do without. Its engine imports an optimizer
+            # that nobody asked for, and with it torch's compiler.
             os.environ["DS_ACCELERATOR"] = "cpu"
-            importlib.import_module("deepspeed")
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
         running = _start(**asked)
         _say(list(running))
         _say(_exit_codes(running, ends_others=ends_others))

@@ -1,6 +1,5 @@
 """Layers that keep only what goes into them: the same training, with less in memory."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,18 @@ from training.workloads import causal_lm
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize(
     ("strategy", "changes"),
     [("single", {}), ("ddp", {}), ("zero1", {}), ("fsdp2", {}), ("ddp", {"precision": "bf16", "packing": True})],
     ids=["single", "ddp", "zero1", "fsdp2", "ddp packed in bf16"],
 )
 def test_the_weights_are_the_same_to_the_bit(
-    strategy: str, changes: dict[str, Any], forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    strategy: str, changes: dict[str, Any], ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     size = 1 if strategy == "single" else 2
     model = make_tiny_model(tmp_path / "model")
     runs = [
-        forked.train(
+        ranks.train(
             make_config(
                 tmp_path / which, model, slices[:1], strategy=strategy, world_size=size, cell=f"{size}proc",
                 activation_checkpointing=which, **changes,

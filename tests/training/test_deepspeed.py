@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
-
-
 def _tell(slices: list[Path], folder: Path, strategy: str, **changes: Any) -> dict[str, Any]:
     model = make_tiny_model(folder / "model", hidden_size=96)
     spread = {"strategy": strategy, "world_size": 1 if strategy == "single" else 2, "cell": "ranks"}
@@ -54,13 +45,13 @@ def _tell(slices: list[Path], folder: Path, strategy: str, **changes: Any) -> di
     ],
 )
 def test_what_ddp_saved_it_takes_up_and_the_other_way_round(
-    before: str, after: str, stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    before: str, after: str, stage: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     options = {"ddp": {}, "deepspeed": STAGES[stage]}
-    whole = forked.train(_tell(slices, tmp_path / "ddp", "ddp"))
+    whole = ranks.train(_tell(slices, tmp_path / "ddp", "ddp"))
     config = _tell(slices, tmp_path / "both", before, options=options[before], checkpoint_every_steps=2)
-    assert any(forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
-    forked.train({**config, "strategy": after, "options": options[after]})
+    assert any(ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
+    ranks.train({**config, "strategy": after, "options": options[after]})
     assert facts_of(config)["num_resumes"] == 1
     assert relative_l2(weights_at_end(config), weights_at_end(whole)) < 2e-6
 
@@ -77,12 +68,12 @@ def test_what_ddp_saved_it_takes_up_and_the_other_way_round(
     ids=lambda given: given if isinstance(given, str) else str(next(iter(given))),
 )
 def test_it_trains_as_one_process_does_in_whatever_way(
-    changes: dict[str, Any], stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    changes: dict[str, Any], stage: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     if "eval_every_steps" in changes:
         changes = {**changes, "heldout_dir": str(slices[1])}
     plain, spread = (
-        forked.train(_tell(slices, tmp_path / name, name, options=options, **changes))
+        ranks.train(_tell(slices, tmp_path / name, name, options=options, **changes))
         for name, options in (("single", {}), ("deepspeed", STAGES[stage]))
     )
     most = 1e-3 if "precision" in changes else 2e-6
@@ -100,18 +91,18 @@ def test_it_trains_as_one_process_does_in_whatever_way(
     ],
 )
 def test_what_it_cannot_do_it_refuses_in_one_line(
-    changes: dict[str, Any], says: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    changes: dict[str, Any], says: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _tell(slices, tmp_path, "deepspeed", **changes)
-    assert 0 not in forked.launch(config)
+    assert 0 not in ranks.launch(config)
     assert says in last_words(config)
 
 
 def test_small_buckets_are_reduced_one_by_one_to_the_same_weights(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     one, many, most = (
-        forked.train(_tell(slices, tmp_path / str(size), "deepspeed", options={"bucket_mib": size}))
+        ranks.train(_tell(slices, tmp_path / str(size), "deepspeed", options={"bucket_mib": size}))
         for size in (100, 0.1, 1e-9)
     )
     assert relative_l2(weights_at_end(one), weights_at_end(many)) < 1e-6
@@ -122,10 +113,10 @@ def test_small_buckets_are_reduced_one_by_one_to_the_same_weights(
 
 @pytest.mark.parametrize("stage", ["1", "2 offloaded", "3"])
 def test_the_rank_whose_gradient_is_not_finite_is_named_in_every_stage(
-    stage: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    stage: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _tell(slices, tmp_path / "broken", "deepspeed", options=STAGES[stage])
-    assert forked.launch(config, fault="rank=1,step=4,kind=nan,section=backward") == [5, 5], last_words(config)
+    assert ranks.launch(config, fault="rank=1,step=4,kind=nan,section=backward") == [5, 5], last_words(config)
     (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
     assert reason.startswith("diverged at step 4: gradient norm is nan")
     assert reason.endswith("it comes from rank 1")

@@ -1,6 +1,5 @@
 """What is particular to instructions; what holds for every workload stands in test_workloads.py."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(root / "model", num_layers=4)
     make_slice(root / "rows", num_rows=45, min_len=2, longest_prompt=40)
     return root
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
 
 
 def test_the_labels_are_the_response_and_its_end_wherever_a_row_is_cut(tmp_path: Path) -> None:
@@ -99,14 +90,14 @@ def test_the_second_computation_sees_that_a_prompt_was_learned_too(folder: Path)
 @pytest.mark.parametrize("strategy", ["pipeline", "fsdp2", "zero1"])
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 def test_every_strategy_learns_on_two_ranks_what_one_learns(
-    strategy: str, packing: bool, folder: Path, forked: ForkedRanks, tmp_path: Path
+    strategy: str, packing: bool, folder: Path, ranks: ForkedRanks, tmp_path: Path
 ) -> None:
     def train(name: str, world_size: int) -> Any:
         asked = {"workload": "instruction", "strategy": name, "world_size": world_size, "packing": packing}
         config = make_config(
             tmp_path / name, folder / "model", [folder / "rows"], cell=name, learning_rate=1e-3, **asked
         )  # fmt: skip
-        return weights_at_end(forked.train(config))
+        return weights_at_end(ranks.train(config))
 
     one, two = train("single", 1), train(strategy, 2)
     assert list(two) == list(one)

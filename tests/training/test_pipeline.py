@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,31 +37,23 @@ class Counted(NamedTuple):
 _NOT_CLIPPED = 1e9
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
-
-
 def _spread(world_size: int, **changes: Any) -> dict[str, Any]:
     strategy = {"strategy": "pipeline" if world_size > 1 else "single", "world_size": world_size}
     return {**strategy, "cell": f"{world_size}proc", "learning_rate": 1e-3, **changes}
 
 
-def _train(forked: ForkedRanks, work: Path, model: Path, slices: list[Path], world_size: int, **changes: Any) -> Any:
-    config = forked.train(make_config(work, model, slices[:1], **_spread(world_size, **changes)))
+def _train(ranks: ForkedRanks, work: Path, model: Path, slices: list[Path], world_size: int, **changes: Any) -> Any:
+    config = ranks.train(make_config(work, model, slices[:1], **_spread(world_size, **changes)))
     return weights_at_end(config)
 
 
 def test_a_cut_by_measured_time_changes_no_bit_and_says_by_what_it_was_cut(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model, found = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS), {}
     for cut in ("weights", "time"):
         config = make_config(tmp_path / cut, model, slices[:1], **_spread(2, options={"cut": cut}))
-        found[cut] = forked.train(config)
+        found[cut] = ranks.train(config)
     assert are_bitwise_equal(weights_at_end(found["weights"]), weights_at_end(found["time"]))
     costs = {cut: facts_of(config)["exchange"]["part_costs"] for cut, config in found.items()}
     # Layers alike cost alike, and looking rows up costs something.
@@ -129,14 +120,14 @@ def test_what_is_looked_up_costs_nothing_and_what_is_multiplied_by_counts() -> N
 
 
 def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_one_process(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS, tied=False)
     # The last step has 3 micro-batches: no whole round of an interleaved schedule, and fewer than there are stages.
     schedules = ({"schedule": "gpipe"}, {"schedule": "interleaved"})
     ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (2, {}), (4, {}), *((2, one) for one in schedules)]
     ended = [
-        _train(forked, tmp_path / str(number), model, slices, size, options=options, max_grad_norm=_NOT_CLIPPED)
+        _train(ranks, tmp_path / str(number), model, slices, size, options=options, max_grad_norm=_NOT_CLIPPED)
         for number, (size, options) in enumerate(ways)
     ]
     for weights in ended[1:]:
@@ -144,23 +135,23 @@ def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_on
 
 
 def test_with_a_tied_embedding_the_bits_do_not_depend_on_the_number_of_stages(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS)
-    one, two, four = (_train(forked, tmp_path / str(size), model, slices, size) for size in (1, 2, 4))
+    one, two, four = (_train(ranks, tmp_path / str(size), model, slices, size) for size in (1, 2, 4))
     assert are_bitwise_equal(two, four)
     assert relative_l2(two, one) < 2e-6
 
 
 def test_two_replicas_of_two_stages_share_the_rows_and_with_zero1_the_update_too(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
-    one = _train(forked, tmp_path / "one", model, slices, 1)
+    one = _train(ranks, tmp_path / "one", model, slices, 1)
     checksums = []
     for zero1 in (False, True):
         spread = _spread(4, options={"replicas": 2, "zero1": zero1})
-        config = forked.train(make_config(tmp_path / f"zero1 {zero1}", model, slices[:1], **spread))
+        config = ranks.train(make_config(tmp_path / f"zero1 {zero1}", model, slices[:1], **spread))
         weights = weights_at_end(config)
         assert relative_l2(weights, one) < 2e-6
         facts = facts_of(config)
@@ -194,23 +185,23 @@ def test_two_replicas_of_two_stages_share_the_rows_and_with_zero1_the_update_too
     {"options": {"schedule": "gpipe"}, "global_batch_size": 2},
 ], ids=str)  # fmt: skip
 def test_a_training_on_two_stages_is_that_of_one_process(
-    changes: dict[str, Any], forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    changes: dict[str, Any], ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
     alone = {**changes, "options": {}}
     one, two = (
-        _train(forked, tmp_path / str(size), model, slices, size, **(changes if size > 1 else alone)) for size in (1, 2)
+        _train(ranks, tmp_path / str(size), model, slices, size, **(changes if size > 1 else alone)) for size in (1, 2)
     )
     assert relative_l2(two, one) < 2e-6
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "layers"])
 def test_random_numbers_of_dropout_are_those_that_one_process_draws(
-    checkpointing: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    checkpointing: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS, tied=False, dropout=0.2)
     asked = {"activation_checkpointing": checkpointing, "max_grad_norm": _NOT_CLIPPED}
-    one, two = (_train(forked, tmp_path / str(size), model, slices, size, **asked) for size in (1, 2))
+    one, two = (_train(ranks, tmp_path / str(size), model, slices, size, **asked) for size in (1, 2))
     assert are_bitwise_equal(two, one)
 
 
@@ -236,28 +227,28 @@ def _write_architecture(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["llama", "opt", "gpt2"])
 def test_other_architectures_are_cut_between_their_own_layers(
-    name: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    name: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = _write_architecture(name, tmp_path / "model")
-    one, two = (_train(forked, tmp_path / str(size), model, slices, size) for size in (1, 2))
+    one, two = (_train(ranks, tmp_path / str(size), model, slices, size) for size in (1, 2))
     assert list(two) == list(one)
     assert relative_l2(two, one) < 2e-6
 
 
-def test_a_classifier_whose_padding_is_masked_is_trained_as_by_one_process(forked: ForkedRanks, tmp_path: Path) -> None:
+def test_a_classifier_whose_padding_is_masked_is_trained_as_by_one_process(ranks: ForkedRanks, tmp_path: Path) -> None:
     model = make_tiny_classifier(tmp_path / "model")
     rows = [make_slice(tmp_path / "0-45", num_rows=45, num_classes=3)]
     asked = {"workload": "sequence_classification"}
-    one, two = (_train(forked, tmp_path / str(size), model, rows, size, **asked) for size in (1, 2))
+    one, two = (_train(ranks, tmp_path / str(size), model, rows, size, **asked) for size in (1, 2))
     assert relative_l2(two, one) < 2e-6
 
 
 def test_what_two_stages_saved_one_process_and_any_other_strategy_goes_on_with(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path, alone: Ranks
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path, alone: Ranks
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
     config = make_config(tmp_path / "work", model, slices[:1], **_spread(2))
-    codes = forked.launch(config, entry="tests.training.contract_steps")
+    codes = ranks.launch(config, entry="tests.training.contract_steps")
     assert codes == [0, 0], last_words(config)
     told = json.loads((tmp_path / "work" / "told.json").read_bytes())
     saved = [torch.load(tmp_path / "work" / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE)]
@@ -309,9 +300,9 @@ def test_it_times_the_passes_of_a_full_step_and_what_of_them_is_its_own(
     ids=["fp16", "compiled", "looks at held-out rows", "too few layers"],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(
-    changes: dict[str, Any], model: dict[str, Any], says: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    changes: dict[str, Any], model: dict[str, Any], says: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", **model)
     config = make_config(tmp_path / "work", folder, slices[:1], **_spread(2, **changes))
-    assert 0 not in forked.launch(config)
+    assert 0 not in ranks.launch(config)
     assert says in last_words(config)

@@ -1,6 +1,5 @@
 """Strategies whose ranks share the state out: what they are equal to, to the bit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,10 @@ from tests.training.forked_ranks import ForkedRanks, last_words
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
-
-
-def train(forked: ForkedRanks, slices: list[Path], work: Path, strategy: str, **changes: Any) -> dict[str, Any]:
+def train(ranks: ForkedRanks, slices: list[Path], work: Path, strategy: str, **changes: Any) -> dict[str, Any]:
     """Return the config of a finished training of two ranks, unless `changes` say otherwise."""
     spread = {"strategy": strategy, "world_size": 2, "cell": "ranks", "learning_rate": 1e-3, **changes}
-    return forked.train(make_config(work, make_tiny_model(work.parent / "model", hidden_size=96), slices[:2], **spread))
+    return ranks.train(make_config(work, make_tiny_model(work.parent / "model", hidden_size=96), slices[:2], **spread))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +33,9 @@ def train(forked: ForkedRanks, slices: list[Path], work: Path, strategy: str, **
     ids=["plain", "exact", "bf16 gradients", "early head", "SGD", "4 ranks", "3 ranks"],
 )
 def test_zero1_ends_with_the_weights_of_ddp_and_the_same_optimizer_state(
-    changes: dict[str, Any], forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    changes: dict[str, Any], ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
-    runs = [train(forked, slices, tmp_path / name / "work", name, **changes) for name in ("ddp", "zero1")]
+    runs = [train(ranks, slices, tmp_path / name / "work", name, **changes) for name in ("ddp", "zero1")]
     for index in range(2):
         assert are_bitwise_equal(*(weights_at_end(config, index) for config in runs))
         whole, shared = (facts_of(config, index)["optimizer_checksums"] for config in runs)
@@ -52,20 +43,20 @@ def test_zero1_ends_with_the_weights_of_ddp_and_the_same_optimizer_state(
         assert shared == whole[:1]
 
 
-def test_zero1_refuses_fp16_in_one_line(forked: ForkedRanks, slices: list[Path], tmp_path: Path) -> None:
+def test_zero1_refuses_fp16_in_one_line(ranks: ForkedRanks, slices: list[Path], tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     config = make_config(
         tmp_path / "work", model, slices[:1], strategy="zero1", world_size=2, cell="2proc", precision="fp16"
     )
-    assert 0 not in forked.launch(config)
+    assert 0 not in ranks.launch(config)
     assert "precision: fp16 is not available for the strategy zero1" in last_words(config)
 
 
 def test_layers_of_fsdp2_that_stay_gathered_give_the_same_bits_with_fewer_gathers(
-    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     runs = [
-        train(forked, slices, tmp_path / f"{option}" / "work", "fsdp2", options={"reshard_after_forward": option})
+        train(ranks, slices, tmp_path / f"{option}" / "work", "fsdp2", options={"reshard_after_forward": option})
         for option in (True, False)
     ]
     assert are_bitwise_equal(*(weights_at_end(config) for config in runs))

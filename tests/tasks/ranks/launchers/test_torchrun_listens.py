@@ -49,21 +49,22 @@ os._exit(0)
 """
 
 
-@pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RanksHere, Listeners]]:
-    """Two ranks under the real launcher that train for longer than any test, and what they listen on."""
-    mark = new_mark()
-    for name, value in mark.items():
-        monkeypatch.setenv(name, value)
-    work = tmp_path / "w o:r,k=ü"
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RanksHere, Listeners]]:
+    """Two ranks under the real launcher that train for longer than these tests, and what they listen on."""
+    mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
+    work = folder / "w o:r,k=ü"
     work.mkdir()
     config = make_config(
-        work, make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=16)], epochs=2_000,
+        work, make_tiny_model(folder / "model"), [make_slice(folder / "slice", num_rows=16)], epochs=4_000,
         cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
     )  # fmt: skip
     write_json(work / "config.json", config)
     with none_left_of(mark), Listeners(mark) as listeners:
-        started = start(work / "config.json", world_size=2, threads_per_rank=1, log_folder=work / "logs")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in mark.items():
+                patch.setenv(name, value)
+            started = start(work / "config.json", world_size=2, threads_per_rank=1, log_folder=work / "logs")
         try:
             _wait_for_step(started, work, at_least=1)
             yield started, listeners
@@ -85,6 +86,23 @@ def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
     ports = [listener.address.rpartition(":")[2] for listener in listeners]
     done = subprocess.run([sys.executable, "-c", WRITING, value.hex(), *ports], capture_output=True, text=True)
     return [int(port) for port in done.stdout.split()]
+
+
+# First, before there are ranks that train beside it.
+@pytest.mark.usefixtures("starts_warm")
+def test_a_launch_that_ends_leaves_no_file_of_its_rendezvous_and_the_next_one_starts(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=8)],
+        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
+    )  # fmt: skip
+    (tmp_path / "work").mkdir()
+    for name in ("first", "second"):
+        write_json(tmp_path / "work" / "config.json", config)
+        logs = tmp_path / "work" / "logs" / name
+        launch = start(tmp_path / "work" / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explain_end()
+        assert not (logs / "rendezvous").exists()
+    assert json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])
 
 
 def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[RanksHere, Listeners]) -> None:
@@ -121,18 +139,3 @@ def test_no_other_user_gets_at_the_files_in_which_ranks_meet(
     for user, found in ((os.geteuid(), "['ranks', 'torchrun']"), (NOBODY, "refused")):
         done = subprocess.run([sys.executable, "-c", READING, folder, str(user)], capture_output=True, text=True)
         assert done.stdout.strip() == found, done.stderr
-
-
-def test_a_launch_that_ends_leaves_no_file_of_its_rendezvous_and_the_next_one_starts(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=8)],
-        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
-    )  # fmt: skip
-    (tmp_path / "work").mkdir()
-    for name in ("first", "second"):
-        write_json(tmp_path / "work" / "config.json", config)
-        logs = tmp_path / "work" / "logs" / name
-        launch = start(tmp_path / "work" / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
-        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explain_end()
-        assert not (logs / "rendezvous").exists()
-    assert json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])
