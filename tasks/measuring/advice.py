@@ -15,7 +15,7 @@ from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.speed import TimedComparison, select_quiet_turns
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
-from tasks.params.choices import read_unit
+from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import Advice, Advised
@@ -94,8 +94,8 @@ def _list_cuda_knobs(params: Params, *, can: Sequence[str], has_bf16: bool) -> l
         ]
     if params.train.compile or read_unit(params.workload) != "token":
         return knobs
-    # Packs that run document by document are not compiled.
-    unrolls = params.train.precision == "fp32" or not has_bf16
+    # Packs that run document by document are not compiled; those of texts that are classified always do.
+    unrolls = params.train.precision == "fp32" or not has_bf16 or has_labels(params.workload)
     ways: list[tuple[str, dict[str, Any]]] = []
     if not (params.train.packing and unrolls):
         ways.append((_COMPILED, {"compile": True}))

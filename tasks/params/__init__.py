@@ -13,6 +13,7 @@ from tasks.params.batches import explain_unfit_batches, make_own_train
 from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
     NAME,
+    has_labels,
     list_file_names,
     read_unit,
     require_cell_name,
@@ -247,6 +248,13 @@ class Params(Section):
         if needs_images and (train.packing or train.compile):
             got = f"got {str(train.packing or train.compile).lower()}"
             raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
+        needs_one_shape = train.packing == "fixed" or (train.packing and train.compile)
+        if needs_one_shape and not needs_images and has_labels(self.workload):
+            got = f"got {str(train.packing).lower()}, {str(train.compile).lower()}"
+            raise ValueError(
+                f"train.packing, train.compile: {got}; allowed: one of them true, packs of texts that are classified "
+                "are as long as their texts and are not compiled"
+            )
         if needs_images and train.activation_checkpointing != "none":
             raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")
         if not needs_images and "seq_len" not in train.model_fields_set:

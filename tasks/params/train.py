@@ -79,7 +79,7 @@ class TrainParams(Section):
 
     The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
     as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
-    fixed: the same packs, all padded to the length of a segment's longest, so that no shape changes.
+    fixed: the same packs, all padded to the length of a segment's longest, so that no shape changes; not for classes.
     """
     loss_chunk_rows: int | None = Field(default=None, ge=1, le=2**31)
     """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums.

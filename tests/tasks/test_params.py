@@ -453,6 +453,28 @@ def test_a_bad_comparison_of_images_is_refused(case: str, tmp_path: Path) -> Non
     assert all(part in str(refused.value) for part in named), refused.value
 
 
+@pytest.mark.parametrize(
+    ("train", "is_accepted"),
+    [
+        ("packing: true", True),
+        ("compile: true", True),
+        ("packing: fixed", False),
+        ("packing: true, compile: true", False),
+    ],
+)
+def test_packs_of_texts_that_are_classified_are_of_no_fixed_length_and_not_compiled(
+    train: str, is_accepted: bool, tmp_path: Path
+) -> None:
+    text = GOOD.replace("causal_lm", "sequence_classification").replace("tiny-qwen2", "tiny-modernbert")
+    text = text.replace("builtin:docstrings", "builtin:docstrings\n  label: package")
+    (tmp_path / "params.yaml").write_text(text.replace("epochs: 2", f"epochs: 2, {train}"))
+    if is_accepted:
+        load_params(tmp_path / "params.yaml")
+        return
+    with pytest.raises(ConfigurationError, match=r"train\.packing, train\.compile: got .*; allowed: one of them true"):
+        load_params(tmp_path / "params.yaml")
+
+
 def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:
     assert (project / "params.yaml").read_bytes() == (project / "presets" / "embedded.yaml").read_bytes()
 

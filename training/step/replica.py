@@ -24,6 +24,7 @@ from training.model.weights import (
 )
 from training.plug import select_hardware
 from training.process.heartbeat import StepSection
+from training.process.kept_memory import keep_freed_memory
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
@@ -56,6 +57,8 @@ class Replica:
         them.
         """
         choose_attention_kernels(device)
+        if device.type == "cpu":
+            keep_freed_memory()
         workload.prepare(model, config)
         self._adapter = adapt(model, config)
         if config.activation_checkpointing == "layers":

@@ -1,7 +1,6 @@
 """Sequence classification: tell which class a text is of, with any sequence classifier of transformers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data import batches
-from training.data.batches import IGNORED_LABEL, MicroBatch, Slice
+from training.data.batches import IGNORED_LABEL, MicroBatch
+from training.data.labelled_texts import LabelledTexts, list_texts, make_dummy_text, open_labelled_texts
 from training.data.rows import Rows
-from training.model import attention_masks
+from training.model import attention_masks, packed_texts
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
@@ -25,100 +24,18 @@ UNIT = "token"
 HAS_LABELS = True
 HAS_PROMPTS = False
 
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    """Texts as tokens, and the class of each; memory-mapped."""
-
-    texts: Slice
-    """The tokens of each, the last of which closes it."""
-    labels: np.ndarray
-    """(num_rows,) int64: number of the class."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    @property
-    def row_ids(self) -> np.ndarray:
-        """(num_rows,) int64: position of each row in the data set."""
-        return self.texts.row_ids
-
-    def lengths(self, seq_len: int) -> np.ndarray:
-        """Return the tokens of every text after cutting to `seq_len`: (num_rows,) int64."""
-        return self.texts.lengths(seq_len)
-
-    def num_tokens(self, seq_len: int) -> np.ndarray:
-        """Return the same: the model reads every token."""
-        return self.lengths(seq_len)
-
-    def num_targets(self, seq_len: int) -> np.ndarray:
-        """Return 1 for every text: it has one class."""
-        return np.ones(len(self), dtype=np.int64)
-
-    def row(self, index: int, seq_len: int) -> np.ndarray:
-        """Return the tokens of a text: (length,) int32; of a longer one the first, and the one that closes it."""
-        text = self.texts.row(index, seq_len)
-        end = self.texts.offsets[index + 1] - 1
-        return np.append(text[:-1], self.texts.tokens[end]) if len(text) == seq_len else text
-
-    def collate(
-        self,
-        rows: Sequence[int],
-        *,
-        seq_len: int,
-        is_packed: bool = False,
-        dropout_seed: int = 0,
-        place: int | None = None,
-    ) -> MicroBatch:
-        """Return the texts as one micro-batch, all as long as the longest rounded up to 8, at most `seq_len`."""
-        assert not is_packed, "prepare refuses packing"
-        texts = [self.row(index, seq_len) for index in rows]
-        lengths = np.array([len(text) for text in texts], dtype=np.int64)
-        padded_len = batches.compute_padded_length(lengths.tolist(), seq_len)
-        input_ids = np.zeros((len(texts), padded_len), dtype=np.int64)
-        for place_in_batch, text in enumerate(texts):
-            input_ids[place_in_batch, : len(text)] = text
-        return MicroBatch(
-            input_ids=torch.from_numpy(input_ids),
-            attention_mask=torch.from_numpy((np.arange(padded_len) < lengths[:, None]).astype(np.int64)),
-            labels=torch.from_numpy(np.array(self.labels[list(rows)], dtype=np.int64)),
-            label_places=torch.arange(len(texts)),
-            row_ids=np.asarray(self.row_ids[list(rows)], dtype=np.int64),
-            sample_num_tokens=lengths,
-            sample_num_targets=np.ones(len(texts), dtype=np.int64),
-            num_padding_tokens=input_ids.size - int(lengths.sum()),
-            dropout_seed=dropout_seed,
-            place=place,
-        )
-
-    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
-        """Return a micro-batch that costs little and weighs nothing."""
-        return make_dummy_micro_batch(seq_len)
-
-    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
-        """Return the tokens of these texts, each once, and 0, with which they are padded: (n,) int64."""
-        return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
+_CANNOT = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""What comes of a model that is given a pack and does not know what one is."""
 
 
 def open_slice(folder: Path) -> LabelledTexts:
-    """Return the rows of a folder that has labels.npy beside the tokens; raises as batches.open_slice does."""
-    texts = batches.open_slice(folder)
-    (labels,) = batches.opened_arrays(folder, "labels")
-    if len(labels) != len(texts):
-        raise ValueError(f"{folder}: {len(labels)} labels and {len(texts)} rows; the slice stage makes them anew")
-    return LabelledTexts(texts=texts, labels=labels)
+    """Return the rows of a folder that the slice stage wrote, labels.npy beside the tokens."""
+    return open_labelled_texts(folder)
 
 
 def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, its one label ignored."""
-    dummy = batches.make_dummy_micro_batch(seq_len)
-    return MicroBatch(
-        **{
-            **vars(dummy),
-            "labels": torch.full((1,), IGNORED_LABEL),
-            "attention_mask": torch.ones_like(dummy.input_ids),
-        }
-    )
+    return make_dummy_text(seq_len)
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
@@ -164,8 +81,54 @@ def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> 
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
-    """Return False: its attention sees the whole row, which packing does not know how to keep apart."""
-    return False
+    """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
+    whole: Any = model
+    before = whole.config._attn_implementation
+    try:
+        _see_texts_alone(model, config)
+    except UnfitModelError:
+        return False
+    finally:
+        whole.set_attn_implementation(before)
+    return True
+
+
+def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
+    """Have attention keep the texts of a pack apart.
+
+    Raises UnfitModelError unless each then has the logits that it has alone: tried on the longest and two of half of
+    that, since where a text begins and how far attention reaches is not for its config to say.
+    """
+    packed_texts.register()
+    if not has_numbers(model):
+        model.set_attn_implementation(packed_texts.NAME)
+        return
+    device, was_training = next(model.parameters()).device, model.training
+    rows = _make_rows(config.seq_len, model.config)
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), contextlib.suppress(*_CANNOT):
+            alone = [
+                _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
+            ]
+            model.set_attn_implementation(packed_texts.NAME)
+            pack = rows.collate(range(3), seq_len=config.seq_len, is_packed=True)
+            if torch.allclose(_compute_batch_logits(model, pack.to(device)), torch.cat(alone), rtol=1e-4, atol=1e-4):
+                return
+    finally:
+        model.train(was_training)
+    raise UnfitModelError(
+        f"packing: true, but {type(model).__name__} cannot: its positions or its attention cannot begin anew in the "
+        "middle of a sequence; use packing: false"
+    )
+
+
+def _make_rows(seq_len: int, config: Any) -> LabelledTexts:
+    """Return three texts of other tokens than those that pad, the first as long as a row may be, then shorter ones."""
+    padding = config.pad_token_id or 0
+    tokens = [token for token in range(min(config.vocab_size, 50)) if token != padding]
+    lengths = (seq_len, -(-seq_len // 2), -(-seq_len // 2))
+    return list_texts([np.resize(np.roll(tokens, place), length) for place, length in enumerate(lengths)])
 
 
 def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
@@ -176,16 +139,18 @@ def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
     """Have the model's layers compiled if the config says so.
 
-    Raises UnfitModelError, in one line, for packed rows, rows longer than the model has positions for, and where there
-    is no compiler.
+    Raises UnfitModelError, in one line, for packed rows if the model cannot keep them apart, rows longer than it has
+    positions for, and where there is no compiler.
     """
-    if config.packing:
+    if config.packing == "fixed" or (config.packing and config.compile):
         raise UnfitModelError(
-            "packing: true, but a text that is classified attends to all of itself and must not to its neighbours; use "
-            "packing: false"
+            f"packing: {str(config.packing).lower()}, compile: {str(config.compile).lower()}, but packs of texts that "
+            "are classified are as long as their texts and are not compiled; use packing: true or compile: true alone"
         )
     if has_numbers(model):
         _require_positions(model, config.seq_len)
+    if config.packing:
+        _see_texts_alone(model, config)
     if config.compile:
         compile_layers(model, config.device)
 
@@ -237,9 +202,19 @@ def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
     return {"loss": loss.double(), "correct": (logits.argmax(1) == micro_batch.labels).sum().double()}
 
 
-def _compute_batch_logits(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+def _compute_batch_logits(model: Any, micro_batch: MicroBatch) -> Tensor:
+    documents = micro_batch.documents
+    if documents is not None:
+        with packed_texts.pack_layers(
+            getattr(model, "module", model), micro_batch.input_ids, lengths=documents.lengths,
+            boundaries=documents.boundaries, position_ids=documents.position_ids, num_texts=micro_batch.num_samples,
+        ) as (input_ids, mask):  # fmt: skip
+            logits: Tensor = model(input_ids=input_ids, attention_mask=mask).logits
+        return logits
     assert micro_batch.attention_mask is not None
-    with attention_masks.skip_mask_checks(is_padded=micro_batch.num_padding_tokens > 0):
+    is_padded = micro_batch.num_padding_tokens > 0
+    assert not (is_padded and getattr(model, "module", model).config._attn_implementation == packed_texts.NAME)
+    with attention_masks.skip_mask_checks(is_padded=is_padded):
         return _compute_logits(model, micro_batch.input_ids, micro_batch.attention_mask)
 
 

@@ -17,7 +17,7 @@ def settings(job: Job) -> list[dict[str, Any]]:
     sizes = job.micro_batch_sizes
     if job.training.device == "cuda":
         return [{"packing": True, "micro_batch_size": size} for size in sizes]
-    ways = (True, False) if job.training.workload == "causal_lm" else (False,)
+    ways = (False,) if job.training.workload == "image_classification" else (True, False)
     return [{"packing": is_packed, "micro_batch_size": size} for is_packed in ways for size in sizes]
 
 

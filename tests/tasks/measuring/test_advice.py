@@ -57,6 +57,8 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
         # For packs of one length, too, where packs are trained already, and not those.
         assert _keys(_params(packing=packing, precision="bf16"), device="cuda").count("train.compile") == ways
     assert _keys(_params(packing=True, precision="bf16"), device="cuda", can=[]).count("train.compile") == 1
+    classifier = _params(packing=True, precision="bf16").model_copy(update={"workload": "sequence_classification"})
+    assert "train.compile" not in _keys(classifier, device="cuda"), "its packs are not compiled"
     images = _params().model_copy(update={"workload": "image_classification"})
     assert "train.compile" not in _keys(images, device="cuda"), "it refuses compiled layers"
 
