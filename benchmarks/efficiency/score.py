@@ -32,8 +32,9 @@ Statistical efficiency alone: held-out loss by samples, which no clock and no ot
 One process trains each workload at its own batch and at 2, 4 and 8 times that until the highest loss that a seed of the
 baseline ends with; between two evaluations the loss is taken to fall evenly. Unless a line says otherwise the rate is
 constant after a warm-up of as many samples, grows with the batch by the rule that the report advises (square root with
-AdamW, linear with SGD), and no row comes twice. Measured: samples until then / the baseline's from the same seed,
-geometric mean and 95 % interval over seeds, three at least. Predicted from the baseline's first seed, as the product
+AdamW, linear with SGD), and a row comes again only after all others: never on abstracts and reviews, after 1,300 on the
+embedded default, after 1,000 on images. Measured: samples until then / the baseline's from the same seed, geometric
+mean and 95 % interval over seeds, three at least. Predicted from the baseline's first seed, as the product
 does of one segment: by the noise scale at its two ends, weighed alike. By steps: the noise at its end, held against the
 squared norm of every step's gradient. By five noise scales along the training. Scaled: by these in the coordinates in
 which AdamW's update is one of plain gradients. Abstracts train a pretrained Llama of 0.26 M parameters; reviews are
