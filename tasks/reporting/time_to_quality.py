@@ -81,8 +81,8 @@ class CellQuality(Record):
     device_time: float | None = None
     """Ranks x seconds to the target / the baseline's; null as the speedup is."""
     predicted: Estimate | None = None
-    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known, or it
-    is another training by more than its batch."""
+    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known, it is
+    another training by more than its batch, or goes over one of several ranges more often than the baseline does."""
     standing: Standing
     """What the gates leave of it; those that ask for the same work are not among them."""
 
@@ -211,10 +211,18 @@ def _make_cell(
     return CellQuality.model_validate(facts)
 
 
+def learns_from_like_rows(params: Params, cell: str) -> bool:
+    """Return whether the cell has seen what the baseline has at any number of tokens, which a prediction presumes.
+
+    It has not where it goes over a range more often before the next one begins.
+    """
+    return len(params.ranges) == 1 or params.train_of(cell).epochs == params.train.epochs
+
+
 def _predict(outputs: Outputs, params: Params, cell: str, per_token: Estimate | None) -> Estimate | None:
     """Return the measured speed per token / the tokens that the noise scale says are needed."""
-    scales = pair_scales(outputs.evaluation.noise_scales, outputs)
-    if per_token is None or not scales or params.cells[cell].other_training is not None:
+    scales, spread = pair_scales(outputs.evaluation.noise_scales, outputs), params.cells[cell]
+    if per_token is None or not scales or spread.other_training or not learns_from_like_rows(params, cell):
         return None
     data = compute_data(scales, params.train_of(cell).global_batch_size, params.train.global_batch_size)
     return Estimate(value=per_token.value / data.value, low=per_token.low / data.high, high=per_token.high / data.low)

@@ -12,9 +12,12 @@ from tasks.reporting.time_to_quality import CellQuality
 TITLE = "Which batch?"
 _RULES = {"adamw": "with the square root of the batch", "sgd": "in proportion to the batch"}
 _ASSUMPTIONS = [
-    "The noise scale is that of the plain gradient of the baseline's own training; an optimizer that scales every "
-    "number of it by itself, such as AdamW, may see another.",
-    "The learning rate fits each batch, and warm-up lasts as many samples.",
+    "The noise is that of the plain gradient of the baseline's own training; an optimizer that scales every number of "
+    "it by itself, such as AdamW, may see more, and then a larger batch costs fewer tokens than is said here.",
+    "The learning rate fits each batch, and warm-up and the optimizer's memory last as many samples. With the same "
+    "betas or momentum the memory lasts as many steps, so that in a short training a larger batch costs more.",
+    "At any number of tokens both have seen as many different rows and stand at a like rate. Where the rate falls to "
+    "nothing in every segment, or more epochs go over one range before the next begins, a larger batch costs more.",
     "A larger batch is more micro-batches of the same size, so that memory stays what it is.",
     "What is predicted is held against nothing here until cells with another batch are trained: docs/goodput.md.",
 ]

@@ -1,0 +1,116 @@
+"""How many samples does a larger batch need for an equally good model, and does the noise scale foretell it?
+
+    python -m benchmarks.efficiency train embedded --work FOLDER --question rule
+    python -m benchmarks.efficiency train abstracts --data FOLDER --work FOLDER
+    python -m benchmarks.efficiency score --work FOLDER
+
+`train` adds to FOLDER/<workload>.jsonl what is missing there, one training after the other by this one process;
+`score` writes benchmarks/results/<date>_<machine>_efficiency.{json,md} of all that stands in FOLDER.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.efficiency.noise import measure_noise
+from benchmarks.efficiency.questions import Trial, list_trials
+from benchmarks.efficiency.recipe import (
+    Curve,
+    NoisePoint,
+    Recipe,
+    append_curve,
+    find_curve,
+    read_curves,
+    select_target,
+)
+from benchmarks.efficiency.trainee import Trainee
+from benchmarks.efficiency.workloads import WORKLOADS, locate_heldout, make_config, prepare
+from benchmarks.throughput.rows import data_folder
+
+_NOISE_AT = (0.0, 0.125, 0.375, 0.6875, 1.0)
+"""Shares of the baseline's samples after which the noise is measured."""
+_NOISE_BATCHES = 16
+
+
+def train(recipe: Recipe, folder: Path, *, target: float | None, takes_noise: bool) -> Curve:
+    """Return what comes of a recipe; it ends when the held-out loss is the target, if one is given."""
+    plan, heldout = WORKLOADS[recipe.workload], locate_heldout(folder)
+    trainee = Trainee(make_config(folder), recipe)
+    points, noise = list[tuple[int, float]](), list[NoisePoint]()
+    marks = [share * recipe.samples for share in _NOISE_AT] if takes_noise else []
+    steps = trainee.list_steps()
+    while True:
+        if trainee.num_samples >= len(points) * plan.every:
+            points.append((trainee.num_samples, trainee.evaluate(heldout, most_rows=plan.heldout)))
+            if target is not None and points[-1][1] <= target:
+                break
+        if marks and trainee.num_samples >= marks[0]:
+            marks.pop(0)
+            plain, scaled = measure_noise(trainee, num_batches=_NOISE_BATCHES)
+            noise.append(NoisePoint(samples=trainee.num_samples, plain=plain, scaled=scaled))
+        step = next(steps, None)
+        if step is None:
+            break
+        trainee.step(step)
+    if points[-1][0] < trainee.num_samples:
+        points.append((trainee.num_samples, trainee.evaluate(heldout, most_rows=plan.heldout)))
+    return Curve(recipe=recipe, points=points, noise=noise, norms=trainee.norms)
+
+
+def train_trial(trial: Trial, folder: Path, file: Path) -> None:
+    """Train what the file has not yet: first the baselines, then the others until the target."""
+
+    def reuse_or_train(recipe: Recipe, target: float | None, *, takes_noise: bool) -> Curve:
+        found = find_curve(read_curves(file), recipe)
+        if found is None:
+            started = time.process_time()
+            found = train(recipe, folder, target=target, takes_noise=takes_noise)
+            append_curve(file, found)
+            seconds = time.process_time() - started
+            print(f"{trial.question} {recipe}: {found.points[-1]}, {seconds:.0f} s of processor", flush=True)
+        return found
+
+    baselines = [
+        reuse_or_train(
+            one, None, takes_noise=trial.question in ("rule", "preset") and one.seed == trial.baselines[0].seed
+        )
+        for one in trial.baselines
+    ]
+    target = None if trial.baselines[0].schedule == "run" else select_target(baselines)
+    for recipe in trial.recipes:
+        reuse_or_train(recipe, target, takes_noise=False)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.efficiency", description=__doc__)
+    parser.add_argument("what", choices=["train", "score"])
+    parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], metavar="WORKLOAD")
+    parser.add_argument("--data", type=Path, help="folder with what is not built in")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument(
+        "--question", nargs="+", help="some of: rule, preset, passes, sawtooth, rate, memory, warm-up, schedule"
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    if arguments.what == "train":
+        for name in arguments.workloads:
+            _train_all(
+                name, arguments.work, data_folder(arguments.data), range(1, arguments.seeds + 1), arguments.question
+            )
+    else:
+        from benchmarks.efficiency.score import write_scores
+
+        print(write_scores(arguments.work).read_text(encoding="utf-8"))
+
+
+def _train_all(name: str, work: Path, data: Path | None, seeds: Sequence[int], questions: Sequence[str] | None) -> None:
+    folder = work.resolve() / name
+    prepare(name, folder, data=data)
+    for trial in list_trials(name, seeds=seeds):
+        if questions is None or trial.question in questions:
+            train_trial(trial, folder, work / f"{name}.jsonl")
+
+
+if __name__ == "__main__":
+    _main()
