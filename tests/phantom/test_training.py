@@ -78,7 +78,7 @@ _CELLS: dict[str, dict[str, Any]] = {
     },
     **{
         f"{name} on {num}": {
-            "strategy": "deepspeed", "world_size": num, "global_batch_size": 8 * num, "options": options, **changes
+            "strategy": "deepspeed", "world_size": num, "global_batch_size": 16, "options": options, **changes
         }
         for num in (2, 8)
         for name, options, changes in (

@@ -85,24 +85,25 @@ class LiveMemory(TorchDispatchMode):
         self.now[kind] += block.num_bytes
         block.kind = kind
 
-    def name_weights(self, weights: Iterable[Tensor]) -> None:
+    def name_weights(self, weights: Iterable[Tensor], *, kept: Iterable[Tensor] = ()) -> None:
         """Say which the weights are: what has their shape later is a copy or a gradient of one.
 
         All else that is there by now is moments if it has their shape, and memory to exchange gradients in if not. What
-        there was before is forgotten: a model is built, and cut or sharded, on the host.
+        there was before is forgotten: a model is built, and cut or sharded, on the host. `kept`: weights, too, of no
+        shape that anything else is known by.
         """
-        found = list(weights)
-        for own in map(_get_own, found):
+        found, beside = list(weights), [part for part in kept if self._is_followed(part)]
+        for own in (*map(_get_own, found), *beside):
             if self._is_followed(own):
                 # Read from a file by no operation of a tensor.
                 self._follow(own)
         shapes = {_get_own(part).shape for part in found}
         for block in self._blocks.values():
             self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
-        self.name(found, WEIGHTS)
-        for own in map(_get_own, found):
-            if (kept := self._blocks.get(id(own.untyped_storage()))) is not None:
-                kept.is_weight = True
+        self.name([*found, *beside], WEIGHTS)
+        for own in (*map(_get_own, found), *beside):
+            if (known := self._blocks.get(id(own.untyped_storage()))) is not None:
+                known.is_weight = True
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
         self.forget_peak()
 
@@ -114,7 +115,7 @@ class LiveMemory(TorchDispatchMode):
         """Know the weights, gradients and sections of a strategy that was built while this was followed."""
         # Layers of other stages are held by circles of references.
         gc.collect()
-        self.name_weights([*strategy.module.parameters(), *strategy.module.buffers()])
+        self.name_weights([*strategy.module.parameters(), *strategy.module.buffers()], kept=strategy.kept_weights)
         for part in (one for one in strategy.module.parameters() if one.requires_grad):
             part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
         # The warm-up begins with its stand-ins for the moments.

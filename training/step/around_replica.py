@@ -1,8 +1,8 @@
 """What every strategy around a replica hands on: who listens to its step, and its model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
@@ -31,6 +31,11 @@ class AroundReplica:
     @on_gradient.setter
     def on_gradient(self, listener: Callable[[], None] | None) -> None:
         self.replica.on_gradient = listener
+
+    @property
+    def kept_weights(self) -> Sequence[Tensor]:
+        """None: the module's own are all."""
+        return ()
 
     @property
     def module(self) -> nn.Module:

@@ -78,6 +78,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def kept_weights(self) -> Sequence[Tensor]:
+        """What this rank keeps of weights beside those of the module, such as those that are updated in their stead."""
+        ...
+
+    @property
     def data_rank(self) -> int:
         """Which share of every step's micro-batches this rank runs, from 0; several ranks may have the same."""
         ...

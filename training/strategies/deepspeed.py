@@ -86,6 +86,12 @@ class DeepSpeed(AroundReplica):
         )
 
     @property
+    def kept_weights(self) -> Sequence[Tensor]:
+        """The shares of the weights that are updated, and in stage 3 those that are gathered."""
+        shared: list[Any] = list(self._parts.values()) if self._engine.stage == 3 else []
+        return [*self._engine.flats, *(part.ds_tensor for part in shared)]
+
+    @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes, which is whole."""
         return (1 + len(self._whole.moments)) * sum(part.nbytes for part in self._whole.parameters.values())
