@@ -53,7 +53,7 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
         for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
             _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
             launched = launch_script(request, cell, folder / f"{cell}-{turn + 1}", stop=stop)
-            audit.launches[cell].append(launched)
+            audit.add(launched)
             require_steps(launched, started_in=request.folder)
             if turn == 0 and (use := measure_link(request, launched, stop=stop)) is not None:
                 links[cell] = use

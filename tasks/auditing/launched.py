@@ -25,6 +25,8 @@ class Launched:
     """Why it ended, where it did not end by itself with 0."""
     was_ended: bool = False
     """Whether the audit ended it, after as many steps as were asked for."""
+    beside: "list[Launched]" = field(default_factory=list, repr=False, compare=False)
+    """All launches of its audit, this one too: what is a part of a step is the same in all of them."""
 
     @property
     def num_steps(self) -> int:
@@ -44,6 +46,19 @@ class Audit:
     request: Request
     launches: dict[str, list[Launched]] = field(default_factory=dict)
     """Cell -> its launches, in order."""
+    _all: list[Launched] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        given, self.launches = self.launches, {cell: [] for cell in self.launches}
+        for launched in (one for found in given.values() for one in found):
+            self.add(launched)
+
+    def add(self, launched: Launched) -> None:
+        """Take in one more launch of its cell."""
+        self.launches.setdefault(launched.cell, []).append(launched)
+        self._all.append(launched)
+        # One that is asked about again, turn by turn, stays beside all others.
+        launched.beside = launched.beside or self._all
 
     def first(self, cell: str) -> Launched:
         """Return the launch that findings are made of: the first one of the cell."""

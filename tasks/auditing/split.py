@@ -21,12 +21,14 @@ def list_timed_steps(steps: list[Fields]) -> list[Fields]:
 
 
 def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY_BE_OF_STEPS) -> tuple[str, ...]:
-    """Return the kinds of other work that are none of the launch's steps.
+    """Return the kinds of other work that are no part of a step.
 
     What most steps of a rank have is a part of them: a teacher's answers, what is learned from next, or what the script
-    does after it has told a server or a program something.
+    does after it has told a server or a program something. Where it is one in any launch of the audit it is one in
+    all: else the same evaluation would be counted where epochs are short, and left out where they are long.
     """
-    found = [list_timed_steps(rank.steps) for rank in launched.ranks]
+    launches = launched.beside or [launched]
+    found = [list_timed_steps(rank.steps) for one in launches for rank in one.ranks]
 
     def is_of_steps(kind: str) -> bool:
         return any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in found)

@@ -123,3 +123,20 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(are_sa
     assert found.verdict == verdict
     assert ("100 % of them: of 160 rows" in found.compared) is are_same
     assert ("with other contents" in found.compared) is not are_same
+
+
+def test_what_is_a_part_of_steps_in_one_cell_is_one_in_all() -> None:
+    """As an evaluation after each epoch, which with more ranks has half as many steps."""
+    steps = [_make_steps(40, 8, forward=0.1), _make_steps(40, 8, forward=0.1)]
+    for every, those in zip((2, 1), steps, strict=True):
+        for step in those[::every]:
+            step["seconds"] = {**step["seconds"], "evaluation": 0.3}
+    one, two = _launch("1proc", [steps[0]]), _launch("2proc", [steps[1], steps[1]])
+    assert "evaluation" not in split_steps(_launch("1proc", [steps[0]])), "by itself it is no part of most steps"
+    audit = Audit(_REQUEST, {"1proc": [one], "2proc": [two]})
+    # What is asked turn by turn changes nothing of it.
+    Audit(_REQUEST, {"1proc": [one]})
+    assert split_steps(one)["evaluation"] == pytest.approx(0.15, rel=0.05)
+    base, other = compute_speeds(audit)
+    assert base.step_seconds == pytest.approx(0.25, rel=0.05)
+    assert other.step_seconds == pytest.approx(0.4, rel=0.05)
