@@ -57,14 +57,16 @@ class Check:
         if is_other and self.asks_for_same_work:
             return make_inapplicable_finding(outputs, cell)
         found = self.find(outputs.alone(cell) if is_other and not self.sees_baseline else outputs, cell)
-        if self.asks_every_seed and (is_other or cell == outputs.params.baseline):
-            found = self._judge_seeds(outputs, cell, found)
+        if self.asks_every_seed and is_other:
+            # The time to quality is a ratio to the baseline's; speedups at equal work are made of no other seed.
+            for one in (outputs.params.baseline, cell):
+                found = self._judge_seeds(outputs, one, found)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(f"{cell}: nothing was found")
         return found
 
     def _judge_seeds(self, outputs: Outputs, cell: str, found: Finding | None) -> Finding | None:
-        """Return what is found of the first training, or what is worse of one from another seed."""
+        """Return what was found until now, or what is worse of the cell's training from another seed."""
         for seed, runs in outputs.seeds.items():
             view = replace(outputs, runs=runs, seeds={}) if self.sees_baseline else outputs.alone(cell, seed=seed)
             other = self.find(view, cell)
