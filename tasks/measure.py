@@ -51,7 +51,6 @@ from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import SegmentConfig
 from training.process.files import digest_json
-from training.record.environment import collect_environment
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_CERTIFYING, without=_STARTING),
                 "machine": self.machine.digest,
-                "environment": collect_environment(),
+                "environment": self.snapshot.environment,
             }
         )
 
@@ -154,7 +153,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TWINNING, without=_STARTING),
                 "machine": self.machine.digest,
-                "environment": collect_environment(),
+                "environment": self.snapshot.environment,
             }
         )
 
@@ -170,7 +169,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": collect_meanings(*_TIMING, without=_STARTING),
                 "machine": self.machine.digest,
-                "environment": collect_environment(),
+                "environment": self.snapshot.environment,
                 "trial": self.trial,
             }
         )

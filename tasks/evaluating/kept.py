@@ -11,7 +11,6 @@ from tasks.machine.facts import PACKAGES
 from tasks.records.stage_file import StageFile
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.process.files import digest_json
-from training.record.environment import collect_environment
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ def reuse_or_make(
 ) -> Found:
     """Return what was kept of the same dependencies, versions and environment, or make it; `what` is logged."""
     versions = {name: importlib.metadata.version(name) for name in (*PACKAGES, "tokenizers")}
-    folder = STORE / digest_json({**depends_on, "versions": versions, "environment": collect_environment()})
+    folder = STORE / digest_json({**depends_on, "versions": versions, "environment": snapshot.environment})
     if kept := read_kept(folder, kind):
         _log.info("%s before, on these rows and with this code", what)
         return kept

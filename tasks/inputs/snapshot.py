@@ -20,6 +20,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.logs import configure_logging
 from tasks.ranks.code import checks
 from tasks.records.fingerprint import InputsFile
+from training.record.environment import collect_decisive_environment
 
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
 _PARAMS = Path("params.yaml")
@@ -90,6 +91,8 @@ class Snapshot:
     """Every file of them -> what shows that it was not written since."""
     params_file: Path = _PARAMS
     """Of a trial of a search it is its own."""
+    environment: dict[str, str] = field(default_factory=collect_decisive_environment)
+    """Variable -> value as the stage begins; what it runs later sets some of them for itself."""
 
     @classmethod
     def begin(cls, file: Path | None, params_file: Path = _PARAMS) -> tuple["Snapshot", Params]:

@@ -228,11 +228,17 @@ def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depen
 def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = _list_keys(inputs)
-    monkeypatch.setenv("SOME_NAME", "1")
-    assert _list_keys(inputs) == before
+    def begin() -> Inputs:
+        return dataclasses.replace(inputs, snapshot=Snapshot(None))
+
+    before = _list_keys(begin())
+    for name in ("SOME_NAME", "OMP_NUM_THREADS", "NCCL_DEBUG", "CUDA_MPS_PIPE_DIRECTORY", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.setenv(name, "7")
+    assert _list_keys(begin()) == before
+    begun = begin()
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
-    assert all(key != before[name] for name, key in _list_keys(inputs).items())
+    assert all(key != before[name] for name, key in _list_keys(begin()).items())
+    assert _list_keys(begun) == before, "what the stage sets while it runs is none of what it began with"
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ _PREFIXES = (
     "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONTRACEMALLOC", "PYTHON_GIL", "PYTHON_JIT", "PYTORCH_", "TORCHDYNAMO_",
     "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
 )  # fmt: skip
-_PLACES = ("_CACHE_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_SOCKET_IFNAME")
+_PLACES = ("_DIR", "_DIRECTORY", "_FILE", "_HOME", "_PATH", "_ROOT", "_SOCKET_IFNAME", "_VISIBLE_DEVICES")
 """Endings of those that say where something is: they differ between machines that compute the same."""
 _FILES_OF_SETTINGS = ("NCCL_CONF_FILE", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE")
 """Those that name a file which says how to compute or exchange: what stands in it counts, not where it is."""
 _MOST_CHARACTERS = 200
+_UNDECISIVE = ("NCCL_DEBUG", "OMP_NUM_THREADS")
+"""Beginnings of those that ranks and stages set by themselves, or that ask for logs alone."""
 
 
 def collect_environment() -> dict[str, str]:
@@ -26,6 +28,11 @@ def collect_environment() -> dict[str, str]:
         if name.startswith(_PREFIXES) and not name.endswith(_PLACES):
             found[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
     return dict(sorted(found.items()))
+
+
+def collect_decisive_environment() -> dict[str, str]:
+    """Return those on which what is computed and kept depends, for its key; taken before anything sets some itself."""
+    return {name: value for name, value in collect_environment().items() if not name.startswith(_UNDECISIVE)}
 
 
 def _make_printable(text: str) -> str:
