@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tasks.data.sources.heads import give_head
 from tasks.equivalence.orders import make_rank_order
@@ -228,3 +229,25 @@ def test_a_model_that_cannot_keep_texts_apart_is_refused_in_one_line(
     with pytest.raises(UnfitModelError, match=r"cannot: .* use packing: false") as caught:
         workload.prepare(model, settings)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_for_which_there_is_no_memory_is_not_said_to_be_unfit(
+    slices: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    folder = make_tiny_classifier(tmp_path / "model")
+    settings = parsed(_config(tmp_path / "work", folder, slices, packing=False), tmp_path)
+    monkeypatch.setattr(workload, "_compute_batch_logits", find_no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        workload.can_pack(workload.load_model(folder), settings)
+
+
+def test_what_a_rehearsal_attended_to_leaves_no_tensor_without_numbers() -> None:
+    def attend_to(query: torch.Tensor) -> torch.Tensor:
+        return packed_texts.attend(torch.nn.Identity(), query, query, query, None, sliding_window=3)[0]
+
+    with FakeTensorMode():
+        attend_to(torch.zeros(1, 2, 11, 4))
+    assert type(attend_to(torch.ones(1, 2, 11, 4))) is torch.Tensor

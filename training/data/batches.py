@@ -110,7 +110,7 @@ def count_label_tokens(lengths: np.ndarray, given: np.ndarray | int = 1) -> np.n
 @dataclass(frozen=True)
 class Documents:
     """The rows of a packed sequence. The padding at its end, fewer than 8 positions, belongs to the last one; of packs
-    of one length all padding is documents of its own."""
+    of one length, and of texts that are classified, all padding is documents of its own."""
 
     lengths: tuple[int, ...]
     """Positions of each that has one."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 NAME = "texts"
 """What transformers knows the attention by, once `register` was called."""
@@ -73,7 +74,9 @@ def _find_band(length: int, window: int | None, *, is_causal: bool, like: Tensor
     """Return what is added to the scores of a text of so many tokens, (length, length); None: it sees all of itself."""
     if window is None or window >= length:
         return None
-    band = _make_band(1 << (length - 1).bit_length(), window, is_causal, like.dtype, like.device)
+    # What is kept from a rehearsal would have no numbers.
+    make = _make_band.__wrapped__ if isinstance(like, FakeTensor) else _make_band
+    band = make(1 << (length - 1).bit_length(), window, is_causal, like.dtype, like.device)
     return band[:length, :length]
 
 

@@ -59,7 +59,10 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         "kernels": {
             "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
             "attention_kernel": find_attention_kernel(
-                model, ranks.device, precision=config.precision, is_masked=find_workload(config.workload).HAS_LABELS
+                model,
+                ranks.device,
+                precision=config.precision,
+                is_masked=find_workload(config.workload).HAS_LABELS and not config.packing,
             ),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "matmul_precision": torch.get_float32_matmul_precision(),

@@ -20,6 +20,7 @@ from training.model.weights import (
     collect_weights,
     compute_parameter_checksum,
     compute_tensor_checksum,
+    has_numbers,
     list_differences,
 )
 from training.plug import select_hardware
@@ -57,7 +58,7 @@ class Replica:
         them.
         """
         choose_attention_kernels(device)
-        if device.type == "cpu":
+        if device.type == "cpu" and has_numbers(model):
             keep_freed_memory()
         workload.prepare(model, config)
         self._adapter = adapt(model, config)

@@ -1,6 +1,7 @@
 """Sequence classification: tell which class a text is of, with any sequence classifier of transformers."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.weights import has_numbers, load_weights
-from training.process.failure import UnfitModelError
+from training.process.failure import UnfitModelError, is_out_of_memory
 
 UNIT = "token"
 HAS_LABELS = True
 HAS_PROMPTS = False
 
+_FEW_TOKENS = 32
 _CANNOT = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 """What comes of a model that is given a pack and does not know what one is."""
 
@@ -96,7 +98,7 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
 def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
     """Have attention keep the texts of a pack apart.
 
-    Raises UnfitModelError unless each then has the logits that it has alone: tried on the longest and two of half of
+    Raises UnfitModelError unless each then has the logits that it has alone: tried on a long one and two of half of
     that, since where a text begins and how far attention reaches is not for its config to say.
     """
     packed_texts.register()
@@ -107,7 +109,7 @@ def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
     rows = _make_rows(config.seq_len, model.config)
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), contextlib.suppress(*_CANNOT):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), _suppress_what_no_pack_brings():
             alone = [
                 _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
             ]
@@ -123,8 +125,26 @@ def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
     )
 
 
+@contextlib.contextmanager
+def _suppress_what_no_pack_brings() -> Iterator[None]:
+    """Let errors of a model that does not know what a pack is pass; having no memory is none of them."""
+    try:
+        yield
+    except _CANNOT as error:
+        if is_out_of_memory(error):
+            raise
+
+
 def _make_rows(seq_len: int, config: Any) -> LabelledTexts:
-    """Return three texts of other tokens than those that pad, the first as long as a row may be, then shorter ones."""
+    """Return three texts of other tokens than those that pad, the first the longest, then shorter ones.
+
+    As long as a row may be where the config has a word of a window, however it reckons; else a few tokens tell.
+    """
+    has_window = any(
+        value and ("window" in name or "local" in name) and "layers" not in name
+        for name, value in config.to_dict().items()
+    )
+    seq_len = seq_len if has_window else min(seq_len, _FEW_TOKENS)
     padding = config.pad_token_id or 0
     tokens = [token for token in range(min(config.vocab_size, 50)) if token != padding]
     lengths = (seq_len, -(-seq_len // 2), -(-seq_len // 2))
