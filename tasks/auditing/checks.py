@@ -62,7 +62,9 @@ def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Findin
     for turn in range(1, min(map(len, audit.launches.values()))):
         later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
         found = question.find(later, cell)
-        if found is None or worst is None or _WORST.index(found.verdict) >= _WORST.index(worst.verdict):
+        # What says nothing of the first one may have something to say of a later one.
+        verdict = "passed" if worst is None else worst.verdict
+        if found is None or _WORST.index(found.verdict) >= _WORST.index(verdict):
             continue
         worst = replace(found, compared=f"{found.compared} (in launch {turn + 1}, and not in those before)")
     return worst

@@ -70,7 +70,9 @@ class Check:
         for seed, runs in outputs.seeds.items():
             view = replace(outputs, runs=runs, seeds={}) if self.sees_baseline else outputs.alone(cell, seed=seed)
             other = self.find(view, cell)
-            if other is not None and found is not None and _WORST.index(other.verdict) < _WORST.index(found.verdict):
+            # What says nothing of the first one may have something to say of another.
+            verdict = "passed" if found is None else found.verdict
+            if other is not None and _WORST.index(other.verdict) < _WORST.index(verdict):
                 found = replace(other, compared=f"from seed {seed}: {other.compared}")
         return found
 

@@ -192,3 +192,14 @@ def test_a_training_whose_seconds_are_told_had_the_priority_of_the_baselines(tmp
         # A speedup of timed blocks says nothing of the training's seconds.
         assert bool(found) == (params is PARAMS_OF_OTHERS or not is_timed)
         assert all("2proc 0-8 epoch 1: the processes had " in one for one in found)
+
+
+def test_what_says_nothing_of_the_first_training_may_fail_of_another_seed(outputs: Outputs) -> None:
+    def find(view: Outputs, cell: str) -> Finding | None:
+        is_first = view.runs[cell].facts.train["seed"] == outputs.runs[cell].facts.train["seed"]
+        return None if is_first else Finding("failed", f"{cell}: slow")
+
+    gate = next(one for one in CHECKS if one.name == "Not data-bound")
+    found = dataclasses.replace(gate, find=find).judge(_add_seed(outputs, "2proc"), "2proc")
+    assert found is not None
+    assert found.verdict == "failed"
