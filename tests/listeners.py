@@ -6,7 +6,8 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,8 @@ from tests.processes import left_of
 _LISTENING = "0A"
 _LISTENING_UNIX = 0x10000
 _SECONDS_BETWEEN_LOOKS = 0.02
+_MOST_OF_A_CORE = 0.1
+"""A look takes the longer the more is open on the machine; what listens does so for as long as somebody may come."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ class Listeners:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(_SECONDS_BETWEEN_LOOKS):
+        wait = _SECONDS_BETWEEN_LOOKS
+        while not self._is_over.wait(wait):
             self.num_looks += 1
-            new = {inode: found for inode, *found in _listening() if inode not in self._seen}
+            began = time.thread_time()
+            new = {inode: found for inode, *found in _listening(self._seen)}
+            wait = max(_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _MOST_OF_A_CORE)
             if not new:
                 continue
             self._seen |= set(new)
@@ -65,12 +71,12 @@ class Listeners:
                     self.found.add(Listener(str(address), owner, bool(is_open)))
 
 
-def _listening() -> Iterator[tuple[str, str, bool]]:
-    """Yield inode, address and whether others can reach it, of every listening socket of this machine."""
+def _listening(seen: Collection[str] = ()) -> Iterator[tuple[str, str, bool]]:
+    """Yield inode, address and whether others can reach it, of every listening socket of this machine but those."""
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTENING:
+            if fields[3] == _LISTENING and fields[9] not in seen:
                 number, port = fields[1].split(":")
                 raw = b"".join(struct.pack("=I", int(number[at : at + 8], 16)) for at in range(0, len(number), 8))
                 address = socket.inet_ntop(family, raw)
@@ -78,7 +84,7 @@ def _listening() -> Iterator[tuple[str, str, bool]]:
                 yield fields[9], f"{address}:{int(port, 16)}", not is_loopback
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split(maxsplit=7)
-        if len(fields) == 8 and int(fields[3], 16) & _LISTENING_UNIX:
+        if len(fields) == 8 and int(fields[3], 16) & _LISTENING_UNIX and fields[6] not in seen:
             yield fields[6], fields[7], _others_can_reach(fields[7])
 
 

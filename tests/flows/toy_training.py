@@ -23,7 +23,11 @@ class ToyTraining:
     @property
     def environment(self) -> dict[str, str]:
         """Return what makes the toy stage train."""
-        return {"TOY_RUNS": f"train@2proc:{_STAGE} {self.work.parent / '2proc.json'}"}
+        # Most of a step is waiting: whoever looks at servers and runs meanwhile has the cores.
+        return {
+            "TOY_RUNS": f"train@2proc:{_STAGE} {self.work.parent / '2proc.json'}",
+            "FAULT": "rank=0,step=1,kind=slow:10",
+        }
 
     def forget(self) -> None:
         """Forget what the last launch said, so that the next one can be waited for."""

@@ -81,19 +81,22 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     said = workspace.repro().stdout
     assert said.count("Running stage") == 1
     assert "Running stage 'fingerprint'" in said
-    workspace.change({"train.learning_rate": 0.001, "measure.speed": False, "measure.twin_seconds": 0})
-    workspace.repro()
-    assert _launches(workspace) == [2, 2]
+    # Every stage is run again; what was trained of the one range is there.
+    workspace.change({"ranges": ["0-64"], "measure.speed": False, "measure.twin_seconds": 0})
+    said = workspace.repro().stdout
+    assert all(f"Running stage '{stage}'" in said for stage in STAGES)
+    assert _launches(workspace) == [1, 1]
     said = workspace.flow()
     assert said.count(": cached, ") == len(STAGES) - 1
-    assert _launches(workspace) == [2, 2]
+    assert _launches(workspace) == [1, 1]
 
 
 def test_a_deleted_output_comes_back_from_the_cache_without_training(workspace: Workspace) -> None:
     before = _digests(workspace)
     subprocess.run(["rm", "-rf", workspace.folder / "data" / "runs" / "2proc"], check=True)
     subprocess.run(["rm", "-rf", workspace.folder / ".work"], check=True)
-    workspace.flow()
+    # As a task of the flow: tests/integration/test_prefect_flow.py.
+    workspace.repro()
     assert _launches(workspace) == [0, 0]
     assert _digests(workspace) == before
 
@@ -148,14 +151,17 @@ def test_a_comment_or_docstring_under_training_retrains_nothing_and_a_real_chang
 
 def test_an_upload_without_a_token_fails_in_one_line_and_leaves_the_comparison_finished(workspace: Workspace) -> None:
     workspace.change({"upload.repo_id": "somebody/something"})
-    for _ in range(2):  # a failure is not cached as done
-        done = workspace.run("python", "-m", "flows", ok=False, HF_HOME=str(workspace.folder / "no-token-here"))
-        assert done.returncode == 2
-        verdict, report, failure = done.stdout.splitlines()[-3:]
-        assert "1proc" in verdict
-        assert report == "Report: reports/index.html"
-        assert failure.startswith("upload: ")
-        assert "HF_TOKEN" in failure
+    home = str(workspace.folder / "no-token-here")
+    done = workspace.run("python", "-m", "flows", ok=False, HF_HOME=home)
+    assert done.returncode == 2
+    verdict, report, failure = done.stdout.splitlines()[-3:]
+    assert "1proc" in verdict
+    assert report == "Report: reports/index.html"
+    assert failure.startswith("upload: ")
+    assert "HF_TOKEN" in failure
+    again = workspace.repro("upload", ok=False, HF_HOME=home)
+    assert again.returncode != 0, "a failure is not cached as done"
+    assert failure in again.stdout
     assert _launches(workspace) == [1, 1]
 
 
@@ -186,12 +192,13 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
             "train.checkpoint_every_steps": 5,
             "measure.speed": False,
             "measure.twin_seconds": 0,
+            "cells.1proc": None,
         }
     )
     for folder in (".work/runs", "data/runs"):
         shutil.rmtree(disturbed.folder / folder)
     # What comes before the training that is disturbed.
-    Workspace(disturbed.folder, programs=warm).repro("measure", "train@1proc")
+    Workspace(disturbed.folder, programs=warm).repro("measure")
     with (disturbed.folder / "flow.log").open("wb") as log:
         flow = subprocess.Popen(
             ["python", "-m", "flows"], cwd=disturbed.folder, env=disturbed.environment(), stdout=log, stderr=log
@@ -208,7 +215,7 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
     undisturbed = disturbed.copy(tmp_path / "undisturbed", programs=warm)
     subprocess.run(["rm", "-rf", undisturbed.folder / ".work" / "runs" / "2proc"], check=True)
     Workspace(disturbed.folder, programs=warm).repro("train@2proc")
-    assert _launches(disturbed) == [1, 2]
+    assert disturbed.launches("2proc") == 2
     log_lines = (disturbed.folder / ".work/runs/2proc/steps.jsonl").read_text().splitlines()
     resumed = [json.loads(line) for line in log_lines if "segment_started" in line or "segment_reused" in line]
     assert [event["event"] for event in resumed] == ["segment_reused", "segment_started"]

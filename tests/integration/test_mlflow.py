@@ -369,50 +369,62 @@ def _ui(place: Place, project: Path) -> Iterator[tuple[int, dict[str, str], int]
     assert not (place.folder / ".work/mlflow.env").exists()
 
 
+@pytest.fixture(scope="module")
+def ui(
+    tmp_path_factory: pytest.TempPathFactory, empty_store: Path, project: Path
+) -> Iterator[tuple[Place, int, dict[str, str], int]]:
+    """The UI of a comparison with a speedup of 1.5: the place, the port, what it asks for and its pid."""
+    place = Place(tmp_path_factory.mktemp("ui"), empty_store)
+    with contextlib.chdir(place.folder):
+        place.report(speedup=1.5)
+    with _ui(place, project) as (port, access, pid):
+        yield place, port, access, pid
+
+
 @pytest.mark.slow
 def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables(
-    place: Place, project: Path, browser: Browser
+    ui: tuple[Place, int, dict[str, str], int], project: Path, browser: Browser
 ) -> None:
-    place.report(speedup=1.5)
-    with _ui(place, project) as (port, access, _):
-        assert "<title>MLflow</title>" in _read(port, "/", access)
-        page = browser.new_page(http_credentials={
-            "username": access["MLFLOW_TRACKING_USERNAME"], "password": access["MLFLOW_TRACKING_PASSWORD"],
-        })  # fmt: skip
-        page.goto(f"http://127.0.0.1:{port}/runs")
-        expect(page.locator("body")).to_contain_text("small", timeout=60_000)
-        expect(page.locator("body")).to_contain_text("3 matching runs")
-        run = place.runs()["small"]
-        assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p>report</p>"
-        _look_at_the_ui(browser, port, access, place.runs(), project / "test-artifacts")
+    place, port, access, _ = ui
+    assert "<title>MLflow</title>" in _read(port, "/", access)
+    page = browser.new_page(http_credentials={
+        "username": access["MLFLOW_TRACKING_USERNAME"], "password": access["MLFLOW_TRACKING_PASSWORD"],
+    })  # fmt: skip
+    page.goto(f"http://127.0.0.1:{port}/runs")
+    expect(page.locator("body")).to_contain_text("small", timeout=60_000)
+    expect(page.locator("body")).to_contain_text("3 matching runs")
+    run = place.runs()["small"]
+    assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p>report</p>"
+    _look_at_the_ui(browser, port, access, place.runs(), project / "test-artifacts")
 
 
 @pytest.mark.slow
-def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place: Place, project: Path) -> None:
-    place.report(speedup=1.5)
+def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(
+    ui: tuple[Place, int, dict[str, str], int], project: Path
+) -> None:
+    place, port, access, pid = ui
     create = {"path": "/api/2.0/mlflow/experiments/create", "body": {"name": "of somebody else"}}
-    with _ui(place, project) as (port, access, pid):
-        file, secret = place.folder / ".work/mlflow.env", access["MLFLOW_TRACKING_PASSWORD"]
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert _refused(port, {"path": "/"}) == 401
-        assert _refused(port, {"path": "/ajax-api/3.0/mlflow/assistant/config"}) == 401
-        assert _refused(port, create) == 401
-        for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
-            assert _refused(port, create, access, **headers) == 403, headers
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
-        assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
-        assert not [one for one in processes if secret in " ".join(one.cmdline())]
-        assert "experiment_id" in _read(port, create["path"], access, body=create["body"])
+    file, secret = place.folder / ".work/mlflow.env", access["MLFLOW_TRACKING_PASSWORD"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert _refused(port, {"path": "/"}) == 401
+    assert _refused(port, {"path": "/ajax-api/3.0/mlflow/assistant/config"}) == 401
+    assert _refused(port, create) == 401
+    for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+        assert _refused(port, create, access, **headers) == 403, headers
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+    assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
+    assert not [one for one in processes if secret in " ".join(one.cmdline())]
+    assert "experiment_id" in _read(port, create["path"], access, body=create["body"])
 
-        taken = subprocess.run(
-            [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)], cwd=place.folder,
-            env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert taken.returncode == 4
-        (line,) = taken.stderr.splitlines()
-        assert line.startswith(f"mlflow: port {port} is not to be had (Address already in use)")
-        assert file.read_text().rstrip().endswith(secret), "the one that serves keeps its password"
+    taken = subprocess.run(
+        [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)], cwd=place.folder,
+        env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert taken.returncode == 4
+    (line,) = taken.stderr.splitlines()
+    assert line.startswith(f"mlflow: port {port} is not to be had (Address already in use)")
+    assert file.read_text().rstrip().endswith(secret), "the one that serves keeps its password"
 
 
 def _read(port: int, path: str, access: dict[str, str] | None = None, *, body: Any = None, **headers: str) -> str:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
-    """The finished comparison of 1 and 2 processes on the ranges 0-500, 500-1500, from the pretrained model."""
+    """The finished comparison of 1 and 2 processes on the ranges 0-200, 200-600, from the pretrained model."""
     changes = {
         "measure.speed": False,
         "name": "abstracts",
@@ -21,11 +21,11 @@ def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project
         "model.source": f"path:{real_data / 'stories260k'}",
         "model.name": "stories260k",
         "dataset.source": f"path:{real_data / 'arxiv_abstracts.parquet'}",
-        "ranges": ["0-500", "500-1500"],
-        "heldout": "25000-25200",
+        "ranges": ["0-200", "200-600"],
+        "heldout": "2000-2100",
         "train.epochs": 1,
         "train.seq_len": 128,
-        "train.learning_rate": 0.002,
+        "train.learning_rate": 0.003,
     }
     folder = tmp_path_factory.mktemp("real") / "project"
     workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
@@ -50,8 +50,8 @@ def test_one_and_two_processes_reach_the_same_loss_on_real_text(abstracts: Works
 
 def test_checkpoints_bear_their_semantic_names(abstracts: Workspace) -> None:
     for cell in ("1proc", "2proc"):
-        assert abstracts.checkpoint(cell, "0-500-epoch-1").name == "stories260k_0-500-epoch-1.pt"
-        assert abstracts.checkpoint(cell, "500-1500-epoch-1").name == "stories260k_500-1500-epoch-1.pt"
+        assert abstracts.checkpoint(cell, "0-200-epoch-1").name == "stories260k_0-200-epoch-1.pt"
+        assert abstracts.checkpoint(cell, "200-600-epoch-1").name == "stories260k_200-600-epoch-1.pt"
 
 
 def test_the_gates_on_correctness_pass_on_real_text(abstracts: Workspace) -> None:

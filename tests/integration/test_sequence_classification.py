@@ -115,14 +115,16 @@ def test_one_more_epoch_trains_only_that_and_goes_on_from_the_rest(packages: Wor
     assert segments[2]["start_checksum"] == segments[1]["parameter_checksums"][0]
 
 
-def test_subject_categories_of_real_abstracts_are_classes(real_data: Path, tmp_path: Path, project: Path) -> None:
+def test_subject_categories_of_real_abstracts_are_classes(
+    real_data: Path, tmp_path: Path, project: Path, warm: Path
+) -> None:
     changes = CLASSIFIER | {
         "dataset.source": f"path:{real_data / 'arxiv_abstracts.parquet'}",
         "dataset.label": "category",
         "ranges": ["0-200"],
-        "heldout": "25000-25100",
+        "heldout": "2000-2100",
     }
-    workspace = Workspace.create(tmp_path / "project", project=project, changes=changes)
+    workspace = Workspace.create(tmp_path / "project", project=project, changes=changes, programs=warm)
     workspace.repro("slice")
     names = read(workspace, "data/slices/manifest.json")["class_names"]
     assert len(names) > 100
