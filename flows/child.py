@@ -19,6 +19,8 @@ import psutil
 _SECONDS_TO_SAVE = 15.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 _CHUNK_BYTES = 65_536
+_LAST_BYTES = 1 << 20
+"""More than a pipe or a terminal holds: what is read once the child has ended."""
 
 
 def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes], None]) -> int:
@@ -47,7 +49,8 @@ def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes]
             end_group(process)
         finally:
             _kill_group(process)
-            listener.join(timeout=5)
+            # However long the last words take: whoever hears them closes its files next.
+            listener.join()
     return process.returncode
 
 
@@ -139,11 +142,13 @@ def _listen(reading: int, process: subprocess.Popen[bytes], hear: Callable[[byte
 
 
 def _read_chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    while True:
+    num_last = 0
+    while num_last < _LAST_BYTES:
         ready, _, _ = select.select([reading], [], [], 0.5)
+        has_ended = process.returncode is not None
         if not ready:
-            # A process that outlived the child may hold the other end open for ever.
-            if process.returncode is not None:
+            # A process that outlived the child may hold the other end open for ever, and write into it.
+            if has_ended:
                 return
             continue
         try:
@@ -152,6 +157,7 @@ def _read_chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[byt
             return
         if not chunk:
             return
+        num_last += len(chunk) * has_ended
         yield chunk
 
 

@@ -35,6 +35,28 @@ def test_exit_code_and_all_output_come_back() -> None:
     assert (code, heard.split()) == (3, ["out", "err"])
 
 
+def test_whoever_hears_slowly_has_heard_all_when_the_child_is_over() -> None:
+    heard: list[bytes] = []
+
+    def hear(chunk: bytes) -> None:
+        time.sleep(6)
+        heard.append(chunk)
+
+    run_child([sys.executable, "-c", "print('last words')"], env=dict(os.environ), hear=hear)
+    assert b"".join(heard) == b"last words\n"
+
+
+def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up() -> None:
+    # The one in the middle ends at once, so that nobody knows whose child the writer is.
+    flood = "import os\nwhile True: os.write(1, bytes(4096))"
+    middle = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {flood!r}]).pid, flush=True)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}], start_new_session=True)"
+    _, heard = _run(code)
+    writer = psutil.Process(int(heard.split()[0].strip("\0")))
+    writer.kill()
+    writer.wait(30)
+
+
 def test_process_that_the_child_leaves_behind_in_its_session_is_ended() -> None:
     code, heard = _run(
         "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
