@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
+from tests.warm.sources import link_sources
 from training.process.files import digest_file, digest_json, write_json
 
 VOCAB_SIZE = 128
@@ -89,17 +89,16 @@ def _rows(comparison: Path) -> HeldoutRows:
     )
 
 
-def _run_stage(folder: Path, project: Path) -> subprocess.CompletedProcess[str]:
+def _run_stage(folder: Path, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
     arguments = "--slices data/slices --base-model data/base_model --runs data/runs --code data/code.json"
     return subprocess.run(
-        [sys.executable, "-m", "tasks.evaluate", *arguments.split(), "--evaluation", "data/evaluation"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, check=False,
+        [python, "-m", "tasks.evaluate", *arguments.split(), "--evaluation", "data/evaluation"],
+        cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
 def _copy(comparison: Path, target: Path) -> Path:
-    shutil.copytree(comparison, target)
-    return target
+    return link_sources(shutil.copytree(comparison, target))
 
 
 def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
@@ -169,10 +168,10 @@ def test_a_perplexity_too_large_for_a_number_is_none() -> None:
 
 @pytest.mark.slow
 def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weights(
-    comparison: Path, project: Path, tmp_path: Path
+    comparison: Path, tmp_path: Path, warm: Path
 ) -> None:
     folder = _copy(comparison, tmp_path / "project")
-    first = _run_stage(folder, project)
+    first = _run_stage(folder, warm / "python")
     assert first.returncode == 0, first.stderr
     written = (folder / "data" / "evaluation" / "evaluation.json").read_bytes()
     evaluation = json.loads(written)
@@ -181,16 +180,16 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     assert {len(sample["continuations"]) for sample in evaluation["samples"]} == {3}
     assert evaluation["first_step"]["num_rows"] == PARAMS["train"]["global_batch_size"]
     assert evaluation["models"]["2proc"]["checkpoint"] == "segments/80-160-epoch-1/tiny_80-160-epoch-1.pt"
-    # Were a model loaded, the broken import would say so.
+    # Were a model loaded, the broken import would say so in a process that is started anew.
     shutil.rmtree(folder / "data" / "evaluation")
     (folder / "torch.py").write_text("raise ImportError('torch was imported')")
-    second = _run_stage(folder, project)
+    second = _run_stage(folder)
     assert second.returncode == 0, second.stderr
     assert (folder / "data" / "evaluation" / "evaluation.json").read_bytes() == written
     (folder / "torch.py").unlink()
     shutil.rmtree(folder / "data" / "runs" / "2proc")
     _write_run(folder / "data" / "runs" / "2proc", _model(folder / "other-1").state_dict())
-    third = _run_stage(folder, project)
+    third = _run_stage(folder, warm / "python")
     assert third.stderr.count("evaluated before") == 3, third.stderr
     models = json.loads((folder / "data" / "evaluation" / "evaluation.json").read_bytes())["models"]
     assert models["2proc"]["loss"] == models["1proc"]["loss"]
@@ -200,7 +199,7 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     "damage", ["missing", "cut", "not trained", pytest.param("other shape", marks=pytest.mark.slow)]
 )
 def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(
-    comparison: Path, project: Path, tmp_path: Path, damage: str
+    comparison: Path, tmp_path: Path, damage: str, warm: Path
 ) -> None:
     folder = _copy(comparison, tmp_path / "project")
     run = folder / "data" / "runs" / "2proc"
@@ -214,7 +213,7 @@ def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(
     else:
         shutil.rmtree(run)
         _write_run(run, {"lm_head.weight": torch.zeros(2, 2)})
-    done = _run_stage(folder, project)
+    done = _run_stage(folder, warm / "python")
     assert done.returncode == 3, done.stderr
     assert "2proc" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -267,6 +267,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", num_parameters=494_032_768)
 
 
+@pytest.mark.usefixtures("starts_warm")
 def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """A stage that does nothing but run the ranks of the config file that it is given, as the real ones run theirs.
 
-`python -m tests.tasks.process.rank_stage CONFIG`
+`python -m tests.tasks.process.rank_stage CONFIG [PYTHON]`; PYTHON is what torchrun and the ranks are started with.
 """
 
 import sys
@@ -15,6 +15,7 @@ from training.config import read_config
 def main() -> None:
     """Run them to their end, or until asked to stop."""
     config = read_config(Path(sys.argv[1]))
+    sys.executable = sys.argv[2] if len(sys.argv) > 2 else sys.executable
     with stop_on_signals() as stop:
         run_ranks(config, launcher="torchrun", stop=stop, follow=lambda _: None)
 

@@ -35,6 +35,8 @@ class Stage:
 
     config: dict[str, Any]
     mark: dict[str, str] = field(default_factory=new_mark)
+    python: str = sys.executable
+    """Of the stage, and so of torchrun and its ranks."""
 
     @property
     def work(self) -> Path:
@@ -45,7 +47,7 @@ class Stage:
         (self.work / "steps.jsonl").unlink(missing_ok=True)
         write_json(self.work.with_suffix(".json"), self.config)
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.tasks.process.rank_stage", str(self.work.with_suffix(".json"))],
+            [sys.executable, "-m", "tests.tasks.process.rank_stage", str(self.work.with_suffix(".json")), self.python],
             cwd=PROJECT, env={**os.environ, **self.mark}, stdout=-1, stderr=-1, text=True,
         )  # fmt: skip
 
@@ -91,8 +93,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[st
 
 
 @pytest.fixture
-def stage(config: Callable[[Path], dict[str, Any]], tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(config(tmp_path / "work"))
+def stage(config: Callable[[Path], dict[str, Any]], tmp_path: Path, warm: Path) -> Iterator[Stage]:
+    """One whose ranks start at once: they are asked, not killed."""
+    stage = Stage(config(tmp_path / "work"), python=str(warm / "python"))
     with none_left_of(stage.mark):
         yield stage
 
@@ -150,15 +153,19 @@ def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(
 
 
 def test_two_runs_side_by_side_though_the_usual_port_is_taken_one_loses_torchrun_the_other_gets_ctrl_c(
-    config: Callable[[Path], dict[str, Any]], tmp_path: Path
+    config: Callable[[Path], dict[str, Any]], tmp_path: Path, warm: Path
 ) -> None:
-    one, other = (Stage(config(tmp_path / name / "work")) for name in ("one", "other"))
+    # What is killed is started as users start it.
+    one = Stage(config(tmp_path / "one" / "work"))
+    other = Stage(config(tmp_path / "other" / "work"), python=str(warm / "python"))
     with socket.socket() as usual, none_left_of(one.mark), none_left_of(other.mark):
         usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         usual.bind(("", 29500))
         usual.listen()
-        process, other_process = one.start(), other.start()
+        process = one.start()
         one.wait_for_steps(3, process)
+        # It starts at once, and would otherwise train for as long as the first one imports.
+        other_process = other.start()
         other.wait_for_steps(3, other_process)
 
         os.kill(find(one.mark, "torch.distributed.run"), signal.SIGKILL)

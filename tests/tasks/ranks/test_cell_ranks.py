@@ -44,6 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 @pytest.mark.parametrize("num_left", [0, 12_288])
 def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exit_code_4(
     small_disk: Path, tmp_path: Path, num_left: int

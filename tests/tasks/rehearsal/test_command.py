@@ -11,6 +11,7 @@ import pytest
 from tasks.params import load_params
 from tests.conftest import PROJECT
 from tests.tiny import make_tiny_model
+from tests.warm.sources import link_sources
 
 
 def _run(
@@ -26,14 +27,20 @@ def _run(
     text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
     (folder / "params.yaml").write_text(text.replace("\n  2gpu:", f"{more_cells}\n  2gpu:"))
     command = [sys.executable, "-m", "tasks.rehearsal", gpu, *options]
-    given = {**os.environ, "PYTHONPATH": str(PROJECT), "COLUMNS": "200"}
+    given = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given)
 
 
+@pytest.fixture(autouse=True)
+def sources(tmp_path: Path, starts_warm: None) -> Path:
+    """A folder in which the command starts at once."""
+    return link_sources(tmp_path)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    make_tiny_model(tmp_path / "model")
-    return tmp_path
+def folder(sources: Path) -> Path:
+    make_tiny_model(sources / "model")
+    return sources
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tasks.reporting import charts, drawing
 from tasks.reporting.results import LossCurve, Results
 from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.measured import arm, measurement, waterfall
+from tests.tasks.reporting.rendered import draw_once
 
 NAMES_OF_CHARTS = ["parallel_efficiency", "time_per_epoch", "average_epoch_time", "speedup", "loss_curves"]
 MEASURED_CHARTS = ["measured_speedup", "waterfall", "prediction", "frontier", "estimates"]
@@ -55,7 +56,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
     clean_results: Results, name: str, expected: list[str]
 ) -> None:
     chart = drawing.find_charts()[name]
-    found = texts(drawing.draw_svg(name, chart, clean_results))
+    found = texts(draw_once(name, clean_results))
     assert set(expected) <= set(found), found
     assert chart.TITLE in found
 
@@ -77,8 +78,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
 def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis(
     measured_results: Results, name: str, expected: list[str]
 ) -> None:
-    chart = drawing.find_charts()[name]
-    found = texts(drawing.draw_svg(name, chart, measured_results))
+    found = texts(draw_once(name, measured_results))
     assert set(expected) <= set(found), found
 
 
@@ -125,7 +125,7 @@ def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_
     withheld_measured_results: Results,
 ) -> None:
     chart = drawing.find_charts()["waterfall"]
-    found = texts(drawing.draw_svg("waterfall", chart, withheld_measured_results))
+    found = texts(draw_once("waterfall", withheld_measured_results))
     assert {"exposed communication", "3.50", "measured", "42.0"} <= set(found)
     assert not {"ideal", "34.0", "unexplained"} & set(found)
     told = drawing.tell_figures(chart, withheld_measured_results)
@@ -139,7 +139,7 @@ def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_
 def test_the_same_results_give_the_same_bytes(measured_results: Results, name: str) -> None:
     chart = drawing.find_charts()[name]
     svg = drawing.draw_svg(name, chart, measured_results)
-    assert svg == drawing.draw_svg(name, chart, measured_results)
+    assert svg == draw_once(name, measured_results)
     assert svg.isascii() or svg.encode()
     assert not re.search(r"\b20\d\d-\d\d-\d\d", svg)
 
@@ -162,15 +162,15 @@ def test_losses_that_differ_are_drawn_apart_with_plain_powers_of_ten_and_equal_o
 def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     withheld_measured_results: Results, name: str
 ) -> None:
-    svg = drawing.draw_svg(name, drawing.select_charts(withheld_measured_results)[name], withheld_measured_results)
+    svg = draw_once(name, withheld_measured_results)
     assert "Withheld" in texts(svg)
     assert "“Same parameters on all ranks”" in " ".join(texts(svg))
     assert not any(re.search(r"\d", text) for text in texts(svg))
 
 
 def test_every_colour_of_a_chart_is_a_variable_that_the_page_sets(measured_results: Results) -> None:
-    for name, chart in drawing.select_charts(measured_results).items():
-        svg = drawing.draw_svg(name, chart, measured_results)
+    for name in drawing.select_charts(measured_results):
+        svg = draw_once(name, measured_results)
         drawn = re.sub(r"<style.*?</style>", "", svg)
         bare = re.sub(r"var\(--[a-z0-9-]+, #[0-9a-f]{6}\)", "", drawn)
         assert not re.search(r"#[0-9a-fA-F]{6}\b", bare), name

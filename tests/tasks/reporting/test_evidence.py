@@ -8,7 +8,7 @@ from tasks.reporting.results import Results
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import write_comparison
 from tests.tasks.reporting.measured import measurement
-from tests.tasks.reporting.rendered import page_of
+from tests.tasks.reporting.rendered import undrawn_page_of
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def test_parts_that_explain_what_the_speedup_lost_add_up_and_others_do_not(found
 
 def test_the_page_says_whether_the_parts_add_up(found: MeasurementFile, measured_results: Results) -> None:
     residuals = collect_residuals(found, found.waterfalls)
-    text = page_of(measured_results.model_copy(update={"residuals": residuals})).text
+    text = undrawn_page_of(measured_results.model_copy(update={"residuals": residuals})).text
     assert (
         "19.0 % of the step was lost there, the parts explain 18.6 %, the rest is -1.5 % to 2.5 %: they add up." in text
     )
     broken = residuals[0].model_copy(
         update={"residual": residuals[0].residual.model_copy(update={"low": 0.05, "high": 0.09})}
     )
-    text = page_of(measured_results.model_copy(update={"residuals": [broken]})).text
+    text = undrawn_page_of(measured_results.model_copy(update={"residuals": [broken]})).text
     assert "the rest is 5.0 % to 9.0 %: they do not add up" in text

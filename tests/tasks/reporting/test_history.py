@@ -116,7 +116,7 @@ def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Path, measured: dict[str, Any]) -> None:
-    report(tmp_path, measured)
+    remember(tmp_path, measured)
     measure_again(tmp_path, **SLOWER)
     edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
     results = report(tmp_path, measured)
@@ -129,7 +129,7 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Pa
         assert [figure for figure in ("1.62x", "1.6190", "1.30x", "1.2952") if figure in text] == [], name
     # The training is repaired: another comparison, of the same measurement.
     edit_segment(tmp_path, "2proc", data_wait_seconds=0.01)
-    repaired = report(tmp_path, measured).history
+    repaired = remember(tmp_path, measured).history
     assert repaired is not None
     assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
     assert len(lines_of(tmp_path)) == 6
@@ -138,7 +138,7 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Pa
 def test_an_unproven_speedup_is_remembered_and_shown_as_such(tmp_path: Path, measured: dict[str, Any]) -> None:
     (tmp_path / "measurements" / "certificate.json").unlink()
     for _ in range(2):
-        results = report(tmp_path, measured)
+        results = remember(tmp_path, measured)
     assert [line["gates_passed"] for line in lines_of(tmp_path)] == ["yes", "unproven"]
     assert results.history is not None
     assert [record.gates_passed for record in results.history.records] == [True, "unproven"]
@@ -150,7 +150,7 @@ def test_an_unproven_speedup_is_remembered_and_shown_as_such(tmp_path: Path, mea
 
 
 def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, measured: dict[str, Any]) -> None:
-    first = report(tmp_path, measured)
+    first = remember(tmp_path, measured)
     machine = json.loads((tmp_path / "machine.json").read_text())
     edit_json(tmp_path / "machine.json", versions=machine["versions"] | {"torch": "2.16.0"})
     measure_again(tmp_path, **SLOWER)
@@ -179,7 +179,7 @@ def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, meas
 
 @pytest.mark.slow
 def test_rendering_anew_gives_the_same_history(tmp_path: Path, measured: dict[str, Any]) -> None:
-    report(tmp_path, measured)
+    remember(tmp_path, measured)
     measure_again(tmp_path, **SLOWER)
     results = report(tmp_path, measured)
     (tmp_path / "alone").mkdir()

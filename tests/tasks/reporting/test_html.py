@@ -9,7 +9,7 @@ from tasks.reporting import drawing
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
 from tests.tasks.reporting.page import Page
-from tests.tasks.reporting.rendered import page_of
+from tests.tasks.reporting.rendered import page_of, undrawn_page_of
 
 FILES_BESIDE = ["results.json", "blocks.parquet", "epochs.csv", "losses.csv", "report.md", "charts/"]
 
@@ -112,7 +112,7 @@ def test_models_that_wrote_the_same_stand_together(clean_results: Results) -> No
     sample = clean_results.quality.samples[0]
     same = sample.model_copy(update={"continuations": {"base": "a", "1proc": "b", "2proc": "b"}})
     quality = clean_results.quality.model_copy(update={"samples": [same]})
-    text = page_of(clean_results.model_copy(update={"quality": quality})).text
+    text = undrawn_page_of(clean_results.model_copy(update={"quality": quality})).text
     assert "the text itself sum of the values. base model a 1proc and 2proc b" in text
 
 

@@ -21,7 +21,7 @@ from tests.tasks.reporting.measured import (
     waterfall,
 )  # fmt: skip
 from tests.tasks.reporting.page import Page
-from tests.tasks.reporting.rendered import markdown_of, page_of
+from tests.tasks.reporting.rendered import markdown_of, page_of, undrawn_page_of
 
 
 def with_measurement(results: Results, **changes: Any) -> Results:
@@ -98,7 +98,7 @@ def test_every_chart_stands_in_its_section(page: Page, measured_results: Results
 def test_what_is_known_of_a_gpu_is_shown_and_what_is_unknown_is_not_available(measured_results: Results) -> None:
     known = {"mfu": 0.412, "mfu_palm": 0.431, "gpu_utilisation": 0.93, "gpu_watts": 512.0, "joules_per_token": 0.0128}
     arms = [arm("1proc", 1), arm("2proc", 2, **known, peak_memory_gib=20.5, peak_reserved_gib=22.6)]
-    text = page_of(with_measurement(measured_results, arms=arms)).text
+    text = undrawn_page_of(with_measurement(measured_results, arms=arms)).text
     assert "2proc 41.6 ms 50.4 ms 369 461 95.2 41.2 % (PaLM 43.1 %) 20.5 GiB 22.6 GiB 93 % 512 W 0.0128 J/token" in text
     assert "1proc 67.3 ms 74.8 ms 228 285 58.8 n/a n/a n/a n/a n/a n/a" in text
     assert "Over wrapped" not in text.partition("Glossary Cell")[0]
@@ -107,7 +107,7 @@ def test_what_is_known_of_a_gpu_is_shown_and_what_is_unknown_is_not_available(me
 def test_only_what_is_recommended_has_a_patch_to_copy(page: Page, measured_results: Results) -> None:
     assert len(page.all("pre")) == 3
     tried = [one for one in advice().tried if one.verdict != "recommended"]
-    none = page_of(with_measurement(measured_results, advice={"tried": tried, "combined": None}))
+    none = undrawn_page_of(with_measurement(measured_results, advice={"tried": tried, "combined": None}))
     assert not none.all("pre")
     assert "None of these changes is recommended: of none is the whole interval of the gain above 1." in none.text
 
@@ -117,13 +117,13 @@ def test_a_change_that_could_not_be_run_is_named_with_the_reason(measured_result
     failed = ["layers compiled (RuntimeError: no <b>compiler</b>)"]
     results = with_measurement(measured_results, advice={"tried": tried, "combined": None, "failed": failed})
     said = "Could not be run: layers compiled (RuntimeError: no"
-    assert f"{said} <b>compiler</b>)." in page_of(results).text
+    assert f"{said} <b>compiler</b>)." in undrawn_page_of(results).text
     assert f"{said} &lt;b&gt;compiler&lt;/b&gt;)." in markdown_of(results).replace("\\", "")
 
 
 def test_a_section_with_nothing_says_why(measured_results: Results, clean_results: Results) -> None:
     bare = {"waterfalls": [], "advice": None, "predictions": []}
-    for render in (lambda results: page_of(results).text, markdown_of):
+    for render in (lambda results: undrawn_page_of(results).text, markdown_of):
         text = render(with_measurement(measured_results, **bare))
         assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
         assert "No change was tried: none can be here, or measure.advice in params.yaml is off." in text
@@ -137,7 +137,7 @@ def test_what_ranks_wait_for_each_other_stands_among_what_is_lost(
 ) -> None:
     waits = "2stages: its ranks wait for each other 35 % of the passes."
     results = with_measurement(measured_results, waits=[waits], **changes)
-    for text in (page_of(results).text, markdown_of(results)):
+    for text in (undrawn_page_of(results).text, markdown_of(results)):
         assert waits in " ".join(text.split())
 
 
@@ -180,7 +180,7 @@ def test_ranks_that_are_not_predicted_are_named_with_the_reason(measured_results
 
 def test_a_machine_that_was_not_fit_is_named_with_the_remedy(measured_results: Results) -> None:
     results = with_measurement(measured_results, preflight=preflight("others use 1.4 of 2 cores"))
-    for text in (page_of(results).text, markdown_of(results)):
+    for text in (undrawn_page_of(results).text, markdown_of(results)):
         assert "Before measuring, the machine was not fit to measure: load." in text
         assert "others use 1.4 of 2 cores" in text
         assert "end what else runs" in text

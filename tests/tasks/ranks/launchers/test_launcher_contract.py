@@ -23,8 +23,11 @@ Start = Callable[..., Launch]
 
 
 @pytest.fixture(params=LAUNCHERS)
-def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py)."""
+def start(request: pytest.FixtureRequest, tmp_path: Path, starts_warm: None) -> Iterator[Start]:
+    """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py).
+
+    torchrun starts at once; the ranks are cold, and its own children.
+    """
     running: list[Launch] = []
 
     def starting(*asked: Any) -> Launch:

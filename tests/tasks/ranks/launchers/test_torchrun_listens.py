@@ -42,9 +42,13 @@ def write(port):
     for key in store.list_keys():
         store.set(key, bytes.fromhex(sys.argv[1]))
 
-for port in sys.argv[2:]:
-    threading.Thread(target=write, args=(port,), daemon=True).start()
-time.sleep(6)
+writers = [threading.Thread(target=write, args=(port,), daemon=True) for port in sys.argv[2:]]
+for writer in writers:
+    writer.start()
+# Each gives up after three seconds; one that does not is left behind.
+deadline = time.monotonic() + 6
+for writer in writers:
+    writer.join(max(0.0, deadline - time.monotonic()))
 os._exit(0)
 """
 
