@@ -198,10 +198,10 @@ def _make_summary(
 def _measure_noise(params: Params, arguments: argparse.Namespace, snapshot: Snapshot, code: str) -> list[NoiseScale]:
     """Return the gradient noise scale along the baseline's training, from the base model on."""
     digest = BaseModelManifest.read(arguments.base_model).digest
-    points = [Point(str(params.ranges[0]), 0, None, digest)]
+    points = [Point(str(params.ranges[0]), 0, None, digest, None)]
     for subject in list_epoch_subjects(params, [params.baseline], runs=arguments.runs):
         assert subject.segment is not None
-        points.append(Point(*subject.segment, subject.checkpoint, subject.weights_digest))
+        points.append(Point(*subject.segment, subject.checkpoint, subject.weights_digest, subject.state_digest))
     return measure_points(
         points, params, snapshot,
         slices=arguments.slices, base_model={"folder": arguments.base_model, "digest": digest}, code=code,

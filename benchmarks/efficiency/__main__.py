@@ -37,7 +37,7 @@ def train(recipe: Recipe, folder: Path, *, target: float | None, takes_noise: bo
     """Return what comes of a recipe; it ends when the held-out loss is the target, if one is given."""
     plan, heldout = WORKLOADS[recipe.workload], locate_heldout(folder)
     trainee = Trainee(make_config(folder), recipe)
-    points, noise = list[tuple[int, float]](), list[NoisePoint]()
+    points, noise, losses = list[tuple[int, float]](), list[NoisePoint](), list[float]()
     marks = [share * recipe.samples for share in _NOISE_AT] if takes_noise else []
     steps = trainee.list_steps()
     while True:
@@ -52,14 +52,17 @@ def train(recipe: Recipe, folder: Path, *, target: float | None, takes_noise: bo
         step = next(steps, None)
         if step is None:
             break
-        trainee.step(step)
+        losses.append(trainee.step(step))
     if points[-1][0] < trainee.num_samples:
         points.append((trainee.num_samples, trainee.evaluate(heldout, most_rows=plan.heldout)))
-    return Curve(recipe=recipe, points=points, noise=noise, norms=trainee.norms)
+    return Curve(recipe=recipe, points=points, noise=noise, norms=trainee.norms, losses=losses)
 
 
-def train_trial(trial: Trial, folder: Path, file: Path) -> None:
-    """Train what the file has not yet: first the baselines, then the others until the target."""
+def train_trial(trial: Trial, folder: Path, file: Path, *, noise_alone: bool = False) -> None:
+    """Train what the file has not yet: first the baselines, then the others until the target.
+
+    `noise_alone`: the first baseline and nothing else.
+    """
 
     def reuse_or_train(recipe: Recipe, target: float | None, *, takes_noise: bool) -> Curve:
         found = find_curve(read_curves(file), recipe)
@@ -75,8 +78,10 @@ def train_trial(trial: Trial, folder: Path, file: Path) -> None:
         reuse_or_train(
             one, None, takes_noise=trial.question in ("rule", "preset") and one.seed == trial.baselines[0].seed
         )
-        for one in trial.baselines
+        for one in (trial.baselines[:1] if noise_alone else trial.baselines)
     ]
+    if noise_alone:
+        return
     target = None if trial.baselines[0].schedule == "run" else select_target(baselines)
     for recipe in trial.recipes:
         reuse_or_train(recipe, target, takes_noise=False)
@@ -92,24 +97,37 @@ def _main() -> None:
         "--question", nargs="+", help="some of: rule, preset, passes, sawtooth, rate, memory, warm-up, schedule"
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--noise-alone", action="store_true", help="train the first baseline alone, for its noise")
+    parser.add_argument(
+        "--measured", type=Path, help="an earlier result (.json): what larger batches needed that are not trained here"
+    )
     arguments = parser.parse_args()
     if arguments.what == "train":
         for name in arguments.workloads:
             _train_all(
-                name, arguments.work, data_folder(arguments.data), range(1, arguments.seeds + 1), arguments.question
-            )
+                name, arguments.work, data_folder(arguments.data), range(1, arguments.seeds + 1), arguments.question,
+                noise_alone=arguments.noise_alone,
+            )  # fmt: skip
     else:
         from benchmarks.efficiency.score import write_scores
 
-        print(write_scores(arguments.work).read_text(encoding="utf-8"))
+        print(write_scores(arguments.work, measured=arguments.measured).read_text(encoding="utf-8"))
 
 
-def _train_all(name: str, work: Path, data: Path | None, seeds: Sequence[int], questions: Sequence[str] | None) -> None:
+def _train_all(
+    name: str,
+    work: Path,
+    data: Path | None,
+    seeds: Sequence[int],
+    questions: Sequence[str] | None,
+    *,
+    noise_alone: bool,
+) -> None:
     folder = work.resolve() / name
     prepare(name, folder, data=data)
     for trial in list_trials(name, seeds=seeds):
         if questions is None or trial.question in questions:
-            train_trial(trial, folder, work / f"{name}.jsonl")
+            train_trial(trial, folder, work / f"{name}.jsonl", noise_alone=noise_alone)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Curve:
     """By samples; empty unless it was asked for."""
     norms: list[tuple[int, float]] = field(default_factory=list)
     """(Samples, norm of the gradient before clipping) of every step."""
+    losses: list[float] = field(default_factory=list)
+    """Mean loss of every step's labels, before its update."""
 
     def count_samples_until(self, target: float) -> float | None:
         """Return after how many samples the held-out loss is the target; None if it never was."""
@@ -76,7 +78,8 @@ class Curve:
             }
             for one in self.noise
         ]  # fmt: skip
-        return {"recipe": dataclasses.asdict(self.recipe), "points": self.points, "noise": noise, "norms": self.norms}
+        own = {"points": self.points, "noise": noise, "norms": self.norms, "losses": self.losses}
+        return {"recipe": dataclasses.asdict(self.recipe), **own}
 
 
 def read_curves(file: Path) -> list[Curve]:
@@ -113,4 +116,5 @@ def _parse_curve(raw: dict[str, Any]) -> Curve:
     ]  # fmt: skip
     points = [(int(samples), float(loss)) for samples, loss in raw["points"]]
     norms = [(int(samples), float(norm)) for samples, norm in raw.get("norms", [])]
-    return Curve(recipe=Recipe(**raw["recipe"]), points=points, noise=noise, norms=norms)
+    losses = [float(loss) for loss in raw.get("losses", [])]
+    return Curve(recipe=Recipe(**raw["recipe"]), points=points, noise=noise, norms=norms, losses=losses)

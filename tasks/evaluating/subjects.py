@@ -21,6 +21,8 @@ class ModelToEvaluate:
     """The cell's checkpoint; None for the base model."""
     weights_digest: str
     """sha256 of the weights."""
+    state_digest: str | None = None
+    """sha256 of the optimizer's state beside them, as the receipt has it; None without one, as the base model is."""
     segment: tuple[str, int] | None = None
     """The range and epoch after which the weights were so; None for the base model and a cell's last weights."""
     seed: int | None = None
@@ -66,9 +68,15 @@ def locate_run(runs: Path, cell: str, seed: int | None) -> Path:
 def _make_subject(
     cell: str, file: Path, *, segment: tuple[str, int] | None = None, seed: int | None = None
 ) -> ModelToEvaluate:
+    from training.state.checkpoint import STATE_FILE  # here: torch takes seconds to import
+
     try:
-        promised = SegmentReceipt.read(file.parent).files.get(file.name)
+        files = SegmentReceipt.read(file.parent).files
     except DataError as error:
         raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
+    promised, state = files.get(file.name), files.get(STATE_FILE)
     digest = require_digest(file, promised.sha256 if promised else None)
-    return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment, seed=seed)
+    return ModelToEvaluate(
+        name=cell, checkpoint=file, weights_digest=digest, state_digest=state.sha256 if state else None,
+        segment=segment, seed=seed,
+    )  # fmt: skip

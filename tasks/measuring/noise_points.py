@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from tasks.equivalence.reference import has_reference
 from tasks.evaluating.kept import reuse_or_make
+from tasks.inputs.damage import require_digest
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot
 from tasks.measuring.noise_scale import measure_noise_scale
@@ -26,10 +27,11 @@ from training.config import SegmentConfig
 _log = logging.getLogger(__name__)
 
 _NOT_NOISE = {*NOT_CONTENT, "schedule", "schedule_span", "schedule_floor", "decay_steps", "warmup_steps"} | {
-    "learning_rate", "optimizer", "momentum", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm",
-    "precision", "compile", "exact", "activation_checkpointing",
+    "learning_rate", "momentum", "adam_beta1", "weight_decay", "precision", "compile", "exact",
+    "activation_checkpointing",
 }  # fmt: skip
-"""Keys of `train` that no gradient at given weights depends on, as one process computes it in fp32."""
+"""Keys of `train` that no gradient at given weights depends on, as one process computes it in fp32; nor what AdamW
+makes of its square, which follows from the state's digest, from beta2 and from what gradients are clipped to."""
 
 
 class Point(NamedTuple):
@@ -41,6 +43,8 @@ class Point(NamedTuple):
     checkpoint: Path | None
     """None for the base model."""
     weights_digest: str
+    state_digest: str | None
+    """Of the optimizer's state beside the checkpoint; None of the base model, or where there is none."""
 
 
 def list_noise_inputs(params: Params, point: Point, *, slices: Path, base_model: str, code: str) -> dict[str, Any]:
@@ -48,6 +52,7 @@ def list_noise_inputs(params: Params, point: Point, *, slices: Path, base_model:
     return {
         "base_model": base_model,
         "weights": point.weights_digest,
+        "state": point.state_digest,
         "rows": SliceManifest.read(slices / point.range).digest,
         "range": [point.range, point.epoch],
         "train": params.train_of(params.baseline).model_dump(exclude=_NOT_NOISE),
@@ -99,12 +104,33 @@ def _measure(point: Point, params: Params, slices: Path, base_model: Path) -> No
     with show_progress("gradient noise scale, batches", num_batches) as advance, name_out_of_memory(what):
         has_adapter = bool(config.adapter)
         weights = None if point.checkpoint is None else load_trained(point.checkpoint, has_adapter=has_adapter)
-        found = measure_noise_scale(config, weights, epoch=point.epoch, num_batches=num_batches, advance=advance)
+        state = load_state(point, params)
+        found = measure_noise_scale(
+            config, weights, epoch=point.epoch, num_batches=num_batches, state=state, advance=advance
+        )
     where = f"after {point.range} epoch {point.epoch}" if point.epoch else "at the start"
     if found is None:
         _log.info("noise scale %s: %s has too few rows to measure it", where, point.range)
         return NoiseScaleFile(points=[])
     value = wording.format_optional(found.value, wording.format_three_digits)
     high = wording.format_optional(found.high, wording.format_three_digits)
-    _log.info("noise scale %s: %s samples (%.3g to %s)", where, value, found.low, high)
+    _log.info(
+        "noise scale %s: %s samples (%.3g to %s), by %d batches, %s",
+        where, value, found.low, high, found.num_batches, found.coordinates,
+    )  # fmt: skip
     return NoiseScaleFile(points=[found])
+
+
+def load_state(point: Point, params: Params) -> dict[str, Any] | None:
+    """Return the optimizer's state beside the checkpoint, byte for byte what its receipt says; None without one.
+
+    Raises DataError (exit code 3) where it is damaged. That of SGD is not looked at.
+    """
+    if point.checkpoint is None or point.state_digest is None or params.train.optimizer != "adamw":
+        return None
+    from training.model.weights import load_tensors
+    from training.state.checkpoint import STATE_FILE
+
+    file = point.checkpoint.with_name(STATE_FILE)
+    require_digest(file, point.state_digest)
+    return load_tensors(file)

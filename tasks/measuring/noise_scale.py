@@ -7,14 +7,16 @@ N labels together has |G|^2 + T / N. Weighted by n_i / N, the parts give two equ
 many batches are what is reported, never means of ratios, and their interval is Fieller's (1954, Some Problems in
 Interval Estimation), which has no upper end where the noise leaves no gradient to be seen.
 
-It is taken at fixed weights, by one process without a clock: nothing of it is in any timed step.
+It is taken at fixed weights, by one process without a clock: nothing of it is in any timed step. A training by AdamW
+has the noise scale of AdamW's coordinates (tasks/equivalence/reference/batch_squares.py), in which an update is one of
+plain gradients: Pollux's own definition (Qiao et al. 2021, OSDI), which preconditions the gradient.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,12 +26,19 @@ from training.config import TrainingConfig
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
-    from tasks.equivalence.reference.update import BatchSquares
+    from tasks.equivalence.reference.batch_squares import BatchSquares, SecondMoments
+    from tasks.equivalence.reference.update import OneProcess
 
 _FEWEST_PARTS = 4
 """Of a batch: with two, half of its freedom is spent on the mean."""
 FEWEST_BATCHES = 4
 """Below, the interval says hardly anything."""
+_FEWEST_UNTIL_KNOWN = 8
+"""Before so many batches nobody asks whether more are needed: of few, an interval may be narrow by luck."""
+_KNOWN_TO = 0.1
+"""Half of the interval of the samples that 4 times the batch needs, as a share, at which no more batches are taken."""
+FILLING = 4
+"""Batches from which AdamW's memory is filled where the training has none."""
 
 
 class Moments(NamedTuple):
@@ -58,8 +67,7 @@ def estimate_moments(batch: "BatchSquares") -> Moments:
     if k < 2:
         raise ValueError(f"a batch of {k} parts tells no noise; allowed: at least 2")
     total = labels.sum()
-    mean_square = float(labels @ np.asarray(batch.squares) / total)
-    of_label = (mean_square - batch.square_of_all) * total / (k - 1)
+    of_label = (batch.mean_square - batch.square_of_all) * total / (k - 1)
     return Moments(batch.square_of_all - of_label / total, of_label * batch.num_samples / total)
 
 
@@ -85,6 +93,15 @@ def estimate_noise_ratio(moments: Sequence[Moments]) -> Ratio:
     return Ratio(value, max((b - root) / a, 0.0) if a < 0 < c else 0.0, None)
 
 
+class Origin(NamedTuple):
+    """Where the second moments come from that AdamW's coordinates follow from."""
+
+    second_moments: Literal["training", "batches"] | None
+    """As NoiseScale says."""
+    why: str | None
+    """Why not from the training, which is beyond its start."""
+
+
 def split_for_noise(config: TrainingConfig) -> tuple[TrainingConfig, int]:
     """Return what one process is told, whose steps are the parts of a batch, in fp32; and how many make a batch.
 
@@ -104,11 +121,14 @@ def collect_squares(
     weights: Mapping[str, "Tensor"] | None,
     *,
     num_batches: int,
+    state: Mapping[str, Any] | None = None,
     advance: Callable[[int], None] = lambda _: None,
-) -> list["BatchSquares"]:
+) -> tuple[list["BatchSquares"], Origin]:
     """Return the squares of the first batches of the training's segments, at these weights or the base model's.
 
-    `advance` is told of each. Fewer where the segments have no more, or a batch fewer than two parts with labels.
+    With AdamW in its coordinates, by the second moments of `state`: what stands in a checkpoint's state.pt. Without
+    one, by those of the segments' last batches. `advance` is told of each batch. Fewer where the segments have no more,
+    a batch fewer than two parts with labels, or the interval is narrow enough.
     """
     from tasks.equivalence.reference.update import OneProcess
 
@@ -116,14 +136,52 @@ def collect_squares(
     process, found = OneProcess(told), list["BatchSquares"]()
     if weights is not None:
         process.begin_at(weights)
+    moments, origin = _find_moments(process, told, weights, state)
+    if origin.second_moments == "batches":
+        for turn in range(min(FILLING, process.num_steps // num_parts)):
+            last = process.num_steps - turn * num_parts
+            process.square_gradients(range(last + 1 - num_parts, last + 1), moments)
     for first in range(1, process.num_steps + 2 - num_parts, num_parts):
-        if len(found) == num_batches:
+        if len(found) == num_batches or is_known(found, config.global_batch_size):
             break
-        one = process.square_gradients(range(first, first + num_parts))
+        one = process.square_gradients(range(first, first + num_parts), moments)
         advance(1)
         if one.num_samples == num_parts * told.global_batch_size and len(one.num_labels) > 1:
             found.append(one)
-    return found
+    return found, origin
+
+
+def _find_moments(
+    process: "OneProcess",
+    config: TrainingConfig,
+    weights: Mapping[str, "Tensor"] | None,
+    state: Mapping[str, Any] | None,
+) -> tuple["SecondMoments | None", Origin]:
+    """Return what AdamW's coordinates follow from, and where it comes from; None of SGD, whose update is plain."""
+    from tasks.equivalence.reference.batch_squares import SecondMoments, read_second_moments
+
+    if config.optimizer != "adamw":
+        return None, Origin(None, None)
+    fresh = SecondMoments(beta2=config.adam_beta2, max_norm=config.max_grad_norm)
+    if weights is None:
+        return fresh, Origin("batches", None)
+    if state is None:
+        return fresh, Origin("batches", "no optimizer's state stands beside the checkpoint")
+    found = read_second_moments(state, weights, process.weights, beta2=config.adam_beta2, max_norm=config.max_grad_norm)
+    if isinstance(found, str):
+        return fresh, Origin("batches", found)
+    return found, Origin("training", None)
+
+
+def is_known(found: Sequence["BatchSquares"], own: int) -> bool:
+    """Return whether it is known well enough how many samples 4 times the batch needs."""
+    if len(found) < _FEWEST_UNTIL_KNOWN:
+        return False
+    ratio = estimate_noise_ratio([estimate_moments(one) for one in found])
+    if ratio.value is None or ratio.high is None:
+        return False
+    needed = [(one + 4 * own) / (one + own) for one in (ratio.low, ratio.value, ratio.high)]
+    return needed[0] - needed[2] <= 2 * _KNOWN_TO * needed[1]
 
 
 def measure_noise_scale(
@@ -132,14 +190,15 @@ def measure_noise_scale(
     *,
     epoch: int,
     num_batches: int,
+    state: Mapping[str, Any] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NoiseScale | None:
     """Return the noise scale on the rows of the config's one segment; None where it has too few of them.
 
-    `epoch`: after which the weights were so.
+    `epoch`: after which the weights were so; `state`: as above. `num_batches`: at most.
     """
     told, num_parts = split_for_noise(config)
-    found = collect_squares(config, weights, num_batches=num_batches, advance=advance)
+    found, origin = collect_squares(config, weights, num_batches=num_batches, state=state, advance=advance)
     if len(found) < FEWEST_BATCHES:
         return None
     moments = [estimate_moments(one) for one in found]
@@ -148,4 +207,5 @@ def measure_noise_scale(
         range=config.segments[0].range, epoch=epoch, value=ratio.value, low=ratio.low, high=ratio.high,
         squared_norm=means[0], trace=means[1], num_batches=len(found),
         batch_size=num_parts * told.global_batch_size, num_parts=num_parts,
+        second_moments=origin.second_moments, instead=origin.why,
     )  # fmt: skip

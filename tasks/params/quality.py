@@ -19,4 +19,5 @@ class QualityParams(Section):
     """How often each cell is trained, each time from another seed, where a cell is another training; an interval takes
     three."""
     noise_batches: int = Field(default=16, ge=0, le=10_000)
-    """Batches from which the gradient noise scale is measured, at the start and after each segment; 0: it is not."""
+    """Batches, at most, from which the gradient noise scale is measured, at the start and after each segment; 0: it is
+    not measured."""

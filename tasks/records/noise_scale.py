@@ -1,6 +1,6 @@
 """How noisy gradients are at one point of the training: what decides how large a batch still teaches in full."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,21 @@ class NoiseScale(Record):
     """Samples of each."""
     num_parts: int
     """Parts of each, whose gradients were held against their mean."""
+    second_moments: Literal["training", "batches"] | None = None
+    """null: it is of the gradient itself. Else it is of AdamW's coordinates, the gradient / the root of the root of its
+    second moments; training: as they stand beside the checkpoint; batches: of a few batches at these weights alone."""
+    instead: str | None = None
+    """Why those of batches stand for the training's; null where they do not, or at the base model, which has none."""
+
+    @property
+    def coordinates(self) -> str:
+        """In which it is, and by what."""
+        if self.second_moments is None:
+            return "of the gradient itself"
+        if self.second_moments == "training":
+            return "in AdamW's coordinates, by the training's second moments"
+        why = "" if self.instead is None else f", since {self.instead}"
+        return f"in AdamW's coordinates, by second moments of a few batches there{why}"
 
 
 class NoiseScaleFile(StageFile):

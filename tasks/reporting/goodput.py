@@ -2,11 +2,16 @@
 
 Throughput times statistical efficiency, Qiao et al. 2021, Pollux (OSDI): of a batch of B samples each counts
 (noise + own) / (noise + B) as much as of the comparison's own batch, where noise is the gradient noise scale, in
-samples. It changes along the training, so that the samples that each segment would need are added up.
+samples. It changes along the training, so that the samples that each segment would need are added up. It is known where
+segments end, and moves evenly between these points; but in the first segment, in which it moves most, with the logged
+training loss, as a power of it (Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 5.1).
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from tasks.process import wording
@@ -19,6 +24,20 @@ from tasks.records.predicted import BatchSpeed
 
 _TIE = 0.02
 """Points that are no further from the best are as good: of these the one with the fewest ranks and smallest batch."""
+_WINDOWS = 16
+"""Of a segment, with as many steps each, over which the loss is averaged: one batch's luck is no progress."""
+
+
+class Span(NamedTuple):
+    """A part of a training, between two points at which the noise scale is known."""
+
+    share: float
+    """Of the training's samples."""
+    begin: NoiseScale
+    end: NoiseScale
+    progress: Sequence[float] = ()
+    """Of as many parts of its samples, one after another: how far the loss has fallen, 0 to 1, in its logarithm. Empty:
+    the loss does not tell, and the samples needed move evenly between the two ends."""
 
 
 class GoodputPoint(Record):
@@ -58,20 +77,48 @@ def compute_data_factor(noise_scale: float | None, batch: int, own: int) -> floa
     return 1.0 if noise_scale is None else (noise_scale + batch) / (noise_scale + own)
 
 
-def compute_data(scales: Sequence[tuple[float, NoiseScale, NoiseScale]], batch: int, own: int) -> Estimate:
-    """Return the same for a training whose parts are given: share of its samples, noise at its beginning and end.
+def compute_data(spans: Sequence[Span], batch: int, own: int) -> Estimate:
+    """Return the same for a training whose parts are given.
 
     The ends are those of all intervals at once: the noise scale may be too small, or too large, everywhere.
     """
 
     def add_up(name: str) -> float:
         return sum(
-            share * sum(compute_data_factor(getattr(one, name), batch, own) for one in ends) / 2
-            for share, *ends in scales
+            one.share
+            * _average(
+                compute_data_factor(getattr(one.begin, name), batch, own),
+                compute_data_factor(getattr(one.end, name), batch, own),
+                one.progress,
+            )
+            for one in spans
         )
 
     found = (add_up("value"), add_up("low"), add_up("high"))
     return Estimate(value=found[0], low=min(found), high=max(found))
+
+
+def _average(begin: float, end: float, progress: Sequence[float]) -> float:
+    """Return the mean of a factor between two ends; above 1 it is the logarithm of noise + own batch that moves."""
+    if not progress:
+        return (begin + end) / 2
+    if min(begin, end) <= 1:  # noise is all there
+        return begin + (end - begin) * float(np.mean(progress))
+    return 1 + float(np.mean((begin - 1) * ((end - 1) / (begin - 1)) ** np.array(progress)))
+
+
+def measure_progress(losses: Sequence[float]) -> list[float]:
+    """Return how far the loss of these steps, which are of one batch size, has fallen in each part, as Span says.
+
+    Empty where it has not fallen, or there are too few steps.
+    """
+    if len(losses) < 2:
+        return []
+    means = [float(part.mean()) for part in np.array_split(np.asarray(losses), min(_WINDOWS, len(losses)))]
+    first, last = float(losses[0]), means[-1]
+    if not 0 < last < first or min(means) <= 0:
+        return []
+    return [min(max(math.log(first / mean) / math.log(first / last), 0.0), 1.0) for mean in means]
 
 
 def compute_goodput(outputs: Outputs, measurement: Measurement | None) -> Goodput | None:
@@ -90,8 +137,8 @@ def compute_goodput(outputs: Outputs, measurement: Measurement | None) -> Goodpu
     )
 
 
-def pair_scales(found: Sequence[NoiseScale], outputs: Outputs) -> list[tuple[float, NoiseScale, NoiseScale]]:
-    """Return every segment's share of the samples, with the noise where it begins and where it ends.
+def pair_scales(found: Sequence[NoiseScale], outputs: Outputs) -> list[Span]:
+    """Return every segment, with the noise where it begins and where it ends, and of the first how its loss fell.
 
     Empty unless all are known.
     """
@@ -99,8 +146,12 @@ def pair_scales(found: Sequence[NoiseScale], outputs: Outputs) -> list[tuple[flo
     if [(one.range, one.epoch) for one in found[1:]] != [(one.range, one.epoch) for one in segments] or not segments:
         return []
     total = sum(one.num_samples for one in segments)
+    progress = measure_progress(outputs.baseline.steps.loss[: segments[0].num_steps].tolist())
     ends = zip(segments, found[:-1], found[1:], strict=True)
-    return [(part.num_samples / total, begin, end) for part, begin, end in ends]
+    return [
+        Span(part.num_samples / total, begin, end, () if number else progress)
+        for number, (part, begin, end) in enumerate(ends)
+    ]
 
 
 def _invert(data: float, own: int) -> float | None:
@@ -108,9 +159,7 @@ def _invert(data: float, own: int) -> float | None:
     return None if data <= 1 else max((2 - data) / (data - 1), 0.0) * own
 
 
-def _list_points(
-    measurement: Measurement | None, scales: Sequence[tuple[float, NoiseScale, NoiseScale]], own: int
-) -> list[GoodputPoint]:
+def _list_points(measurement: Measurement | None, scales: Sequence[Span], own: int) -> list[GoodputPoint]:
     if measurement is None:
         return []
     fastest = dict[tuple[int, int], BatchSpeed]()
@@ -159,12 +208,13 @@ def describe_noise(goodput: Goodput, *, most_ranks: int) -> str:
     def tell_cost(factor: int) -> str:
         return wording.format_small_percent(compute_data_factor(noise, factor * own, own) - 1)
 
+    scaled = " in AdamW's coordinates" if any(one.second_moments for one in goodput.noise_scales) else ""
     with_ranks = f", {most_ranks} times the batch, so that it grows with the ranks, {tell_cost(most_ranks)}"
     more = with_ranks if most_ranks > 2 else ""
     where = (
         f"{wording.format_ratio(noise / own)} below" if noise > own else f"{wording.format_ratio(own / noise)} above"
     ) if noise else "far above"  # fmt: skip
     return (
-        f"Your batch of {own} is {where} the gradient noise scale of {wording.format_three_digits(noise)} samples: "
-        f"twice the batch costs {tell_cost(2)} more tokens for an equally good model{more}."
+        f"Your batch of {own} is {where} the gradient noise scale of {wording.format_three_digits(noise)} samples"
+        f"{scaled}: twice the batch costs {tell_cost(2)} more tokens for an equally good model{more}."
     )

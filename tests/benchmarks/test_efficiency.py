@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.efficiency.noise import measure_noise
-from benchmarks.efficiency.questions import Trial
+from benchmarks.efficiency.questions import Trial, list_trials
 from benchmarks.efficiency.recipe import Curve, NoisePoint, Recipe, append_curve, read_curves, select_target
-from benchmarks.efficiency.score import Found, make_row, predict, predict_by_steps, summarise
+from benchmarks.efficiency.score import Found, list_found, list_spans, make_row, summarise
 from benchmarks.efficiency.trainee import Trainee, apply_recipe
 from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.measuring.noise_scale import measure_noise_scale
 from tasks.records.measurement import Estimate
 from tasks.records.noise_scale import NoiseScale
+from tasks.reporting.goodput import compute_data
 from tests.tiny import make_config, make_tiny_workload
 from training.config import TrainingConfig, read_config
 from training.process.files import write_json
@@ -81,27 +82,34 @@ def test_passes_over_a_range_come_before_the_next_range_or_in_turn(config: Train
 
 def test_noise_in_mid_training_is_the_product_s_and_changes_nothing(config: TrainingConfig) -> None:
     trainee, other = Trainee(config, BASE), Trainee(config, BASE)
-    plain, scaled = measure_noise(trainee, num_batches=5)
-    assert scaled is None, "no second moments before the first step"
-    wanted = measure_noise_scale(
-        dataclasses.replace(config, segments=(dataclasses.replace(config.segments[0], epoch=1_001),)),
-        None, epoch=0, num_batches=5,
-    )  # fmt: skip
-    assert wanted is not None
-    assert plain.trace == pytest.approx(wanted.trace, rel=1e-4)
-    assert plain.squared_norm == pytest.approx(wanted.squared_norm, rel=1e-3)
     steps = list(trainee.list_steps())
-    assert trainee.step(steps[0]) == other.step(steps[0])
-    _, scaled = measure_noise(trainee, num_batches=5)
-    assert scaled is not None
-    assert trainee.step(steps[1]) == other.step(steps[1])
-    # With second moments that are all 1 the optimizer's coordinates are the gradient's own.
-    for part in trainee.parameters:
-        state = trainee.optimizer.state[part]
-        state["exp_avg_sq"].fill_(1 - trainee.config.adam_beta2 ** float(state["step"]))
+    for step in steps[:2]:
+        assert trainee.step(step) == other.step(step)
     plain, scaled = measure_noise(trainee, num_batches=5)
+    parts = dict(zip((name for name, _ in trainee.model.named_parameters()), trainee.parameters, strict=True))
+    state = {"optimizer": trainee.optimizer.state_dict(), "without_moments": []}
+    # The pass whose rows the benchmark takes, which the number of samples decides.
+    pass_of_rows = dataclasses.replace(config.segments[0], epoch=1_001 + trainee.num_samples)
+    told = dataclasses.replace(config, segments=(pass_of_rows,))
+    wanted = measure_noise_scale(told, parts, epoch=0, num_batches=5, state=state)
+    assert wanted is not None
     assert scaled is not None
-    assert scaled.value == pytest.approx(plain.value, rel=1e-5)
+    assert scaled.second_moments == wanted.second_moments == "training"
+    assert scaled.trace == pytest.approx(wanted.trace, rel=1e-3)
+    assert scaled.squared_norm == pytest.approx(wanted.squared_norm, rel=1e-2)
+    of_gradient = measure_noise_scale(dataclasses.replace(told, optimizer="sgd"), parts, epoch=0, num_batches=5)
+    assert of_gradient is not None
+    assert plain.trace == pytest.approx(of_gradient.trace, rel=1e-4)
+    assert plain.squared_norm == pytest.approx(of_gradient.squared_norm, rel=1e-3)
+    assert trainee.step(steps[2]) == other.step(steps[2])
+
+
+def test_before_the_first_step_the_memory_is_of_batches_there(config: TrainingConfig) -> None:
+    _, scaled = measure_noise(Trainee(config, BASE), num_batches=4)
+    assert scaled is not None
+    assert scaled.second_moments == "batches"
+    plain, scaled = measure_noise(Trainee(dataclasses.replace(config, optimizer="sgd"), BASE), num_batches=4)
+    assert (plain.second_moments, scaled) == (None, None)
 
 
 def make_noise(samples: int, value: float, scaled: float | None) -> NoisePoint:
@@ -114,24 +122,33 @@ def make_noise(samples: int, value: float, scaled: float | None) -> NoisePoint:
     return NoisePoint(samples=samples, plain=say(value), scaled=None if scaled is None else say(scaled))
 
 
-def test_a_prediction_weighs_the_noise_by_the_samples_between_two_points() -> None:
-    points = [make_noise(0, 8, None), make_noise(10, 24, 8), make_noise(40, 24, 24)]
-    # (8 + 16) / (8 + 8) = 1.5 and (24 + 16) / (24 + 8) = 1.25 at a batch of 16 against 8.
-    plain = predict(points, which="plain", batch=16, own=8)
-    assert plain == pytest.approx(0.25 * 1.375 + 0.75 * 1.25)
-    scaled = predict(points, which="scaled", batch=16, own=8)
-    assert scaled == pytest.approx(0.25 * 1.5 + 0.75 * 1.375)
-    assert predict([make_noise(0, 8, None), make_noise(9, 8, None)], which="scaled", batch=16, own=8) is None
+def test_points_are_weighed_by_the_samples_between_them_and_the_first_two_by_the_loss() -> None:
+    points = [(one, make_noise(one, value, None).plain) for one, value in ((0, 8), (16, 24), (64, 40))]
+    # (8 + 16) / (8 + 8) = 1.5, (24 + 16) / (24 + 8) = 1.25 and (40 + 16) / (40 + 8) = 1.167 at a batch of 16 against 8.
+    spans = list_spans(points, [8] * 8, [4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    first = 1 + (0.5 + 0.25) / 2
+    assert compute_data(spans, 16, 8).value == pytest.approx(0.25 * first + 0.75 * (1.25 + 56 / 48) / 2)
+    slow = list_spans(points, [8] * 8, [4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert slow[0].progress == [], "the loss did not fall until the second point"
 
 
-def test_steps_foretell_by_the_share_of_noise_in_their_gradients() -> None:
-    # Noise of 24 / 8 in squares of 4: three quarters, so that twice the batch needs a quarter more.
+def test_a_baseline_alone_foretells_what_an_earlier_result_has_measured() -> None:
+    own = dataclasses.replace(BASE, workload="abstracts", samples=2_048)
     curve = Curve(
-        recipe=BASE, points=[], noise=[make_noise(0, 999, None), make_noise(32, 24, None)], norms=[(8, 2.0)] * 4
-    )
-    assert predict_by_steps(curve, batch=16, own=8) == pytest.approx(1.25)
-    quiet = dataclasses.replace(curve, norms=[(8, 1.0)] * 4)
-    assert predict_by_steps(quiet, batch=16, own=8) == 1.0, "never more noise than all of it"
+        recipe=own, points=[(0, 5.0), (2_048, 4.0)], norms=[(512, 1.0)] * 4, losses=[8.0, 4.0, 2.0, 2.0],
+        noise=[make_noise(0, 8, 16), make_noise(1024, 24, 30), make_noise(2_048, 24, 40)],
+    )  # fmt: skip
+    trial = next(list_trials("abstracts", seeds=[1]))
+    before = {"target_loss": 2.5, "ratios": [1.5], "above": [1.6]}
+    earlier = [{"question": "rule", "recipe": dataclasses.asdict(trial.recipes[0]), **before}]
+    (found,) = list_found([curve], "abstracts", own=8, seeds=[1], measured=earlier)
+    assert (found.recipe.factor, found.target_loss, found.ratios, found.above) == (8, 2.5, [1.5], [1.6])
+    # 56 / 24 at the beginning, 56 / 48 at the end, above 1; the loss is half-way after the first of four steps.
+    first, last = 56 / 24, 56 / 48
+    assert found.evenly == pytest.approx(1 + (first + last) / 2)
+    assert found.predicted.value == pytest.approx(1 + (first + (first * last) ** 0.5 + 2 * last) / 4)
+    assert found.plain == pytest.approx(1 + (56 / 16 + 56 / 32) / 2)
+    assert not list(list_found([curve], "abstracts", own=8, seeds=[1]))
 
 
 def test_a_curve_is_kept_and_says_when_it_came_to_a_loss(tmp_path: Path) -> None:
@@ -148,15 +165,15 @@ def test_a_line_tells_the_error_of_what_the_product_predicts() -> None:
     trial = Trial(question="rule", baselines=(BASE,), recipes=(dataclasses.replace(BASE, factor=2, growth=1.41),))
     now = Estimate(value=1.2, low=1.1, high=1.6)
     found = Found(
-        trial=trial, target_loss=3.0, ratios=[1.5], above=[1.6], predicted=now, by_steps=near, by_points=near,
-        scaled=None,
+        trial=trial, target_loss=3.0, ratios=[1.5], above=[1.6], predicted=now, evenly=near, by_points=near,
+        plain=3.0,
     )  # fmt: skip
     row = make_row(found)
     assert row[5:8] == ["1", "3.0000", "1.50x"]
     assert row[-2:] == ["-20.0 %", "0.75"]
     told = summarise([found, dataclasses.replace(found, ratios=[1.25], above=[1.3])])
-    assert "within 15.0 % of what was measured: 1 as predicted, 1 by steps" in told
-    assert "0 scaled. In the predicted interval: 2." in told
+    assert "within 15.0 % of what was measured: 1 as predicted, 1 evenly" in told
+    assert "0 plain. In the predicted interval: 2." in told
     missed = dataclasses.replace(found, ratios=[None], above=[3.0])
     assert make_row(missed)[7] == "above 3.00x"
     assert make_row(missed)[-2] == "below -60.0 %"

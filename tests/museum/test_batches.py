@@ -64,3 +64,5 @@ def test_a_cell_that_scales_its_batch_openly_has_a_time_to_quality_over_seeds_an
         (results.cells[0].ranges[0].range, 0), *((one.range, 1) for one in results.cells[0].segments)
     ]  # fmt: skip
     assert all(one.trace > 0 for one in goodput.noise_scales)
+    assert [one.second_moments for one in goodput.noise_scales] == ["batches", "training", "training"]
+    assert all(one.instead is None for one in goodput.noise_scales)

@@ -250,7 +250,9 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def list_inputs(params: Params = params, code: str = "c", weights: str = "w") -> dict[str, dict[str, Any]]:
+    def list_inputs(
+        params: Params = params, code: str = "c", weights: str = "w", state: str = "s"
+    ) -> dict[str, dict[str, Any]]:
         rows = HeldoutRows(
             folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
             base_model=tmp_path / "model", workload=params.workload,
@@ -261,7 +263,7 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
             "figures": list_evaluation_inputs(subject, rows, code=code),
             "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
             "noise": list_noise_inputs(
-                params, Point("0-500", 1, None, weights), slices=slices, base_model=model, code=code
+                params, Point("0-500", 1, None, weights, state), slices=slices, base_model=model, code=code
             ),
         }
 
@@ -283,6 +285,16 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
     assert found == {*order, "workload", "ranges"}
+
+
+def test_noise_is_told_from_others_by_all_that_adamw_s_coordinates_depend_on(
+    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    before = evaluated()["noise"]
+    assert evaluated(state="other")["noise"] != before
+    for name, other in {"optimizer": "sgd", "adam_beta2": 0.5, "max_grad_norm": 9.0}.items():
+        changed = params.model_copy(update={"train": params.train.model_copy(update={name: other})})
+        assert evaluated(params=changed)["noise"] != before, name
 
 
 def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(

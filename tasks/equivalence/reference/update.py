@@ -6,10 +6,10 @@ the sum of the gradients, clipping, and the calls of the optimizer.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
+from tasks.equivalence.reference.batch_squares import BatchSquares, Part, SecondMoments, square, weigh
 from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
@@ -59,23 +60,6 @@ class StepGradient:
     """The reduced gradient before clipping, by parameter name, once for each order asked for."""
     statistics_by_order: list[dict[str, Tensor]]
     """In the same way, on the CPU: the running statistics after the step's forwards; empty where there are none."""
-
-
-class BatchSquares(NamedTuple):
-    """Squared norms of one batch's gradients, each of a mean over labels."""
-
-    num_samples: int
-    """Samples of the batch."""
-    num_labels: Sequence[int]
-    """Labels of each part that has one."""
-    squares: Sequence[float]
-    """Squared L2 norm of each such part's gradient."""
-    square_of_all: float
-    """Squared L2 norm of the whole batch's gradient."""
-
-
-Part = list[Tensor | None]
-"""Of one micro-batch, or of several: the gradient of every parameter."""
 
 
 def order_as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
@@ -210,14 +194,14 @@ class OneProcess:
             self._rescale(is_finite)
         return is_finite
 
-    def square_gradients(self, numbers: Iterable[int]) -> BatchSquares:
+    def square_gradients(self, numbers: Iterable[int], moments: SecondMoments | None = None) -> BatchSquares:
         """Return the squared norms of the gradients of these steps, from 1, and of all their rows together.
 
-        At the weights as they are. What is a step is here a part of a batch: its rows are drawn at random, where those
-        of a micro-batch are of like lengths.
+        At the weights as they are; with `moments` in AdamW's coordinates, which go on with the batch. What is a step is
+        here a part of a batch: its rows are drawn at random, where those of a micro-batch are of like lengths.
         """
         assert self._num_ranks == self._scale == 1, "one process, in fp32"
-        num_samples, labels, squares, total = 0, [], [], None
+        num_samples, labels, total, by_number, mean_square = 0, list[int](), None, None, 0.0
         for number in numbers:
             num_samples += sum(len(rows) for rows in self._steps[number - 1].plan.micro_batches)
             parts = self._make_micro_batches(number)
@@ -225,10 +209,22 @@ class OneProcess:
                 continue
             gradient = functools.reduce(_add, (self._compute_micro_batch_gradient(part, 1)[1] for part in parts))
             labels.append(own)
-            squares.append(_square(gradient) / own**2)
             total = gradient if total is None else _add(total, gradient)
-        square_of_all = 0.0 if total is None else _square(total) / sum(labels) ** 2
-        return BatchSquares(num_samples, labels, squares, square_of_all)
+            # n_i |g_i|^2 of the mean over n_i labels g_i: of all numbers together, or of each.
+            if moments is None:
+                mean_square += square(gradient) / own
+            else:
+                squares: Part = [None if part is None else part.square().div_(own) for part in gradient]
+                by_number = squares if by_number is None else _add(by_number, squares)
+        num_labels = sum(labels)
+        if total is None:
+            return BatchSquares(num_samples, labels, 0.0, 0.0)
+        if moments is None or by_number is None:
+            return BatchSquares(num_samples, labels, mean_square / num_labels, square(total) / num_labels**2)
+        mean: Part = [None if part is None else part / num_labels for part in total]
+        counts = moments.take(mean)
+        of_all = weigh([None if part is None else part.square() for part in mean], counts)
+        return BatchSquares(num_samples, labels, weigh(by_number, counts) / num_labels, of_all)
 
     def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
         """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
@@ -296,11 +292,6 @@ class OneProcess:
 def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
     """Return whether every element of it is a finite number."""
     return all(bool(part.isfinite().all()) for part in gradient.values())
-
-
-def _square(gradient: Part) -> float:
-    """Return the squared L2 norm, each tensor's share of it added up in fp64."""
-    return sum(float(torch.linalg.vector_norm(part)) ** 2 for part in gradient if part is not None)
 
 
 def _add(left: Part, right: Part) -> Part:

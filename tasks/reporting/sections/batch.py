@@ -12,8 +12,8 @@ from tasks.reporting.time_to_quality import CellQuality
 TITLE = "Which batch?"
 _RULES = {"adamw": "with the square root of the batch", "sgd": "in proportion to the batch"}
 _ASSUMPTIONS = [
-    "The noise is that of the plain gradient of the baseline's own training; an optimizer that scales every number of "
-    "it by itself, such as AdamW, may see more, and then a larger batch costs fewer tokens than is said here.",
+    "The noise is that of the baseline's own training where its segments end. Between these points what is needed "
+    "moves evenly, in the first segment with the training loss. Smaller ranges make more points.",
     "The learning rate fits each batch, and warm-up and the optimizer's memory last as many samples. With the same "
     "betas or momentum the memory lasts as many steps, so that in a short training a larger batch costs more.",
     "At any number of tokens both have seen as many different rows and stand at a like rate. Where the rate falls to "
@@ -144,6 +144,7 @@ def _tabulate_noise(goodput: Goodput) -> Table:
             ("After", lambda one: f"{one.range} epoch {one.epoch}" if one.epoch else "the base model"),
             ("Rows of", lambda one: one.range),
             ("Noise scale", show),
+            ("What it is of", lambda one: one.coordinates),
             ("Batches", lambda one: f"{one.num_batches} of {one.batch_size}"),
         ],
         goodput.noise_scales,

@@ -1,0 +1,111 @@
+"""Squared norms of a batch's gradients: as they are, or in the coordinates in which AdamW's update is a plain one.
+
+An update w - r m / s, s the root of AdamW's second moments, is one of plain gradients for coordinates that are
+stretched by the root of s: there the gradient is g / sqrt(s). AdamW takes a batch's own gradient into s before it
+divides by it, so that a number of which little or nothing was seen before, such as the embedding of a rare word, is
+moved a bounded way. Without that such numbers, divided by nearly 0, would be all there is to see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from training.step.optimizer import list_state_differences
+
+_SQUARES = "exp_avg_sq"
+_EPS = 1e-8
+"""What AdamW adds to s."""
+
+Part = list[Tensor | None]
+"""Of one micro-batch, or of several: the gradient of every parameter."""
+
+
+class BatchSquares(NamedTuple):
+    """Squared norms of one batch's gradients, each of a mean over labels."""
+
+    num_samples: int
+    """Samples of the batch."""
+    num_labels: Sequence[int]
+    """Labels of each part that has one."""
+    mean_square: float
+    """Squared L2 norms of the parts' gradients: their mean, weighted by labels."""
+    square_of_all: float
+    """Squared L2 norm of the whole batch's gradient."""
+
+
+@dataclass
+class SecondMoments:
+    """AdamW's second moments at one point of a training. They go on with every batch, while no weight does."""
+
+    beta2: float
+    """Share that a step keeps."""
+    max_norm: float
+    """What the L2 norm of a gradient is scaled down to before AdamW sees it."""
+    squares: list[Tensor | None] = field(default_factory=list)
+    """By parameter; None where no gradient was seen yet. Empty: at the start of a training."""
+    steps: list[float] = field(default_factory=list)
+    """Of each, how many steps they are of."""
+
+    def take(self, gradient: Part) -> list[Tensor | None]:
+        """Remember a batch's gradient; return, of every parameter, 1 / s: what a squared gradient counts."""
+        seen = [part for part in gradient if part is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in seen])))
+        clipped = min(1.0, self.max_norm / (norm + 1e-6))
+        self.squares = self.squares or [None] * len(gradient)
+        self.steps = self.steps or [0.0] * len(gradient)
+        found: list[Tensor | None] = []
+        for place, part in enumerate(gradient):
+            if part is None:
+                found.append(None)
+                continue
+            before = self.squares[place]
+            own = (part * clipped).square_().mul_(1 - self.beta2)
+            now = own if before is None else own.add_(before.to(part.device), alpha=self.beta2)
+            self.squares[place] = now
+            self.steps[place] += 1
+            found.append((now / (1 - self.beta2 ** self.steps[place])).sqrt_().add_(_EPS).reciprocal_())
+        return found
+
+
+def read_second_moments(
+    state: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    named: Mapping[str, Tensor],
+    *,
+    beta2: float,
+    max_norm: float,
+) -> "SecondMoments | str":
+    """Return the second moments of what a checkpoint's state.pt holds, or in one line why it has none that fit.
+
+    `weights`: what the checkpoint names, in its order; `named`: the parameters, in the order of the gradients to come.
+    """
+    order = [name for name in weights if name in named]
+    groups = [[name for name in order if named[name].ndim >= 2], [name for name in order if named[name].ndim < 2]]
+    pairs = [[(name, named[name]) for name in group] for group in groups if group]
+    try:
+        differences = list_state_differences(state, pairs, [_SQUARES])
+        if differences:
+            return f"its optimizer's state does not fit the model: {differences[0]}"
+        kept = state["optimizer"]["state"]
+        places = {name: place for place, name in enumerate(name for group in groups for name in group)}
+        if not any(_SQUARES in kept.get(place, {}) for place in places.values()):
+            return "its optimizer's state has no second moments"
+        squares = [kept.get(places[name], {}).get(_SQUARES) for name in named]
+        steps = [float(kept.get(places[name], {}).get("step", 0.0)) for name in named]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return f"beside it stands no optimizer's state: {type(error).__name__}: {error}"
+    return SecondMoments(beta2, max_norm, squares, steps)
+
+
+def square(gradient: Part) -> float:
+    """Return the squared L2 norm, each tensor's share of it added up in fp64."""
+    return sum(float(torch.linalg.vector_norm(part)) ** 2 for part in gradient if part is not None)
+
+
+def weigh(squares: Part, stretches: Part) -> float:
+    """Return the sum of squares, each times what it counts."""
+    pairs = zip(squares, stretches, strict=True)
+    return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs if a is not None and b is not None)
