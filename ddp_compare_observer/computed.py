@@ -15,6 +15,7 @@ from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.record import Guard, is_main_thread
 from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, read_bytes
+from ddp_compare_observer.setting import find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
 _IGNORED = -100
@@ -185,13 +186,16 @@ class Computing:
         micro = Micro(module=model.number, model=model.name)
         if given is not None:
             micro.loader, micro.ids = given.loader, ids
-        if model.wrapper is not None:
-            wrapper, micro.wrapper = model.wrapper(), model.wrapper_name
+        wrapper = None if model.wrapper is None else model.wrapper()
+        if wrapper is not None:
+            micro.wrapper = model.wrapper_name
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
         if self._steps.is_read:
             micro.line = self._lines.find()
-            micro.precision = _find_precision(model.learner(), found)
+            micro.precision = find_precision(model.learner(), found)
+            # A wrapper that was made around a model in evaluation mode is itself in training mode.
+            micro.is_training = bool(getattr(module if wrapper is None else wrapper, "module", module).training)
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
@@ -291,10 +295,3 @@ def _looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bo
 def _is_wrapper(module: Any) -> bool:
     names = {kind.__name__ for kind in type(module).__mro__}
     return bool(names & {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})
-
-
-def _find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
-    device = found[0][1].device.type if found else "cpu"
-    if torch.is_autocast_enabled(device):
-        return f"autocast {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
-    return "" if learner is None else str(learner.dtype).removeprefix("torch.")

@@ -16,6 +16,7 @@ from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.exchanged import count_collectives, read_traffic
 from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.samples import digest_tensors
+from ddp_compare_observer.setting import read_torch_settings
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
@@ -38,6 +39,7 @@ class Micro:
     is_synchronised: bool | None = None
     precision: str = ""
     attention: str = ""
+    is_training: bool | None = None
     num_samples: int = 0
     shape: list[int] | None = None
     rows: list[str] | None = None
@@ -237,6 +239,7 @@ class Steps:
                 getattr(sys.modules.get("accelerate.state"), "AcceleratorState", _NONE)._shared_state
             ),
             "num_threads": torch.get_num_threads(),
+            "torch_settings": read_torch_settings(),
             "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
             "world_size": dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1,
             "step_line": self._lines.find(),

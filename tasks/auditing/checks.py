@@ -10,6 +10,7 @@ from tasks.auditing.findings import (
     data_wait,
     epochs,
     exchange,
+    finite,
     global_batch,
     labels,
     loss_weights,
@@ -22,17 +23,20 @@ from tasks.auditing.findings import (
     same_parameters,
     same_rows,
     same_start,
+    same_step,
     start_weights,
 )
 from tasks.auditing.launched import Audit
 from tasks.records.gate import CellFinding, Finding, Gate
 
 QUESTIONS: Sequence[Question] = (
-    same_parameters, rows_of_its_own, same_ids, labels, loss_weights, clipping, start_weights, epochs, exchange,
-    plain_baseline, same_start, same_rows, global_batch, clock, data_wait, own_device, plausible_speed, one_file,
+    same_parameters, rows_of_its_own, same_ids, labels, loss_weights, clipping, finite, start_weights, epochs, exchange,
+    plain_baseline, same_start, same_rows, global_batch, same_step, clock, data_wait, own_device, plausible_speed,
+    one_file,
 )  # fmt: skip
 _OF_EVERY_LAUNCH: Sequence[Question] = (
-    same_parameters, rows_of_its_own, exchange, plain_baseline, same_rows, global_batch
+    same_parameters, rows_of_its_own, exchange, plain_baseline, same_rows, global_batch, same_step,
+    finite,
 )  # fmt: skip
 """What a step does, and is timed doing in every launch; all else is asked of the first one.
 

@@ -18,6 +18,8 @@ _OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ",
 
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
+_OF_EVERY_START = ("packages", "options")
+"""What cells may differ in, and the starts of one cell may not: those of its training, its timed ones, other seeds'."""
 _OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps")
 """Keys of `train` in which another training may differ, openly; it was then asked for those values."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
@@ -48,6 +50,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
             _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
         )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
         if _are_trainings_seconds_told(outputs, cell):
             problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
     problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
@@ -74,6 +77,7 @@ def _find_timed_problems(
     expected = _flatten_setting(reference) | {"train.global_batch_size": timed}
     for setting in measurement.settings[cell]:
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
+        problems += _compare_starts(setting, next(_list_settings(run))[1], where, "the training")
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         for first in measurement.settings.get(baseline, []):
             problems += _compare_priorities(setting, first, where, baseline)
@@ -90,6 +94,7 @@ def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
             continue
         expected = _flatten_setting(reference) | {"train.seed": seed}
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "its first seed")
+        problems += _compare_starts(setting, reference, where, "its first seed")
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         problems += _compare_priorities(setting, reference, where, "its first seed")
     return list(dict.fromkeys(problems))
@@ -105,6 +110,19 @@ def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where:
     """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
     own, others = mine.get("priority", {}), (its or {}).get("priority", {})
     return _compare_values(own, others, f"{where}: the processes had", f"{whose}'s")
+
+
+def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[str]:
+    """Return in what a start of the cell differs from another one of the same cell, and cells may differ."""
+    found, expected = (
+        {
+            f"{section}.{name}": value
+            for section in _OF_EVERY_START
+            for name, value in (one or {}).get(section, {}).items()
+        }
+        for one in (mine, its)
+    )
+    return _compare_values(found, expected, f"{where}: the ranks used", whose)
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:

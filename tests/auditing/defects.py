@@ -7,6 +7,7 @@ from tasks.auditing.findings import (
     clock,
     epochs,
     exchange,
+    finite,
     global_batch,
     labels,
     loss_weights,
@@ -17,6 +18,7 @@ from tasks.auditing.findings import (
     same_parameters,
     same_rows,
     same_start,
+    same_step,
     start_weights,
 )
 
@@ -144,12 +146,14 @@ DEFECTS = {
         {'labels = micro["labels"]': 'labels = micro["attention_mask"]'},
         labels.NAME,
         "are the attention mask",
+        needs_baseline=True,
     ),
     "labels = attention mask, Trainer": Defect(
         "trainer",
         {'"labels": input_ids.masked_fill(mask == 0, -100)': '"labels": mask'},
         labels.NAME,
         "are the attention mask",
+        needs_baseline=True,
     ),
     "epochs ignored": Defect(
         "plain_ddp",
@@ -205,6 +209,21 @@ DEFECTS = {
         {"torch.manual_seed(0)": "torch.manual_seed(world_size)"},
         same_start.NAME,
         "3 of 3 tensors differ",
+    ),
+    "losses that are no numbers": Defect(
+        "plain_ddp",
+        {"(loss * world_size / num_targets)": "(loss * float('inf') * (world_size - 1))"},
+        finite.NAME,
+        "2proc: 24 of the 24 losses that were read on rank 0 are no numbers, first in step 1",
+    ),
+    "16 bit on several ranks alone": Defect(
+        "plain_ddp",
+        {
+            "for number, micro in enumerate(group, start=1):\n": "torch.set_autocast_enabled('cpu', world_size > 1)\n"
+            "        for number, micro in enumerate(group, start=1):\n"
+        },
+        same_step.NAME,
+        "2proc: precision autocast bfloat16, 1proc float32",
     ),
     "other rows": Defect(
         "plain_ddp",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.auditing.checks import ask_all
-from tasks.auditing.findings import clock, global_batch, plausible_speed, same_parameters
+from tasks.auditing.findings import clock, global_batch, plausible_speed, same_parameters, same_step
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.request import parse_request
@@ -150,6 +150,47 @@ def test_what_only_a_later_launch_does_is_found(forked: ForkedScripts, tmp_path:
     assert "(in launch 2, and not in those before)" in found.compared
     first = Audit(audit.request, {cell: launches[:1] for cell, launches in audit.launches.items()})
     assert _ask(first, name, "2proc").verdict == "passed"
+
+
+_OTHERWISE = {
+    "torch.optim.SGD(model.parameters(), lr=0.01)": "torch.optim.SGD(model.parameters(), lr=0.01, "
+    "momentum=0.9 if world_size == 1 else 0)\ntorch.autograd.set_detect_anomaly(world_size == 1)",
+    "model = torch.nn.Linear(8, 1)\n": "model = torch.nn.Linear(8, 1)\nmodel.bias.requires_grad_(world_size == 1)\n",
+    "    optimizer.step()\n": "    if world_size == 1:\n"
+    "        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)\n    optimizer.step()\n",
+    "wrapped = Dist": "model.train(rank == 0)\nwrapped = Dist",
+}
+
+
+@pytest.mark.slow
+def test_a_baseline_that_does_more_in_a_step_is_told_by_what_it_does(forked: ForkedScripts, tmp_path: Path) -> None:
+    script = _TRAIN
+    for before, after in _OTHERWISE.items():
+        assert script.count(before) == 1
+        script = script.replace(before, after)
+    found = _ask(_audit(forked, tmp_path, script), same_step.NAME, "2proc")
+    assert found.verdict == "failed"
+    assert found.compared.removeprefix("2proc: ").split("; ") == [
+        "SGD's momentum 0, 1proc 0.9",
+        "torch's detect_anomaly False, 1proc True",
+        "training mode False, True, 1proc True",
+        "tensors with a gradient 1, 1proc 2",
+        "clipping none, 1proc 2",
+    ]
+
+
+@pytest.mark.slow
+def test_a_baseline_that_is_fed_less_at_once_makes_no_speedup_that_is_called_proven(
+    forked: ForkedScripts, tmp_path: Path
+) -> None:
+    one_by_one = _TRAIN.replace("batch_size=8 // world_size", "batch_size=1 if world_size == 1 else 4").replace(
+        "    optimizer.step()\n    optimizer.zero_grad()\n",
+        "    rank += world_size == 1\n    if world_size == 2 or rank % 8 == 0:\n"
+        "        optimizer.step()\n        optimizer.zero_grad()\n",
+    )
+    found = _ask(_audit(forked, tmp_path, one_by_one), same_step.NAME, "2proc")
+    assert found.verdict == "not checked"
+    assert "2proc: not observable: it is fed 4 samples at once, and 1proc 1" in found.compared
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tests.training.forked_ranks import ForkedRanks
 from training.data.batches import MicroBatch
 from training.model import packed_texts
 from training.process.failure import UnfitModelError
+from training.workloads import causal_lm
 from training.workloads import sequence_classification as workload
 
 _WINDOW = 6
@@ -229,6 +230,30 @@ def test_a_model_that_cannot_keep_texts_apart_is_refused_in_one_line(
     with pytest.raises(UnfitModelError, match=r"cannot: .* use packing: false") as caught:
         workload.prepare(model, settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("of", [workload, causal_lm], ids=["classifier", "language model"])
+def test_a_model_that_caps_its_scores_is_not_packed_without_the_cap(
+    of: Any, slices: list[Path], tmp_path: Path
+) -> None:
+    """With random weights scores are so small that the cap changes nothing yet: what is computed alone is the same."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma2ForSequenceClassification
+
+    config = Gemma2Config(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, sliding_window=64, pad_token_id=3,
+    )  # fmt: skip
+    kind = Gemma2ForSequenceClassification if of is workload else Gemma2ForCausalLM
+    settings = parsed(_config(tmp_path / "work", make_tiny_classifier(tmp_path / "model"), slices), tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        capped = kind(config)
+        config.attn_logit_softcapping = None
+        plain = kind(config)
+    assert of.can_pack(plain, settings)
+    assert not of.can_pack(capped, settings)
+    with pytest.raises(UnfitModelError, match=r"Gemma2For\w+ cannot: .* use packing: false"):
+        of.prepare(capped, settings)
 
 
 def test_a_model_for_which_there_is_no_memory_is_not_said_to_be_unfit(

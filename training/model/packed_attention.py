@@ -8,7 +8,7 @@ nobody looks at, and 1.1 to 1.9 times as fast as a call on documents padded to o
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,8 @@ from training.model.document_attention import attend_to_documents
 
 NAME = "documents"
 """What transformers knows it by, once `register` was called."""
+_NOT_COMPUTED = ("softcap", "s_aux", "position_bias", "head_mask")
+"""A cap on scores (Gemma 2), sinks (gpt-oss), biases by distance, heads that are switched off."""
 
 
 def register() -> None:
@@ -27,6 +29,15 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
+
+
+def refuse_what_is_not_computed(asked: Mapping[str, Any]) -> None:
+    """Raise TypeError for what a model asks of attention beside its arguments, and would not get.
+
+    With weights that are small, as random ones are, a model gives nearly the same without, so that no trial shows it.
+    """
+    if missing := [name for name in _NOT_COMPUTED if asked.get(name) is not None]:
+        raise TypeError(f"attention within documents has no {missing[0]}")
 
 
 @cache
@@ -53,7 +64,7 @@ def attend(
     document_boundaries: Tensor | None = None,
     longest_document: int = 0,
     takes_groups: bool = False,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Return (batch, length, heads, head_dim) for transformers; query: (batch, heads, length, head_dim).
 
@@ -63,6 +74,7 @@ def attend(
     document.
     """
     assert attention_mask is None, "a mask would be ignored"
+    refuse_what_is_not_computed(others)
     if document_boundaries is not None:
         assert dropout == 0.0, "none of these kernels has dropout"
         if query.device.type == "cpu":

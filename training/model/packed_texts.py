@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from training.model.packed_attention import refuse_what_is_not_computed
+
 NAME = "texts"
 """What transformers knows the attention by, once `register` was called."""
 
@@ -37,7 +39,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     document_lengths: tuple[int, ...] | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Return (batch, length, heads, head_dim) for transformers; query: (batch, heads, length, head_dim).
 
@@ -46,6 +48,7 @@ def attend(
     is one. Neighbours of one length are computed together, unless there is dropout, which is drawn text by text.
     """
     assert attention_mask is None, "a mask would be ignored"
+    refuse_what_is_not_computed(others)
     is_causal, heads = bool(getattr(module, "is_causal", True)), query.shape[1]
     lengths = (query.shape[2],) if document_lengths is None else document_lengths
     runs = [(length, 1) for length in lengths]

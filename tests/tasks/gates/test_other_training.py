@@ -99,6 +99,10 @@ RAN_OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
         {"ranks_differ": {"rank 1": {"kernels.threads": 2}}},
         "rank 1 has {'kernels.threads': 2}",
     ),
+    "another version of what computes its updates": (
+        {"packages": {"deepspeed": "1.1"}},
+        "the ranks used packages.deepspeed 1.1, its first seed None",
+    ),
     "a low priority": (
         {"priority": {"niceness": 19, "policy": 0}},
         "the processes had niceness 19, its first seed's None",

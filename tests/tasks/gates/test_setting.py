@@ -201,6 +201,27 @@ def test_a_package_that_one_cell_alone_computes_with_is_no_other_work_and_is_pri
     assert facts["Versions"] == "python 3.11.9, torch 2.15.0, deepspeed 1.0"
 
 
+@pytest.mark.parametrize("changed", [{"packages": {"deepspeed": "1.1"}}, {"options": {"stage": 3}}])
+def test_starts_of_one_cell_with_other_versions_or_options_fail(
+    changed: Setting, params: dict[str, Any], tmp_path: Path
+) -> None:
+    """A launch that went on after `pip install`, and blocks that were timed before it."""
+    right = setting_of(params) | {"packages": {"deepspeed": "1.0"}, "options": {"stage": 1}}
+    for part in ("0-8", "8-16"):
+        edit_segment(tmp_path, "2proc", part, settings=[right])
+    write_blocks(tmp_path, settings={"1proc": [setting_of(params)], "2proc": [right]})
+    assert find_setting_problems(outputs_of(tmp_path, params), "2proc") == []
+    ((section, value),) = changed.items()
+    says = f"the ranks used {section}.{next(iter(value))} {next(iter(value.values()))}"
+    write_blocks(tmp_path, settings={"1proc": [setting_of(params)], "2proc": [right | changed]})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert f"2proc, timed blocks: {says}, the training 1" in found
+    write_blocks(tmp_path, settings={"1proc": [setting_of(params)], "2proc": [right]})
+    edit_segment(tmp_path, "2proc", "8-16", settings=[right, right | changed])
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert f"2proc 8-16 epoch 1: {says}, its first start 1" in found
+
+
 def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, Any], tmp_path: Path) -> None:
     assert "adapter" not in dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Work"]
     lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"]}

@@ -1,0 +1,23 @@
+"""What torch computes with, where a script may say so for some cells alone."""
+
+from typing import Any
+
+import torch
+
+
+def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
+    """Return what a model computes in: by autocast on the device of its inputs, else the type of a parameter."""
+    device = found[0][1].device.type if found else "cpu"
+    if torch.is_autocast_enabled(device):
+        return f"autocast {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+    return "" if learner is None else str(learner.dtype).removeprefix("torch.")
+
+
+def read_torch_settings() -> dict[str, bool | str]:
+    """Return those that change how long a step takes, or what it computes."""
+    return {
+        "detect_anomaly": torch.is_anomaly_enabled(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+    }

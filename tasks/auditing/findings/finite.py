@@ -1,0 +1,43 @@
+"""Are there numbers to learn from? A training whose loss is none is fast for nothing."""
+
+from math import isfinite
+
+from tasks.auditing.evidence import find_nothing_seen
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import Fields
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Numbers stay finite"
+QUESTION = "Are losses and parameters numbers, and not NaN or infinite?"
+REMEDY = "a lower learning rate, clipping, another precision; stop where a loss is no number"
+
+_MOST = 0.5
+"""Of the losses that were read: a few are what scaling in 16 bit tries out, and skips."""
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Look at the losses as they were back-propagated, and at sampled parameters."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    problems, num_losses = [], 0
+    for rank in audit.ranks(cell):
+        losses = [(step, micro["loss"]) for step, micro in rank.micros() if micro.get("loss") is not None]
+        wrong = [step for step, loss in losses if not isfinite(loss)]
+        num_losses += len(losses)
+        if len(wrong) > _MOST * len(losses):
+            problems.append(
+                f"{cell}: {len(wrong)} of the {len(losses)} losses that were read on rank {rank.rank} are no numbers, "
+                f"first in step {wrong[0]}"
+            )
+        lost = [step["step"] for step in rank.steps if not _are_numbers(step.get("weights"))]
+        if lost and _are_numbers(rank.steps[0].get("start")):
+            problems.append(f"{cell}: on rank {rank.rank} parameters are no numbers from step {lost[0]} on")
+    return make_finding(
+        problems[:1],
+        otherwise=f"{cell}: most of the {num_losses:,} losses that were read are numbers, and so are the parameters",
+        numbers={"losses_read": num_losses},
+    )
+
+
+def _are_numbers(digest: Fields | None) -> bool:
+    return digest is None or isfinite(digest.get("l2", 0.0))

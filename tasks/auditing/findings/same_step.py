@@ -1,0 +1,128 @@
+"""Does a step of the cell compute what one of the baseline computes? All but how its rows are spread over ranks."""
+
+from collections.abc import Iterator
+from math import isfinite
+from statistics import median
+
+from tasks.auditing.evidence import (
+    count_samples,
+    do_samples_lead,
+    find_nothing_seen,
+    holds_whole_model,
+    make_unobservable,
+)
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import Fields, RankRecord
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Same step as the baseline"
+QUESTION = "Does a step have the baseline's precision, optimizer, clipping and targets, and do the same tensors learn?"
+REMEDY = "let nothing depend on the number of ranks but which rows a rank is fed, and how the model is wrapped"
+
+_LEARNING_RATES = ("lr", "initial_lr", "max_lr")
+"""Another question asks for those."""
+_OF_TORCH = frozenset({
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD", "SparseAdam",
+})  # fmt: skip
+"""Of a wrapper around one the options are not known."""
+_APART = 0.01
+_OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
+"""What is masked at random, or long and short rows in another order, differs by less over so many samples."""
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare with the baseline's what its steps computed with, as far as it was seen of both."""
+    if cell == audit.baseline:
+        return None
+    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
+        return nothing
+    mine, base = (_collect_facts(audit, name) for name in (cell, audit.baseline))
+    both = [name for name in mine if name in base]
+    other = [
+        f"{name} {mine[name]}, {audit.baseline} {base[name]}" for name in both if mine[name] != base[name]
+    ] + _find_other_targets(audit, cell)
+    samples = [count_samples(audit.ranks(name)) for name in (cell, audit.baseline)]
+    if other and not _are_batches_equal(*samples):
+        return make_unobservable(cell, f"{'; '.join(other)}: at another batch that may be meant")
+    if not other and (smaller := _find_smaller_micro_batches(audit, cell)):
+        return make_unobservable(cell, smaller)
+    return make_finding(
+        [f"{cell}: {'; '.join(other)}"] * bool(other),
+        otherwise=f"{cell}: as in {audit.baseline} are {', '.join(both)}",
+        numbers={"compared": len(both)},
+    )
+
+
+def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
+    """Return what was seen of the cell's steps: name -> value, those with several values with all of them."""
+    ranks = audit.ranks(cell)
+    first = ranks[0].steps[0]
+    found = {
+        name: ", ".join(sorted({str(micro[key]) for rank in ranks for _, micro in rank.micros() if micro.get(key)}))
+        for name, key in (("precision", "precision"), ("attention", "attention"))
+    }
+    found["optimizer"] = optimizer = str(first.get("optimizer", ""))
+    if optimizer in _OF_TORCH:
+        options = first.get("optimizer_options", {}).items()
+        found |= {f"{optimizer}'s {name}": _tell(value) for name, value in options if name not in _LEARNING_RATES}
+    else:
+        del found["optimizer"]
+    found |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
+    modes = {str(micro["is_training"]) for rank in ranks for micro in _list_read(rank)}
+    found["training mode"] = ", ".join(sorted(modes))
+    if holds_whole_model(ranks):
+        gradient = first.get("gradient") or {}
+        found["tensors with a gradient"] = str(len(gradient.get("digests", [])) or "")
+        # Of a norm that is no number nothing is kept: another question asks for those.
+        if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
+            clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]
+            limits = {_tell(clip["limit"]) for clip in clips if clip.get("limit") is not None}
+            found["clipping"] = ", ".join(sorted(limits)) or "none"
+    return {name: value for name, value in found.items() if value}
+
+
+def _tell(value: float) -> str:
+    """Return a number in one way, whichever type it has: 0 and 0.0 are one option."""
+    return str(value) if isinstance(value, bool) else f"{value:g}"
+
+
+def _list_read(rank: RankRecord) -> Iterator[Fields]:
+    """Yield the micro-batches of which it is known whether the model was in training mode."""
+    return (micro for _, micro in rank.micros() if micro.get("is_training") is not None)
+
+
+def _are_batches_equal(mine: list[int] | None, base: list[int] | None) -> bool:
+    return mine is not None and base is not None and abs(median(mine) / median(base) - 1) <= _APART
+
+
+def _find_other_targets(audit: Audit, cell: str) -> list[str]:
+    """Return how many more or fewer targets the loss of a sample has than in the baseline; nothing where few."""
+    shares = []
+    for name in (cell, audit.baseline):
+        micros = [micro for rank in audit.ranks(name) for _, micro in rank.micros() if micro.get("num_losses")]
+        counted = [micro for micro in micros if micro.get("num_targets") is not None and micro["num_losses"] == 1]
+        num_samples = sum(micro.get("num_samples", 0) for micro in counted)
+        if len(counted) < len(micros) or num_samples < _FEWEST_SAMPLES:
+            return []
+        shares.append(sum(micro["num_targets"] for micro in counted) / num_samples)
+    mine, base = shares
+    if abs(mine - base) <= _OTHER_TARGETS * base:
+        return []
+    return [f"targets per sample {mine:.1f}, {audit.baseline} {base:.1f}"]
+
+
+def _find_smaller_micro_batches(audit: Audit, cell: str) -> str:
+    """Return by how much the baseline feeds fewer samples at once; empty if it does not."""
+    if not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
+        return ""
+    mine, base = (
+        median([micro.get("num_samples", 0) for rank in audit.ranks(name) for _, micro in rank.micros()])
+        for name in (cell, audit.baseline)
+    )
+    if base >= mine * (1 - _APART):
+        return ""
+    return (
+        f"it is fed {mine:g} samples at once, and {audit.baseline} {base:g}, though a rank of both has as much memory: "
+        "what more samples at once bring is in the speedup"
+    )
