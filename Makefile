@@ -161,7 +161,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, peft (LoRA) and DeepSpeed, by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, peft and bitsandbytes (LoRA) and DeepSpeed, by the hashes of requirements-extras.lock
 
 # DeepSpeed comes as sources alone. None of its C++ is built, and its set-up runs with the setuptools of the lock.
 # An environment that was made anew has lost them.

@@ -28,6 +28,7 @@ from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.measuring.noise_points import Point, measure_points
 from tasks.params import Params
 from tasks.params.choices import has_labels
+from tasks.params.packages import read_package_versions
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
 from tasks.records.evaluation import (
     EvaluatedEpoch,
@@ -132,6 +133,8 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "statistics_rows": params.count_statistics_rows(params.baseline),
         "workload": params.workload,
+        "adapter": train.adapter and train.adapter.model_dump(),
+        "packages": read_package_versions(params, params.baseline),
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }
 

@@ -68,8 +68,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     params, machine, comparison = session.params, session.machine, session.comparison
     num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
     if params.train.adapter is not None:
-        # Weights alone are as large as the model: gradient and moments, three quarters of it, are an adapter's.
-        num_parameters //= 4
+        # Weights alone are as large as the model: gradient and moments, three quarters of it, are an adapter's. On a
+        # GPU most may wait in 4 bits there, while the host holds them in fp32 first.
+        num_parameters //= 32 if params.train.adapter.base and session.device == "cuda" else 4
     found = run_preflight(
         params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,

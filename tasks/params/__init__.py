@@ -201,7 +201,7 @@ class Params(Section):
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
         if self.train.adapter is not None:
-            require_fit_for_adapter(self.workload, self.cells)
+            require_fit_for_adapter(self.train.adapter, self.workload, self.cells, compiles=self.train.compile)
         if unfit := explain_unfit_batches(
             self.train, self.cells, is_weak=self.measure.scaling == "weak", seeds=self.quality.seeds
         ):

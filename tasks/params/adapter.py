@@ -25,6 +25,11 @@ class LoraParams(Section):
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """Last parts of the names of the linear layers that get factors, as the model has them; all-linear: every one but
     the head."""
+    base: Literal["nf4"] | None = None
+    """nf4: every linear layer's weight but the head's waits in 4 bits, rounded by bitsandbytes; null: in fp32.
+
+    Rounded weights are another model: it is the start of every cell, and what the factors are merged into.
+    """
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -37,10 +42,21 @@ class LoraParams(Section):
         return value
 
 
-def require_fit_for_adapter(workload: str, cells: Mapping[str, "CellParams"]) -> None:
-    """Raise ValueError, with the remedy, where peft is missing, or workload or a cell's strategy takes no adapter."""
+def require_fit_for_adapter(
+    adapter: LoraParams, workload: str, cells: Mapping[str, "CellParams"], *, compiles: bool
+) -> None:
+    """Raise ValueError, with the remedy, where a package is missing, or workload or a strategy takes no adapter."""
     if importlib.util.find_spec("peft") is None:
         raise ValueError("train.adapter: got lora, and the package peft is not installed; `make extras` installs it")
+    if adapter.base is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"train.adapter.base: got {adapter.base}, and the package bitsandbytes is not installed; `make extras` "
+            "installs it"
+        )
+    if adapter.base is not None and compiles:
+        raise ValueError(
+            f"train.compile: got true with train.adapter.base {adapter.base}; allowed: false, or base null"
+        )
     if not _takes_adapters("workloads", workload):
         allowed = _list_takers("workloads")
         raise ValueError(

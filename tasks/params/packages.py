@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.params.choices import read_constant
@@ -9,12 +10,16 @@ from tasks.params.choices import read_constant
 if TYPE_CHECKING:  # the launchers need the names alone
     from tasks.params import Params
 
-_ADAPTER = "training/model/adapter.py"
+_ADAPTER, _FOUR_BIT = "training/model/adapter.py", "training/model/four_bit.py"
 
 
-def list_packages(strategy: str, *, has_adapter: bool) -> list[str]:
-    """Return PACKAGE of the strategy's file, and of the adapter's where one is trained; most cells have neither."""
-    files = [f"training/strategies/{strategy}.py", *[_ADAPTER] * has_adapter]
+def list_packages(strategy: str, adapter: Mapping[str, Any] | None) -> list[str]:
+    """Return PACKAGE of the strategy's file, of the adapter's where one is trained, and of what rounds its base.
+
+    Most cells have none of them.
+    """
+    files = [f"training/strategies/{strategy}.py", *[_ADAPTER] * bool(adapter)]
+    files += [_FOUR_BIT] * bool(adapter and adapter["base"])
     return [package for file in files if (package := read_constant(file, "PACKAGE")) is not None]
 
 
@@ -24,7 +29,8 @@ def read_package_versions(params: "Params", cell: str) -> dict[str, str]:
     Not of one that is not installed: nothing is computed with it then.
     """
     found = {}
-    for package in list_packages(params.cells[cell].strategy, has_adapter=params.train.adapter is not None):
+    adapter = params.train.adapter
+    for package in list_packages(params.cells[cell].strategy, adapter.model_dump() if adapter else None):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

@@ -58,7 +58,7 @@ _CELLS: dict[str, dict[str, Any]] = {
     },
     "factors on 2": {
         "workload": "instruction", "precision": "bf16", "world_size": 2,
-        "adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"},
+        "adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None},
     },
     "shards on 2": {"strategy": "fsdp2", "precision": "bf16", "world_size": 2},
     "shards on 8": {"strategy": "fsdp2", "precision": "bf16", "world_size": 8, "global_batch_size": 16},

@@ -233,9 +233,11 @@ BAD_ADAPTERS = {
     "another kind": ("rank: 4", "kind: dora, rank: 4", ["train.adapter.kind", "dora", "lora"]),
     "no target": ("rank: 4", "rank: 4, targets: []", ["train.adapter.targets", "at least one"]),
     "a name in place of names": ("rank: 4", "rank: 4, targets: q_proj", ["targets: got 'q_proj'; allowed: all-linear"]),
-    "no mapping": ("{rank: 4, alpha: 8}", "lora", ["train.adapter", "with the keys kind, rank, alpha, targets"]),
+    "no mapping": ("{rank: 4, alpha: 8}", "lora", ["train.adapter", "with the keys kind, rank, alpha, targets, base"]),
     "an unknown key": ("rank: 4", "rank: 4, r: 4", ["train.adapter.r: unknown key", "allowed: kind, rank, alpha"]),
     "a target twice": ("rank: 4", "rank: 4, targets: [q_proj, q_proj]", ["train.adapter.targets", "different"]),
+    "another rounding": ("rank: 4", "rank: 4, base: fp4", ["train.adapter.base", "fp4", "nf4"]),
+    "compiled 4 bits": ("adapter: {", "compile: true, adapter: {base: nf4, ", ["train.compile: got true", "base nf4"]),
     "sharded weights": ("strategy: ddp", "strategy: fsdp2", ["cells.2proc.strategy fsdp2", "ddp or single or zero1"]),
     "stages": ("strategy: ddp", "strategy: pipeline", ["cells.2proc.strategy pipeline", "ddp or single or zero1"]),
     "a head of its own": (
@@ -255,7 +257,7 @@ def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path)
     (file := tmp_path / "params.yaml").write_text(good)
     adapter = load_params(file).train.adapter
     assert adapter is not None
-    assert adapter.model_dump() == {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+    assert adapter.model_dump() == {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None}
     bad = good.replace(old, new, 1)
     if "sequence_class" in new:
         bad = bad.replace("builtin:docstrings", "builtin:docstrings\n  label: package")
@@ -275,6 +277,7 @@ def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path)
         ("tracking.kind", "tensorboard"),
         ("launcher", "ray"),
         ("train.adapter", "peft"),
+        ("train.adapter.base", "bitsandbytes"),
         ("strategy", "deepspeed"),
     ],
 )
@@ -287,6 +290,9 @@ def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
         file.write_text(GOOD.replace("strategy: ddp, ", "strategy: ddp, launcher: ray, "))
     if package == "peft":
         file.write_text(GOOD.replace("seq_len: 64", LORA))
+    if package == "bitsandbytes":
+        skip_without("peft")
+        file.write_text(GOOD.replace("seq_len: 64", LORA.replace("{", "{base: nf4, ")))
     if asked == "strategy":
         file.write_text(GOOD.replace("strategy: ddp, ", "strategy: deepspeed, "))
     # As where it is not installed: nothing of that name is found.
@@ -295,7 +301,7 @@ def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    given = "lora" if package == "peft" else package
+    given = {"peft": "lora", "bitsandbytes": "nf4"}.get(package, package)
     assert f"{asked}: got {given}, and the package {package} is not installed; `make extras` installs" in line
 
 

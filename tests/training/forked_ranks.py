@@ -6,6 +6,7 @@ names another one.
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -102,7 +103,11 @@ def _serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         ends_others = asked.pop("ends_others")
-        if json.loads((Path(asked["work_dir"]) / "config.json").read_bytes())["strategy"] == "deepspeed":
+        config = json.loads((Path(asked["work_dir"]) / "config.json").read_bytes())
+        if config["adapter"] and importlib.util.find_spec("peft"):
+            # The same: it imports torch's compiler.
+            importlib.import_module("peft")
+        if config["strategy"] == "deepspeed":
             # Some seconds that its ranks need not take once each; others do without. Its engine imports an optimizer
             # that nobody asked for, and with it torch's compiler.
             os.environ["DS_ACCELERATOR"] = "cpu"

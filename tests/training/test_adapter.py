@@ -27,7 +27,8 @@ skip_without("peft")
 
 Launch = Callable[..., list[dict[str, Any]]]
 
-_LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+_LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None}
+_CPU = torch.device("cpu")
 _LAYER = "model.layers.0.self_attn.q_proj"
 
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
     (file,) = folder.glob("tiny_*.pt")
     merged = causal_lm.load_model(tiny_model, checkpoint=file).eval()
     adapted = causal_lm.load_model(tiny_model)
-    found = adapt(adapted, parsed(plain, tmp_path))
+    found = adapt(adapted, parsed(plain, tmp_path), device=_CPU)
     assert found is not None
     found.load_factors(_state_at_end(plain)["adapter"])
     batch = causal_lm.open_slice(slices[0]).collate(range(16), seq_len=32)
@@ -113,7 +114,7 @@ def test_factors_that_add_nothing_leave_every_bit_of_the_base(
     with torch.no_grad():
         base.get_submodule(_LAYER).weight[0, :2] = torch.tensor([-0.0, 0.0])
     before = {name: part.clone() for name, part in base.state_dict().items()}
-    found = adapt(base, parsed(plain, tmp_path))
+    found = adapt(base, parsed(plain, tmp_path), device=_CPU)
     assert found is not None
     for merged in (dict(found.merge_parameters()), found.merge_weights()):
         assert [name for name, part in merged.items() if not _has_bits_of(part, before[name])] == []
@@ -230,4 +231,4 @@ def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_t
     folder = make_tiny_model(tmp_path / "untied", tied=False)
     config = parsed(_config(tmp_path / "work", folder, slices, adapter={**_LORA, "targets": targets}), tmp_path)
     with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
-        adapt(causal_lm.load_model(folder), config)
+        adapt(causal_lm.load_model(folder), config, device=_CPU)

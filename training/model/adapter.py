@@ -1,7 +1,8 @@
 """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): small factors are trained beside weights that stay as they are.
 
-The library peft puts them into the model. What is checkpointed and compared is the model with its factors merged: an
-ordinary one, under its ordinary names. The factors themselves are a part of the state, from which training goes on.
+The library peft puts them into the model, whose other weights may wait in 4 bits (four_bit.py). What is checkpointed
+and compared is the model with its factors merged: an ordinary one, under its ordinary names. The factors themselves are
+a part of the state, from which training goes on.
 """
 
 import hashlib
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
+from training.model.attention_kernels import DTYPES
+from training.model.four_bit import FourBitLinear, hush, round_weight
 from training.model.weights import collect_weights
 from training.process.failure import UnfitModelError
 
@@ -44,6 +47,12 @@ def list_targets(model: nn.Module, targets: str | Iterable[str]) -> dict[str, nn
     return {name: part for name, part in linear.items() if name.rpartition(".")[2] in wanted}
 
 
+def round_base(model: nn.Module, base: str | None, *, device: torch.device) -> None:
+    """Give an ordinary model the weights that an adapter's base has, rounded on that device; null: it has its own."""
+    for layer in list_targets(model, ALL_LINEAR).values() if base else ():
+        layer.weight.data = round_weight(layer.weight, device=device)
+
+
 def draw_first_factor(name: str, *, rank: int, num_inputs: int, seed: int) -> Tensor:
     """Return where a layer's first factor begins: (rank, num_inputs) float32, by seed and name of the layer alone.
 
@@ -62,6 +71,11 @@ class Adapter:
         self._model = model
         self._layers = sorted(layers)
         self._scale = scale
+        self._rounded = {
+            make_plain(f"{name}.weight"): part
+            for name, part in model.named_modules()
+            if isinstance(part, FourBitLinear)
+        }
 
     def factors(self) -> dict[str, Tensor]:
         """Return what is trained, by name, where it is."""
@@ -82,11 +96,12 @@ class Adapter:
         plain = {make_plain(name): tensor for name, tensor in named.items() if not _is_factor(name)}
         layers = {f"{name}.weight": name for name in self._layers}
         for name, tensor in sorted(plain.items(), key=lambda item: item[0]):
+            weight = self._rounded[name].widen().cpu() if name in self._rounded else tensor
             if (layer := layers.get(name)) is None:
-                yield name, tensor
+                yield name, weight
                 continue
             first, second = (factors[f"{layer}.{end}"].detach().cpu().double() for end in (FIRST, SECOND))
-            weight = tensor.detach().cpu()
+            weight = weight.detach().cpu()
             added = self._scale * (second @ first)
             yield name, torch.where(added == 0, weight, (weight.double() + added).to(weight.dtype))
 
@@ -100,18 +115,30 @@ class Adapter:
 
     def outline_weights(self) -> dict[str, Tensor]:
         """Return name -> a tensor of the same shape and type as in that state dict."""
-        return {make_plain(name): part for name, part in self._model.state_dict().items() if not _is_factor(name)}
+        plain = {make_plain(name): part for name, part in self._model.state_dict().items() if not _is_factor(name)}
+        wide = {
+            name: torch.empty(part.out_features, part.in_features, device="meta")
+            for name, part in self._rounded.items()
+        }
+        return {**plain, **wide}
+
+    @property
+    def num_bytes_saved(self) -> int:
+        """How many bytes the weights take less in memory than in that state dict."""
+        return sum(part.num_bytes_saved for part in self._rounded.values())
 
 
-def adapt(model: nn.Module, config: TrainingConfig) -> Adapter | None:
+def adapt(model: nn.Module, config: TrainingConfig, *, device: torch.device) -> Adapter | None:
     """Put the factors that the config asks for into the model, which then trains nothing else; None: it asks for none.
 
-    Raises UnfitModelError where peft is missing, or has no such layers.
+    What is rounded is on the device then. Raises UnfitModelError where a package is missing, or the model has no such
+    layers.
     """
     if not config.adapter:
         return None
     rank, alpha = int(config.adapter["rank"]), float(config.adapter["alpha"])
     layers = list_targets(model, config.adapter["targets"])
+    hush()
     try:
         # Here, not above: seconds, and no part of the ordinary set-up.
         from peft import LoraConfig, inject_adapter_in_model
@@ -120,15 +147,17 @@ def adapt(model: nn.Module, config: TrainingConfig) -> Adapter | None:
     lora = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=list(layers), lora_dropout=0.0, bias="none", init_lora_weights=True
     )
+    for name, layer in list_targets(model, ALL_LINEAR).items() if config.adapter["base"] else ():
+        model.set_submodule(name, FourBitLinear(layer, device=device, dtype=DTYPES[config.precision]))
     inject_adapter_in_model(lora, model)
     found = Adapter(model, layers, scale=alpha / rank)
     inputs = {name: part.in_features for name, part in layers.items()}
     with torch.no_grad():
         for name, part in model.named_parameters():
             part.requires_grad_(_is_factor(name))
-            layer = name.removesuffix(f".{FIRST}")
-            if layer in inputs and layer != name:
-                part.copy_(draw_first_factor(layer, rank=rank, num_inputs=inputs[layer], seed=config.seed))
+            whose = name.removesuffix(f".{FIRST}")
+            if whose in inputs and whose != name:
+                part.copy_(draw_first_factor(whose, rank=rank, num_inputs=inputs[whose], seed=config.seed))
             elif name.endswith(f".{SECOND}"):
                 part.zero_()
     return found

@@ -12,7 +12,8 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 
 from training.model import packed_attention
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision of forward and backward -> its dtype."""
 _LARGEST_HEAD = 256
 """Of flash attention, in 16 bit."""
 
@@ -39,7 +40,7 @@ def find_attention_kernel(model: nn.Module, device: torch.device, *, precision: 
         return "flash, all documents of a pack at once"
     num_keys = getattr(config, "num_key_value_heads", None) or num_heads
     query, key = (
-        torch.empty(1, number, 2, size, dtype=_DTYPES[precision], device=device, requires_grad=True)
+        torch.empty(1, number, 2, size, dtype=DTYPES[precision], device=device, requires_grad=True)
         for number in (num_heads, num_keys)
     )
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device) if is_masked else None

@@ -46,7 +46,9 @@ class SharedState:
         updated = {part for group in replica.optimizer.param_groups for part in group["params"]}
         state = replica.optimizer.state
         for name, part in replica.module.named_parameters():
-            kept.setdefault(make_plain(name), part.data)
+            # Not what waits in 4 bits: a model begins with all in fp32, and rounds it itself.
+            if part.is_floating_point():
+                kept.setdefault(make_plain(name), part.data)
             if part in updated:
                 state[part] = moments.setdefault(name, state[part])
 

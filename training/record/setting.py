@@ -14,6 +14,7 @@ from torch import nn
 from training.config import TrainingConfig
 from training.model.adapter import PACKAGE as ADAPTER_PACKAGE
 from training.model.attention_kernels import find_attention_kernel
+from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
 from training.record.environment import collect_environment
 from training.strategies import find_strategy
@@ -85,6 +86,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
 def _list_packages(config: TrainingConfig) -> list[str]:
     """Return what computes this cell's updates beside the packages of every cell."""
     own = [ADAPTER_PACKAGE] if config.adapter else []
+    own += [FOUR_BIT_PACKAGE] if config.adapter and config.adapter["base"] else []
     package: str | None = getattr(find_strategy(config.strategy), "PACKAGE", None)
     return own if package is None else [package, *own]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.adapter import adapt
-from training.model.attention_kernels import choose_attention_kernels
+from training.model.attention_kernels import DTYPES, choose_attention_kernels
 from training.model.layers import recompute_layers
 from training.model.sync_norm import keep_statistics, list_statistics
 from training.model.weights import (
@@ -29,8 +29,6 @@ from training.process.kept_memory import keep_freed_memory
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Replica:
@@ -61,7 +59,7 @@ class Replica:
         if device.type == "cpu" and has_numbers(model):
             keep_freed_memory()
         workload.prepare(model, config)
-        self._adapter = adapt(model, config)
+        self._adapter = adapt(model, config, device=device)
         if config.activation_checkpointing == "layers":
             recompute_layers(model)
         shard(model)
@@ -72,7 +70,7 @@ class Replica:
         self._chunk_rows = config.loss_chunk_rows
         self._has_dropout = workload.has_dropout(model)
         self._max_grad_norm = config.max_grad_norm
-        self._dtype = _DTYPES[config.precision]
+        self._dtype = DTYPES[config.precision]
         self._keeps_casts = config.activation_checkpointing == "none"
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         groups = group_parameters(parameters, config)
@@ -298,7 +296,9 @@ class Replica:
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes: weights and moments."""
         trained = sum(parameter.nbytes for parameter in self._parameters)
-        return sum(parameter.nbytes for parameter in self.module.parameters()) + len(self._moments) * trained
+        whole = sum(parameter.nbytes for parameter in self.module.parameters())
+        whole += self._adapter.num_bytes_saved if self._adapter is not None else 0
+        return whole + len(self._moments) * trained
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name; see Strategy."""

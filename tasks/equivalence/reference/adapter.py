@@ -10,17 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.model.adapter import FIRST, SECOND, draw_first_factor, list_targets
+from training.model.adapter import FIRST, SECOND, draw_first_factor, list_targets, round_base
 
 
 def attach_factors(model: Any, config: TrainingConfig) -> dict[str, nn.Parameter]:
     """Have the model's layers add what its factors make of their inputs; return the factors, by name, and nothing else.
 
-    Where the config asks for no adapter: all parameters of the model that are trained.
+    Their weights are rounded where the base's are. Where the config asks for no adapter: all parameters of the model
+    that are trained.
     """
     if not config.adapter:
         return {name: part for name, part in model.named_parameters() if part.requires_grad}
     model.requires_grad_(False)
+    round_base(model, config.adapter["base"], device=torch.device(config.device))
     rank, scale = config.adapter["rank"], config.adapter["alpha"] / config.adapter["rank"]
     found: dict[str, nn.Parameter] = {}
     for name, layer in list_targets(model, config.adapter["targets"]).items():
@@ -66,7 +68,7 @@ def find_changed_base(checkpoint: Path, base: Mapping[str, Tensor], config: Trai
         layer = name.removesuffix(".weight")
         if f"{layer}.{FIRST}" in factors:
             product = factors[f"{layer}.{SECOND}"].double() @ factors[f"{layer}.{FIRST}"].double()
-            expected = (expected.double() + scale * product).float()
-        if name not in weights or not torch.allclose(weights[name], expected, rtol=1e-6, atol=1e-7):
+            expected = (expected.cpu().double() + scale * product).float()
+        if name not in weights or not torch.allclose(weights[name], expected.cpu(), rtol=1e-6, atol=1e-7):
             changed.append(name)
     return changed

@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from training.data.batches import MicroBatch
+from training.model.adapter import round_base
 
 _PACKED = "reference-packed"
 
@@ -24,15 +25,19 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np
         yield tokens[offsets[row] : min(offsets[row + 1], offsets[row] + seq_len)]
 
 
-def compute_rows_loss(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:
+def compute_rows_loss(
+    model_dir: Path, rows: Iterable[np.ndarray], *, device: str, base: str | None = None
+) -> tuple[float, int]:
     """Return the sum of -log p(token | tokens before it) in nats, and the number of tokens predicted.
 
-    A row of one token predicts nothing.
+    A row of one token predicts nothing. `base`: how an adapter's base rounds the weights.
     """
-    return compute_loss_behind(model_dir, ((row, 1) for row in rows), device=device)
+    return compute_loss_behind(model_dir, ((row, 1) for row in rows), device=device, base=base)
 
 
-def compute_loss_behind(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+def compute_loss_behind(
+    model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str, base: str | None = None
+) -> tuple[float, int]:
     """Return the same for the tokens of each row behind its first ones, of which it has so many, at least 1.
 
     The model runs in fp32 without dropout; the logarithm and the sum are fp64.
@@ -41,6 +46,7 @@ def compute_loss_behind(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]],
         model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )
     model = model.to(device).eval()
+    round_base(model, base, device=torch.device(device))
     loss_sum, num_tokens = 0.0, 0
     with torch.inference_mode():
         for row, num_first in rows:

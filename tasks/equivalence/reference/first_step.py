@@ -19,11 +19,15 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     """Return range, epoch, num_rows and num_tokens of the first global batch, and the base model's mean loss per label.
 
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
-    `parameter_checksum` is that of the weights which training has to start from.
+    `parameter_checksum` is that of the weights which training has to start from. Beside an adapter they are rounded if
+    its base is.
     """
+    import torch
+
     from tasks.equivalence.reference.adapter import count_factors
     from training.data.augmentation import Augmentation
     from training.data.plan import plan_segment
+    from training.model.adapter import round_base
     from training.model.weights import compute_parameter_checksum
     from training.workloads import find_workload
 
@@ -41,6 +45,8 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     )
     rows = np.concatenate(plan.step(1).micro_batches)
     model = workload.load_model(base_model)
+    base = train.adapter.base if train.adapter else None
+    round_base(model, base, device=torch.device(device))
     facts = FirstStepFile(
         range=part,
         epoch=1,
@@ -58,7 +64,7 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"base": base} if base else {}
     if statistics_rows := params.count_statistics_rows(params.baseline):
         # The rows of a step come one after another, so many at once on all ranks.
         more["statistics_rows"] = statistics_rows

@@ -18,6 +18,11 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tu
         yield tokens, int(prompts[row])
 
 
-def compute_rows_loss(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
-    """Return the sum of -log p(token | tokens before it) in nats over the responses, and the number of their tokens."""
-    return compute_loss_behind(model_dir, rows, device=device)
+def compute_rows_loss(
+    model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str, base: str | None = None
+) -> tuple[float, int]:
+    """Return the sum of -log p(token | tokens before it) in nats over the responses, and the number of their tokens.
+
+    `base`: how an adapter's base rounds the weights.
+    """
+    return compute_loss_behind(model_dir, rows, device=device, base=base)

@@ -33,7 +33,7 @@ class Parcel:
             found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
         self.files = {name: (_digest_once(file), str(file)) for name, file in found}
         """Name -> (sha256, where it is here)."""
-        self.packages = list_packages(self._told["strategy"], has_adapter=bool(self._told["adapter"]))
+        self.packages = list_packages(self._told["strategy"], self._told["adapter"])
         """What its ranks compute with beside torch and its like; of one version on all machines."""
 
     def make_config(self, folder: Path) -> dict[str, Any]:

@@ -103,9 +103,10 @@ def _describe_adapter(train: dict[str, Any]) -> str:
         return ""
     targets = train["adapter.targets"]
     layers = "every linear layer but the head" if targets == "all-linear" else targets
+    rounded = ", of weights that wait in 4 bits (nf4)" if train.get("adapter.base") == "nf4" else ""
     return (
         f"; trained is a LoRA adapter alone, rank {train['adapter.rank']} and alpha {train['adapter.alpha']:g}, beside "
-        f"{layers}; checkpoints hold the model with it merged"
+        f"{layers}{rounded}; checkpoints hold the model with it merged"
     )
 
 

@@ -224,11 +224,12 @@ def test_starts_of_one_cell_with_other_versions_or_options_fail(
 
 def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, Any], tmp_path: Path) -> None:
     assert "adapter" not in dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Work"]
-    lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"]}
+    lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "base": "nf4"}
     edit_json(
         tmp_path / "runs" / "1proc" / "run.json", train=setting_of(params)["train"] | {"epochs": 1, "adapter": lora}
     )
     results = collect_results(outputs_of(tmp_path, params))
     assert results.comparison.train["adapter.rank"] == 16
     work = dict(tell_facts(results))["Work"]
-    assert "trained is a LoRA adapter alone, rank 16 and alpha 32, beside q_proj, v_proj; checkpoints hold" in work
+    assert "trained is a LoRA adapter alone, rank 16 and alpha 32, beside q_proj, v_proj, of weights that" in work
+    assert "wait in 4 bits (nf4); checkpoints hold" in work

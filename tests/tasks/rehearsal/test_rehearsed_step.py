@@ -14,6 +14,7 @@ from training.probing.live_memory import KINDS
 from training.process.failure import UnfitModelError
 from training.process.files import write_json
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
+from training.workloads import causal_lm
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +175,7 @@ def test_a_config_of_no_known_model_is_refused_in_one_line(tmp_path: Path) -> No
 
 def test_beside_an_adapter_all_weights_are_there_and_gradient_and_moments_are_its_own(tmp_path: Path) -> None:
     skip_without("peft")
-    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
+    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj"], "base": None}
     steps = {}
     for name, adapter in (("all", None), ("lora", lora)):
         (tmp_path / name).mkdir()
@@ -190,3 +191,16 @@ def test_beside_an_adapter_all_weights_are_there_and_gradient_and_moments_are_it
     assert factors <= found["communication"] < 2 * factors
     assert steps["lora"].work.exchanged["allreduce_"] == pytest.approx(factors, rel=0.1)
     assert steps["lora"].total_bytes < steps["all"].total_bytes
+
+
+def test_a_base_in_4_bits_takes_an_eighth_of_its_layers(tmp_path: Path) -> None:
+    skip_without("peft")
+    skip_without("bitsandbytes")
+    peaks = {}
+    for base in (None, "nf4"):
+        lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj"], "base": base}
+        (tmp_path / str(base)).mkdir()
+        peaks[base] = _rehearse(tmp_path / str(base), precision="fp32", adapter=lora).peak_bytes
+    model = causal_lm.outline_model(tmp_path / "nf4" / "model")
+    of_layers = sum(part.nbytes for name, part in model.named_parameters() if "_proj.weight" in name)
+    assert peaks[None]["weights"] - peaks["nf4"]["weights"] == pytest.approx(7 / 8 * of_layers, rel=0.02)

@@ -49,11 +49,12 @@ def test_the_version_of_what_makes_adapters_is_in_the_record(
     train_here: Callable[..., Any], tiny_model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     skip_without("peft")
-    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+    skip_without("bitsandbytes")
+    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": "nf4"}
     config = make_config(tmp_path / "work", tiny_model, slices[:1], adapter=lora)
     train_here(config)
     (setting,) = facts_of(config)["settings"]
-    assert setting["packages"] == {"peft": importlib.metadata.version("peft")}
+    assert setting["packages"] == {name: importlib.metadata.version(name) for name in ("peft", "bitsandbytes")}
 
 
 @pytest.mark.slow
