@@ -44,14 +44,19 @@ class ForkedScripts:
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         codes: list[int] = json.loads(self._process.stdout.readline())
-        ranks = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
-        words_of_ranks = [(work / f"{rank}.log").read_text()[-2000:] for rank in range(world_size)]
-        return Launched(cell, work, ranks, max(codes, key=abs), "\n".join(words_of_ranks) if any(codes) else "")
+        return read_launched(work, cell, codes)
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
+
+
+def read_launched(work: Path, cell: str, codes: list[int]) -> Launched:
+    """Return what ranks with these exit codes left in `work`."""
+    ranks = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(len(codes))]
+    words_of_ranks = [(work / f"{rank}.log").read_text()[-2000:] for rank in range(len(codes))]
+    return Launched(cell, work, ranks, max(codes, key=abs), "\n".join(words_of_ranks) if any(codes) else "")
 
 
 def _serve() -> None:
@@ -75,12 +80,16 @@ def _serve() -> None:
     answers = os.dup(1)
     for line in sys.stdin:
         asked = json.loads(line)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        pids = [_fork(asked, rank, port) for rank in range(asked["world_size"])]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        os.write(answers, (json.dumps(codes) + "\n").encode())
+        os.write(answers, (json.dumps(fork_ranks(asked)) + "\n").encode())
+
+
+def fork_ranks(asked: dict[str, Any]) -> list[int]:
+    """Run `words` on `world_size` ranks in `folder`, their records and output in `work`; return their exit codes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = [_fork(asked, rank, port) for rank in range(asked["world_size"])]
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def _fork(asked: dict[str, Any], rank: int, port: int) -> int:

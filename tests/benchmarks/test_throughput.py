@@ -32,6 +32,8 @@ from benchmarks.throughput.waiting import Waited, waited_for_data
 from tasks.process.failure import ResourceError
 from tests.bare_python import make_bare_python
 from tests.tiny import make_tiny_workload
+from tests.warm.environment import warm_environment
+from tests.warm.imports import OF_FIVE_PACKAGES
 from training.workloads import find_workload
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
@@ -426,10 +428,12 @@ def test_the_gpu_benchmark_runs_where_only_five_packages_are_installed(
     (prepared / "facts.json").write_text(json.dumps(facts))
     arguments = ["--prepared", str(prepared), "--out", str(tmp_path / "found"), "--seconds", "1", "--no-trying"]
     arguments += ["--global-batch-size", "8", "--steps-per-block", "1", "--min-rounds", "7"]
-    subprocess.run(
-        [str(bare_python), "-m", "benchmarks.throughput.gpu", *arguments],
-        check=True, cwd=project, env={**os.environ, "PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    given = {"PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    with warm_environment(given, modules=OF_FIVE_PACKAGES, real=bare_python) as programs:
+        subprocess.run(
+            [programs / "python", "-m", "benchmarks.throughput.gpu", *arguments],
+            check=True, cwd=project, env={**os.environ, **given},
+        )  # fmt: skip
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["is_gpu"], found["mfu"], found["targets"]) == (False, None, [])
     assert found["certificate"]["passed"]

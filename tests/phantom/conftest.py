@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,16 @@ import pytest
 from tests.integration.conftest import finished as finished
 from tests.phantom.build import Phantom, build, find_missing
 from tests.warm.environment import warm_environment
+from tests.warm.imports import HEAVY
 
 OnPhantom = Callable[..., Path]
+_MOST_SECONDS = "300"
+"""That a process may have a card. The longest takes 10 of the processor, and the whole test may take 900."""
+_IMPORTED = (
+    "torchvision", "torch._inductor.compile_fx", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer"
+)  # fmt: skip
+"""What some trainings of this folder import beside torch: 4 s of the processor in each rank of theirs. It asks for no
+card, which a forked process could not be given any more."""
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +33,14 @@ def phantom(tmp_path_factory: pytest.TempPathFactory) -> Phantom:
 @pytest.fixture(scope="session")
 def phantom_warm(phantom: Phantom) -> Iterator[Path]:
     """The folder `bin` of an environment whose processes start at once and have the phantom loaded."""
-    with warm_environment(phantom.environment()) as programs:
+    # DeepSpeed asks for the kind of device when it is imported, and for no device.
+    given = {**phantom.environment(), "DS_ACCELERATOR": "cuda"}
+    with warm_environment(given, modules=[*HEAVY, *_list_installed()]) as programs:
         yield programs
+
+
+def _list_installed() -> list[str]:
+    return [name for name in _IMPORTED if find_spec(name.partition(".")[0])]
 
 
 @pytest.fixture
@@ -39,6 +54,7 @@ def on_phantom(
 
     def choose(card: str = "H100-80", *, num_cards: int = 1) -> Path:
         counts = tmp_path / "counts"
+        monkeypatch.setenv("PHANTOM_SECONDS", _MOST_SECONDS)
         for name, value in phantom.environment(card, num_cards=num_cards, counts=counts).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "executable", str(phantom_warm / "python"))

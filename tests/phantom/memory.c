@@ -116,10 +116,10 @@ static void drop_negative(uint64_t *words, size_t num) {
         if (words[i] >> 8 == UINT64_MAX >> 8) words[i] = 0;
 }
 
-// A number that stands alone, such as a flag, is 0 unless it arrived as such: a kernel would have written it, and what
-// was left in its memory by others is no answer that a program may go by. torch's pieces begin at multiples of 512 bytes.
-// Only where PHANTOM_LONE_NUMBERS is set: what generates text waits for a flag of a kernel that says that it has ended.
-// Elsewhere it is whatever lies there, and not below 0, which a norm or a count never is.
+// A number that stands alone, such as a flag, is what a program goes by. A kernel would have written it; what lies in its
+// memory depends on what torch had there before. So unless it arrived as such it is 0, and of one byte true: what
+// generates text goes on until a flag says that it has ended. With PHANTOM_LONE_NUMBERS that is 0, too. torch's pieces
+// begin at multiples of 512 bytes.
 enum { ALONE = 8, NUM_ARRIVALS = 1 << 16 };
 static struct { uintptr_t start; size_t bytes; int is_gathered; } arrivals[NUM_ARRIVALS];
 
@@ -141,10 +141,12 @@ static int has_arrived(const void *from, size_t bytes) {
     return start && (is_gathered ? at >= start && at + bytes <= start + there : start == at && there == bytes);
 }
 void phantom_read(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-    if (owner(from) < 0 || has_arrived(from, bytes)) return;
-    if (getenv("PHANTOM_LONE_NUMBERS")) memset(to, 0, bytes);
-    else if (bytes == 4 || bytes == 8) ((unsigned char *)to)[bytes - 1] &= 0x7f;
+    if (owner(from) < 0 || has_arrived(from, bytes)) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    memset(to, 0, bytes);
+    if (bytes == 1) *(char *)to = !getenv("PHANTOM_LONE_NUMBERS");
 }
 static void copy(void *to, const void *from, size_t bytes) {
     int is_to_device = owner(to) >= 0;

@@ -1,5 +1,7 @@
 """The observer on cards that are not there: over NCCL, with rows copied to a device, it makes nobody wait."""
 
+import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from tasks.auditing.findings import exchange, rows_of_its_own, same_parameters
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.auditing.running import launch_script
+from tests.auditing.forked_scripts import read_launched
+from tests.conftest import PROJECT
 
 _SCRIPT = """
 import contextlib, os
@@ -52,13 +56,22 @@ torch.cuda.synchronize()
 """
 
 
-def _audit(folder: Path, script: str) -> Audit:
-    """Run the script on two ranks, each with a card."""
+def _audit(folder: Path, script: str, *, is_launched: bool = False) -> Audit:
+    """Run the script on two ranks, each with a card: forked ones, or under torchrun as `make audit` has it."""
     (folder / "train.py").write_text(script)
     request = parse_request(
         {"SCRIPT": "train.py", "CELLS": "2", "FOLDER": str(folder), "INTERPRETER": sys.executable, "LAUNCHES": "1"}
     )
-    launched = launch_script(request, "2proc", folder / "work", stop=threading.Event())
+    work = folder / "work"
+    if is_launched:
+        launched = launch_script(request, "2proc", work, stop=threading.Event())
+    else:
+        work.mkdir()
+        words = [str(folder / "train.py")]
+        asked = {"words": words, "world_size": 2, "work": str(work), "folder": str(folder)}
+        command = [sys.executable, "-m", "tests.phantom.observed", json.dumps(asked)]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+        launched = read_launched(work, "2proc", json.loads(done.stdout))
     assert launched.exit_code == 0, launched.ending
     assert [rank.lines.get("broken") for rank in launched.ranks] == [None, None]
     return Audit(request, {"2proc": [launched]})
@@ -77,7 +90,7 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     on_phantom: Callable[..., Path], tmp_path: Path
 ) -> None:
     on_phantom(num_cards=2)
-    audit = _audit(tmp_path, _SCRIPT)
+    audit = _audit(tmp_path, _SCRIPT, is_launched=True)
     launched = audit.first("2proc")
     assert launched.num_steps == 20
     assert launched.ranks[1].steps[0]["device"] == "cuda"

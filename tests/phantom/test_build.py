@@ -89,6 +89,30 @@ def test_small_numbers_go_from_rank_to_rank_and_calls_that_differ_end_both(
     assert "rank 1 calls all-reduce of 4 (type 7, op 0, root 0), rank 0 all-reduce of 3 (type 7" in done.stderr
 
 
+def test_a_process_that_never_ends_is_ended_and_says_why(
+    phantom: Phantom, on_phantom: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_phantom()
+    monkeypatch.setenv("PHANTOM_SECONDS", "1")
+    waits = f"import ctypes, time; ctypes.CDLL({str(phantom.library)!r}).cudaSetDevice(0); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", waits], capture_output=True, text=True, check=False)
+    assert done.returncode == 124
+    assert done.stderr == "phantom: this process has had a card for longer than PHANTOM_SECONDS\n"
+
+
+@pytest.mark.slow
+def test_a_number_that_nothing_has_written_is_0_and_a_flag_true_whatever_lies_there(
+    on_phantom: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_phantom()
+    for said, flag in ((None, True), ("0", False)):
+        if said is not None:
+            monkeypatch.setenv("PHANTOM_LONE_NUMBERS", said)
+        assert json.loads(_run("-m", "tests.phantom.lone").stdout) == {
+            "left by others": [0, 0.0, 0.0, flag], "arrived": [7, -2.5, True, False]
+        }  # fmt: skip
+
+
 def test_a_card_that_does_not_exist_is_refused_by_name(phantom: Phantom) -> None:
     with pytest.raises(ValueError, match="card 'B300'; allowed: H100-80, A100-80, 4090, T4"):
         phantom.environment("B300")

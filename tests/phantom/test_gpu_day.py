@@ -12,6 +12,9 @@ import pytest
 from benchmarks.throughput.rows import small_qwen2, write_rows
 from tests.bare_python import make_bare_python
 from tests.conftest import PROJECT
+from tests.phantom.build import Phantom
+from tests.warm.environment import warm_environment
+from tests.warm.imports import OF_FIVE_PACKAGES
 
 pytestmark = pytest.mark.slow
 
@@ -32,15 +35,18 @@ def _prepare(folder: Path) -> Path:
 
 
 def test_each_part_ends_well_and_the_summary_names_no_figure_that_nobody_measured(
-    on_phantom: Callable[..., Path], tmp_path: Path
+    phantom: Phantom, on_phantom: Callable[..., Path], tmp_path: Path
 ) -> None:
     on_phantom("H100-80")
-    python, prepared = make_bare_python(tmp_path / "bare"), _prepare(tmp_path / "prepared")
+    bare, prepared = make_bare_python(tmp_path / "bare"), _prepare(tmp_path / "prepared")
     words = ["--prepared", str(prepared), "--out", str(tmp_path / "out"), "--short", "--only", *_PARTS]
-    done = subprocess.run(
-        [python, "-m", "benchmarks.gpu_day", *words],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    given = {**phantom.environment("H100-80"), "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
+    with warm_environment(given, modules=OF_FIVE_PACKAGES, real=bare) as programs:
+        done = subprocess.run(
+            [programs / "python", "-m", "benchmarks.gpu_day", *words],
+            cwd=PROJECT, env={**os.environ, **given}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
     assert {part["name"]: part["how"] for part in summary["parts"]} == dict.fromkeys(("model", *_PARTS), "finished")

@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from tests.warm.imports import HEAVY
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -28,41 +30,45 @@ _ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
 
 @contextlib.contextmanager
 def warm_environment(
-    given: Mapping[str, str] | None = None, start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen
+    given: Mapping[str, str] | None = None,
+    start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+    *,
+    modules: Sequence[str] = HEAVY,
+    real: Path = Path(sys.executable),
 ) -> Iterator[Path]:
     """Yield the environment's folder `bin`; processes that it was asked for end with it.
 
     `given` stands in the environment when the server starts, for what a process looks at only then. Processes run where
-    `start` starts the server: on this host, or on one of two (tests/integration/hosts.py).
+    `start` starts the server: on this host, or on one of two (tests/integration/hosts.py). They have imported
+    `modules`, and are of the interpreter `real`, which may be one of few packages.
     """
     # The path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
         path = Path(folder) / "socket"
         server = start(
-            [sys.executable, "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
+            [str(real), "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
             stdout=subprocess.PIPE,
             env={
                 **os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "ROOM": _ROOM_FOR_ENVIRONMENT,
-                **(given or {}),
+                "MODULES": " ".join(modules), **(given or {}),
             },
         )  # fmt: skip
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
-            yield _write(Path(folder) / "environment", path)
+            yield _write(Path(folder) / "environment", path, real, {**os.environ, **(given or {})})
         finally:
             server.kill()
             server.communicate()
 
 
-def _write(folder: Path, socket: Path) -> Path:
+def _write(folder: Path, socket: Path, real: Path, environment: Mapping[str, str]) -> Path:
     """Write what a virtual environment consists of; return its folder `bin`."""
-    real = Path(sys.executable)
     shutil.copytree(real.parent, folder / "bin", symlinks=True, ignore=shutil.ignore_patterns("python*"))
     shutil.copy(real.parents[1] / "pyvenv.cfg", folder)
     for name in ("lib", "lib64"):
         (folder / name).symlink_to(real.parents[1] / "lib")
-    inherited = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
+    inherited = {name: value for name, value in environment.items() if name.startswith(("PYTHON", "HF_"))}
     for name in _NO_MATTER:
         inherited.pop(name, None)
     python = folder / "bin" / "python"

@@ -3,7 +3,7 @@
 The one of pyarrow's memory allocator begins anew in every fork by itself.
 """
 
-HEAVY = [
+OF_FIVE_PACKAGES = [
     "torch",
     "torch.distributed",
     "torch.nn.parallel",
@@ -13,6 +13,12 @@ HEAVY = [
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.generation",
     "tests.warm.conversions",
+    "safetensors.torch",
+    "scipy.stats",
+]
+"""Of what a benchmark on a card is given (tests/bare_python.py)."""
+HEAVY = [
+    *OF_FIVE_PACKAGES,
     "tokenizers",
     "pydantic.main",
     "pydantic.functional_validators",
@@ -20,8 +26,6 @@ HEAVY = [
     "pydantic.types",
     "rich.progress",
     "ruamel.yaml",
-    "safetensors.torch",
-    "scipy.stats",
     "pandas",
     "matplotlib.figure",
     "jinja2",

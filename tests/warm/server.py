@@ -22,8 +22,6 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.warm.imports import HEAVY
-
 _STARTER = "DDP_COMPARE_STARTER"
 """Says whom a stage descends from (tasks/process/parent.py), which a process that is forked here does not."""
 
@@ -125,7 +123,7 @@ def _show(words: list[str], environment: list[str]) -> None:
 
 
 def _main() -> None:
-    for name in HEAVY:
+    for name in os.environ["MODULES"].split():
         importlib.import_module(name)
     importlib.import_module("torch.distributed.run")
     # torchrun looks several times at all frames that it runs in, and inspect for the module of each. For one that is in
