@@ -60,9 +60,9 @@ _CELLS: dict[str, dict[str, Any]] = {
         "workload": "instruction", "precision": "bf16", "world_size": 2,
         "adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None},
     },
-    "shards on 4": {"strategy": "fsdp2", "precision": "bf16", "world_size": 4, "global_batch_size": 16},
+    "shards on 8": {"strategy": "fsdp2", "precision": "bf16", "world_size": 8, "global_batch_size": 16},
     "shares on 2": {"strategy": "zero1", "precision": "bf16", "world_size": 2},
-    "shares on 4": {"strategy": "zero1", "world_size": 4, "global_batch_size": 16},
+    "shares on 8": {"strategy": "zero1", "world_size": 8, "global_batch_size": 16},
     "responses on 2": {
         "workload": "instruction", "packing": True, "strategy": "fsdp2", "precision": "bf16", "world_size": 2
     },
@@ -72,14 +72,14 @@ _CELLS: dict[str, dict[str, Any]] = {
     "replicas on 4": {"strategy": "fsdp2", "world_size": 4, "options": {"replicas": 2}},
     "exact shards on 2": {"strategy": "fsdp2", "world_size": 2, "exact": True},
     "stages on 2": {"strategy": "pipeline", "precision": "bf16", "world_size": 2},
-    "stages and shares on 4": {
-        "strategy": "pipeline", "world_size": 4, "global_batch_size": 16, "options": {"replicas": 2, "zero1": True}
+    "stages and shares on 8": {
+        "strategy": "pipeline", "world_size": 8, "global_batch_size": 16, "options": {"replicas": 4, "zero1": True}
     },
     **{
         f"{name} on {num}": {
             "strategy": "deepspeed", "world_size": num, "global_batch_size": 16, "options": options, **changes
         }
-        for num in (2, 4)
+        for num in (2, 8)
         for name, options, changes in (
             ("zero stage 1", {"stage": 1}, {"precision": "fp32"}),
             ("zero stage 2", {"stage": 2}, {"precision": "bf16"}),
