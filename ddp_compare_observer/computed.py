@@ -195,7 +195,8 @@ class Computing:
             micro.line = self._lines.find()
             micro.precision = find_precision(model.learner(), found)
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
-            micro.is_training = bool(getattr(module if wrapper is None else wrapper, "module", module).training)
+            inner = module if wrapper is None else getattr(wrapper, "module", module)
+            micro.is_training = bool(getattr(inner, "training", True))
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)

@@ -19,8 +19,8 @@ import psutil
 _SECONDS_TO_SAVE = 15.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 _CHUNK_BYTES = 65_536
-_LAST_BYTES = 1 << 20
-"""More than a pipe or a terminal holds: what is read once the child has ended."""
+_LAST_BYTES, _LAST_SECONDS = 1 << 20, 5.0
+"""More than a pipe or a terminal holds, and how long it is waited for: what is read once the child has ended."""
 
 
 def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes], None]) -> int:
@@ -142,10 +142,11 @@ def _listen(reading: int, process: subprocess.Popen[bytes], hear: Callable[[byte
 
 
 def _read_chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    num_last = 0
-    while num_last < _LAST_BYTES:
+    num_last, waited = 0, 0.0
+    while num_last < _LAST_BYTES and waited < _LAST_SECONDS:
+        has_ended, begun_at = process.returncode is not None, time.monotonic()
         ready, _, _ = select.select([reading], [], [], 0.5)
-        has_ended = process.returncode is not None
+        waited += (time.monotonic() - begun_at) * has_ended
         if not ready:
             # A process that outlived the child may hold the other end open for ever, and write into it.
             if has_ended:

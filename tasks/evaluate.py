@@ -62,6 +62,12 @@ class HeldoutRows:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(None))
 
 
+def _find_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
 
@@ -73,7 +79,7 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     from training.workloads import find_workload
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _find_device()
     workload = find_workload(rows.workload)
     started = time.perf_counter()
     try:
@@ -135,6 +141,7 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "workload": params.workload,
         "adapter": train.adapter and train.adapter.model_dump(),
         "packages": read_package_versions(params, params.baseline),
+        "rounded_on": _find_device() if train.adapter and train.adapter.base else None,
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }
 
@@ -150,8 +157,7 @@ def _evaluate_first_step(
 
         require_whole(slices / str(params.ranges[0]))
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return compute_first_step(params, slices=slices, base_model=base_model, device=device)
+        return compute_first_step(params, slices=slices, base_model=base_model, device=_find_device())
 
     return reuse_or_make("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
 

@@ -15,6 +15,7 @@ from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot
 from tasks.measuring.noise_scale import measure_noise_scale
 from tasks.params import Params
+from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
 from tasks.process.progress import show_progress
@@ -59,6 +60,7 @@ def list_noise_inputs(params: Params, point: Point, *, slices: Path, base_model:
         "statistics_rows": params.count_statistics_rows(params.baseline),
         "batches": params.quality.noise_batches,
         "workload": params.workload,
+        "packages": read_package_versions(params, params.baseline),
         "code": [code, collect_meanings("tasks.measuring.noise_points")],
     }
 

@@ -179,6 +179,35 @@ def test_a_baseline_that_does_more_in_a_step_is_told_by_what_it_does(forked: For
     ]
 
 
+_DROPPED = {
+    "model = torch.nn.Linear(8, 1)\n": """class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module, self.first, self.second = "no module", torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+        self.number = 0
+    def forward(self, rows):
+        self.number += 1
+        uses_both = (self.number + rank) % 2 or self.number % 3 == 0
+        return self.first(rows) + (self.second(rows) if uses_both else 0)
+model = Dropping()
+""",
+    "DistributedDataParallel(model)": "DistributedDataParallel(model, find_unused_parameters=True)",
+}
+
+
+@pytest.mark.slow
+def test_layers_that_are_dropped_now_and_then_are_no_other_step_and_module_is_a_name_like_others(
+    forked: ForkedScripts, tmp_path: Path
+) -> None:
+    script = _TRAIN
+    for before, after in _DROPPED.items():
+        assert script.count(before) == 1
+        script = script.replace(before, after)
+    found = _ask(_audit(forked, tmp_path, script), same_step.NAME, "2proc")
+    assert found.verdict == "passed", found
+    assert "training mode" in found.compared
+
+
 @pytest.mark.slow
 def test_a_baseline_that_is_fed_less_at_once_makes_no_speedup_that_is_called_proven(
     forked: ForkedScripts, tmp_path: Path

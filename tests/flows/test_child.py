@@ -46,12 +46,15 @@ def test_whoever_hears_slowly_has_heard_all_when_the_child_is_over() -> None:
     assert b"".join(heard) == b"last words\n"
 
 
-def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up() -> None:
+@pytest.mark.parametrize("pause", ["", "; time.sleep(0.2)"], ids=["much", "little"])
+def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause: str) -> None:
     # The one in the middle ends at once, so that nobody knows whose child the writer is.
-    flood = "import os\nwhile True: os.write(1, bytes(4096))"
+    flood = f"import os, time\nwhile True: os.write(1, bytes(4096)){pause}"
     middle = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {flood!r}]).pid, flush=True)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}], start_new_session=True)"
+    started = time.monotonic()
     _, heard = _run(code)
+    assert time.monotonic() - started < 60
     writer = psutil.Process(int(heard.split()[0].strip("\0")))
     writer.kill()
     writer.wait(30)

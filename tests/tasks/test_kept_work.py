@@ -284,7 +284,7 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
         assert names or comes_with_weights or is_extent, key
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
-    assert found == {*order, "workload", "ranges"}
+    assert found == {*order, "train.adapter", "workload", "ranges"}
 
 
 def test_noise_is_told_from_others_by_all_that_adamw_s_coordinates_depend_on(

@@ -252,7 +252,7 @@ def test_a_model_that_caps_its_scores_is_not_packed_without_the_cap(
         plain = kind(config)
     assert of.can_pack(plain, settings)
     assert not of.can_pack(capped, settings)
-    with pytest.raises(UnfitModelError, match=r"Gemma2For\w+ cannot: .* use packing: false"):
+    with pytest.raises(UnfitModelError, match=r"Gemma2\w+ cannot: .* use packing: false"):
         of.prepare(capped, settings)
 
 

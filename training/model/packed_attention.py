@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.model.document_attention import attend_to_documents
+from training.process.failure import UnfitModelError
 
 NAME = "documents"
 """What transformers knows it by, once `register` was called."""
@@ -31,13 +32,16 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
 
 
-def refuse_what_is_not_computed(asked: Mapping[str, Any]) -> None:
-    """Raise TypeError for what a model asks of attention beside its arguments, and would not get.
+def refuse_what_is_not_computed(module: torch.nn.Module, asked: Mapping[str, Any]) -> None:
+    """Raise UnfitModelError for what a model asks of attention beside its arguments, and would not get.
 
     With weights that are small, as random ones are, a model gives nearly the same without, so that no trial shows it.
     """
     if missing := [name for name in _NOT_COMPUTED if asked.get(name) is not None]:
-        raise TypeError(f"attention within documents has no {missing[0]}")
+        raise UnfitModelError(
+            f"packing: true, but {type(module).__name__} cannot: attention within packed rows has no {missing[0]}; use "
+            "packing: false"
+        )
 
 
 @cache
@@ -74,7 +78,7 @@ def attend(
     document.
     """
     assert attention_mask is None, "a mask would be ignored"
-    refuse_what_is_not_computed(others)
+    refuse_what_is_not_computed(module, others)
     if document_boundaries is not None:
         assert dropout == 0.0, "none of these kernels has dropout"
         if query.device.type == "cpu":

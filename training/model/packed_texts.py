@@ -48,7 +48,7 @@ def attend(
     is one. Neighbours of one length are computed together, unless there is dropout, which is drawn text by text.
     """
     assert attention_mask is None, "a mask would be ignored"
-    refuse_what_is_not_computed(others)
+    refuse_what_is_not_computed(module, others)
     is_causal, heads = bool(getattr(module, "is_causal", True)), query.shape[1]
     lengths = (query.shape[2],) if document_lengths is None else document_lengths
     runs = [(length, 1) for length in lengths]

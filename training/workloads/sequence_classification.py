@@ -26,7 +26,7 @@ HAS_LABELS = True
 HAS_PROMPTS = False
 
 _FEW_TOKENS = 32
-_CANNOT = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+_CANNOT = (AttributeError, IndexError, RuntimeError, TypeError, UnfitModelError, ValueError)
 """What comes of a model that is given a pack and does not know what one is."""
 
 

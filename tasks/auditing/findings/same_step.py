@@ -57,10 +57,11 @@ def find(audit: Audit, cell: str) -> Finding | None:
 def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
     """Return what was seen of the cell's steps: name -> value, those with several values with all of them."""
     ranks = audit.ranks(cell)
-    first = ranks[0].steps[0]
+    first, is_whole = ranks[0].steps[0], holds_whole_model(ranks)
     found = {
-        name: ", ".join(sorted({str(micro[key]) for rank in ranks for _, micro in rank.micros() if micro.get(key)}))
-        for name, key in (("precision", "precision"), ("attention", "attention"))
+        name: ", ".join(sorted({str(micro[name]) for rank in ranks for _, micro in rank.micros() if micro.get(name)}))
+        # What is sharded may be kept in another precision than it computes in.
+        for name in ("attention", *["precision"] * is_whole)
     }
     found["optimizer"] = optimizer = str(first.get("optimizer", ""))
     if optimizer in _OF_TORCH:
@@ -71,9 +72,11 @@ def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
     found |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
     modes = {str(micro["is_training"]) for rank in ranks for micro in _list_read(rank)}
     found["training mode"] = ", ".join(sorted(modes))
-    if holds_whole_model(ranks):
-        gradient = first.get("gradient") or {}
-        found["tensors with a gradient"] = str(len(gradient.get("digests", [])) or "")
+    if is_whole:
+        gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
+        learning = {len(gradient.get("digests", [])) for gradient in gradients}
+        # Where layers are dropped at random, DDP fills in what another rank has.
+        found["tensors with a gradient"] = str(min(learning) or "") if len(learning) == 1 else ""
         # Of a norm that is no number nothing is kept: another question asks for those.
         if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
             clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]
@@ -113,8 +116,8 @@ def _find_other_targets(audit: Audit, cell: str) -> list[str]:
 
 
 def _find_smaller_micro_batches(audit: Audit, cell: str) -> str:
-    """Return by how much the baseline feeds fewer samples at once; empty if it does not."""
-    if not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
+    """Return by how much the baseline feeds fewer samples at once; empty if not, or where shards leave more memory."""
+    if not holds_whole_model(audit.ranks(cell)) or not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
         return ""
     mine, base = (
         median([micro.get("num_samples", 0) for rank in audit.ranks(name) for _, micro in rank.micros()])
