@@ -6,6 +6,7 @@ torchrun gives it; what the import hook does before is left out, and tests/audit
 outside, under torchrun.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -77,6 +78,7 @@ def _serve() -> None:
     import ddp_compare_observer.around
     import ddp_compare_observer.computed  # noqa: F401
 
+    gc.freeze()  # or each rank that looks for garbage copies the memory of all this
     answers = os.dup(1)
     for line in sys.stdin:
         asked = json.loads(line)

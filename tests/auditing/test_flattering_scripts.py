@@ -1,7 +1,6 @@
 """Scripts whose steps look shorter than they are, or that do in one launch what they do not in another."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,6 @@ for rows, wanted in loader:
     ((wrapped(rows) - wanted) ** 2).mean().backward()
     optimizer.step()
 """
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedScripts]:
-    scripts = ForkedScripts()
-    yield scripts
-    scripts.close()
 
 
 def _audit(forked: ForkedScripts, folder: Path, script: str, *, num_launches: int = 1, cells: str = "1,2") -> Audit:

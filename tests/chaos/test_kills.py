@@ -27,10 +27,10 @@ def _assert_survived(trials: Iterator[Trial], num_trials: int) -> list[Trial]:
     return done
 
 
-def test_50_kills_of_a_random_rank_at_a_random_moment_change_no_bit(
+def test_20_kills_of_a_random_rank_at_a_random_moment_change_no_bit(
     tmp_path: Path, ranks: ForkedRanks, record_property: Callable[[str, object], None]
 ) -> None:
-    trials = _assert_survived(kill_trials(tmp_path, ranks, num_trials=50), 50)
+    trials = _assert_survived(kill_trials(tmp_path, ranks, num_trials=20), 20)
     restarts = [trial.restart_seconds for trial in trials if trial.restart_seconds is not None]
     assert restarts, "no launch came to its first step"
     record_property("restart_seconds", f"{statistics.median(restarts):.2f} (at most {max(restarts):.2f})")
@@ -42,7 +42,7 @@ def test_a_killed_rank_and_a_killed_torchrun_leave_no_process_and_the_next_run_g
 
 def test_sigterm_at_a_random_moment_loses_nothing(tmp_path: Path, ranks: ForkedRanks) -> None:
     # Beside other tests; whoever does not hear it trains on.
-    _assert_survived(stop_trials(tmp_path, ranks, num_trials=10, most_seconds=30.0), 10)
+    _assert_survived(stop_trials(tmp_path, ranks, num_trials=5, most_seconds=30.0), 5)
 
 
 def test_a_long_training_with_a_fault_every_moment_ends_with_the_clean_weights(

@@ -14,7 +14,7 @@ from typing import Any
 from tasks.process.lock import is_taken, make_lock_name
 from tasks.reporting.results import Results
 from tests.museum.exhibit import Exhibit
-from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
+from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_comparison, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
 from tests.workspace import SMALL, Workspace
 
@@ -27,7 +27,6 @@ ABOUT_SECONDS = {
 """Gates that judge measured times, not what was done in them."""
 _MEASURE = {
     "speed": True,
-    "max_seconds": 4,
     "waterfall_seconds": 0,
     "others_share": 1,
     "advice": False,
@@ -36,6 +35,8 @@ _MEASURE = {
 """Of the exhibits that are timed: as few rounds as an interval needs."""
 _BLOCK_SECONDS = 0.12
 """For blocks of several steps, in which a machine's noise averages out."""
+_SPEED_SECONDS = 4.0
+"""For an interval of the speedup."""
 NUM_ATTEMPTS = 4
 """Of a comparison without a defect whose times were disturbed: it trains for less than a second."""
 
@@ -102,13 +103,14 @@ class Museum:
         certifies_all: bool = False,
         num_attempts: int = NUM_ATTEMPTS,
         block_seconds: float = _BLOCK_SECONDS,
+        speed_seconds: float = _SPEED_SECONDS,
         twins_have_defects: bool = True,
     ) -> None:
         self._root = root
         self._certifies_all = certifies_all
         """Whether the certificate is made with every defect, as it would be in a comparison."""
-        self._block_seconds = block_seconds
-        """Of the exhibits that are timed."""
+        self._timing = {"measure.block_seconds": block_seconds, "measure.max_seconds": speed_seconds}
+        """Of the exhibits that are timed; three starts of every cell are made in however few seconds."""
         self._twins_have_defects = twins_have_defects
         """Whether the certificate is made with twins beside it; False where nobody asks for what they say."""
         self._num_attempts = num_attempts
@@ -134,7 +136,7 @@ class Museum:
             folder = f"timed-{'' if exhibit is None else _plain(exhibit.key)}-{attempt}"
             project = copy_project(self._clean, self._root / folder)
             measure = {f"measure.{name}": value for name, value in _MEASURE.items()}
-            change_params(project, {**measure, "measure.block_seconds": self._block_seconds})
+            change_params(project, {**measure, **self._timing})
             for mutation in [] if exhibit is None else exhibit.mutations:
                 mutation.apply(project)
             outcome = compare(project, ())
@@ -199,12 +201,7 @@ def _plain(key: str) -> str:
 def compare(project: Path, cells: tuple[str, ...] = CELLS, *, measures: bool = True) -> Outcome:
     """Measure, train these cells, evaluate, check the gates."""
     try:
-        if measures:
-            run_stage(project, "measure")
-        for cell in cells:
-            start_training(project, cell).finish()
-        for stage in ("evaluate", "report"):
-            run_stage(project, stage)
+        run_comparison(project, cells, measures=measures)
     except StageFailedError as refusal:
         return Outcome(
             refusal=refusal, results=None, error=_last_error(project), naive_speedup=_speedup_until_now(project)

@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tasks.inputs.meaning import compute_meanings, keep_meanings
-from tests.museum.stage_process import StageProcess
+from tests.museum.stage_process import StageProcess, run_stages
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, write_tokenizer
 from training.process.files import write_json
 
@@ -99,6 +100,13 @@ def start_training(project: Path, cell: str, *, log: str = "stages.log") -> Stag
 def run_stage(project: Path, stage: str) -> None:
     """Run a stage that is not one cell's; raises StageFailedError."""
     StageProcess(project, stage, *_command(project, stage)).finish()
+
+
+def run_comparison(project: Path, cells: Sequence[str], *, measures: bool) -> None:
+    """Measure if asked to, train these cells, evaluate and report; raises StageFailedError."""
+    told = [("measure", "")] if measures else []
+    told += [*(("train", cell) for cell in cells), ("evaluate", ""), ("report", "")]
+    run_stages(project, [(stage, _command(project, stage, cell)) for stage, cell in told])
 
 
 def _command(project: Path, stage: str, cell: str = "") -> list[str]:

@@ -4,12 +4,15 @@ Imports nothing of the project: each process takes `tasks` and `training` from i
 """
 
 import contextlib
+import gc
+import importlib
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,30 @@ class StageProcess:
             raise StageFailedError(self._stage, self._process.exitcode, lines[-1] if lines else "it said nothing")
 
 
+def run_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], *, log: str = "stages.log") -> None:
+    """Run stages with their arguments, one after another, up to the first that fails; raises StageFailedError then.
+
+    Each runs in a process of its own, forked from one that has imported the project's sources for all of them.
+    """
+    ended = project / f"{log}.ended"
+    ended.unlink(missing_ok=True)
+    process = _CONTEXT.Process(target=_be_stages, args=(project, stages, project / log, ended))
+    process.start()
+    process.join(len(stages) * _TIMEOUT_SECONDS)
+    if process.exitcode is None:
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    codes = [int(code) for code in ended.read_text().split()] if ended.exists() else []
+    if codes == [0] * len(stages):
+        return
+    if not codes or codes[-1] == 0:
+        # The next one did not come to its end, or could not even be imported.
+        codes.append(process.exitcode or 1)
+    lines = (project / log).read_text(errors="replace").strip().splitlines()
+    raise StageFailedError(stages[len(codes) - 1][0], codes[-1], lines[-1] if lines else "it said nothing")
+
+
 def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
     """Run a function in a fork, so that this process need not import torch; AssertionError unless it succeeds."""
     process = _CONTEXT.Process(target=function, args=arguments)
@@ -76,7 +103,33 @@ def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
 def _be_stage(
     project: Path, stage: str, arguments: tuple[str, ...], log: Path, first: str, has_services: bool
 ) -> None:  # fmt: skip
+    _enter(project, log)
+    exec(first, {})
+    _run(stage, arguments, has_services=has_services)
+
+
+def _be_stages(project: Path, stages: Sequence[tuple[str, Sequence[str]]], log: Path, ended: Path) -> None:
+    """Fork a process for each stage, and write down its exit code when it has ended."""
+    os.setsid()
+    _enter(project, log)
+    for stage, arguments in stages:
+        importlib.import_module(f"tasks.{stage}")
+        gc.freeze()
+        sys.stdout.flush()
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(stage, arguments))
+        process.start()
+        process.join()
+        with ended.open("a") as file:
+            file.write(f"{process.exitcode}\n")
+        if process.exitcode:
+            return
+
+
+def _enter(project: Path, log: Path) -> None:
+    """Make of this process, a fresh fork, one that runs in the project and says what it says in the log."""
     assert "torch" in sys.modules, "nothing was imported ahead: every process would take seconds"
+    # A look through all that was imported ahead takes half a second, and a copy of its memory.
+    gc.freeze()
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -89,10 +142,13 @@ def _be_stage(
     # With a fixed one, no process would salt its hashes.
     os.environ.pop("PYTHONHASHSEED", None)
     tempfile.tempdir = None
-    exec(first, {})
+
+
+def _run(stage: str, arguments: Sequence[str], *, has_services: bool = False) -> None:
     if not has_services:
         _leave_out_services(stage)
     sys.argv = [stage, *arguments]
+    sys.modules.pop(f"tasks.{stage}", None)
     runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
 
 

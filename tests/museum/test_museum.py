@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
     """The comparison without a defect, run once, and the exhibits beside it; what blocks did is told by short ones."""
     folder = tmp_path_factory.mktemp("museum")
-    return Museum(folder, project, num_attempts=1, block_seconds=0.04, twins_have_defects=False)
+    return Museum(
+        folder, project, num_attempts=1, block_seconds=0.04, speed_seconds=0.1, twins_have_defects=False
+    )  # fmt: skip
 
 
 def assert_is_caught(outcome: Outcome, exhibit: Exhibit) -> None:

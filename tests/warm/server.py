@@ -55,22 +55,32 @@ class _Server:
         asking, _ = self._listening.accept()
         size, handles, _, _ = socket.recv_fds(asking, 8, 3)
         with asking.makefile("rb") as file:
-            told = marshal.loads(file.read(int.from_bytes(size, "little")))
+            told = file.read(int.from_bytes(size, "little"))
+        if len(size) < 8 or len(told) < int.from_bytes(size, "little"):
+            # The launcher was killed before it had said all.
+            asking.close()
+            for handle in handles:
+                os.close(handle)
+            return None
         pid = os.fork()
         if pid == 0:
-            _become(handles, *told)
+            _become(handles, *marshal.loads(told))
             return True
         for handle in handles:
             os.close(handle)
-        asking.sendall(pid.to_bytes(8, "little"))
         self._asking[pid] = asking
         self._selector.register(asking, selectors.EVENT_READ, lambda: self._forsake(pid))
+        with contextlib.suppress(ConnectionError):  # who was killed meanwhile is forsaken as soon as that is read
+            asking.sendall(pid.to_bytes(8, "little"))
         return None
 
     def _forsake(self, pid: int) -> None:
-        """Kill a process whose launcher was killed."""
-        with self._asking.pop(pid) as asking:
-            self._selector.unregister(asking)
+        """Kill a process whose launcher was killed; one that has ended at the same moment is collected already."""
+        asking = self._asking.pop(pid, None)
+        if asking is None:
+            return
+        self._selector.unregister(asking)
+        asking.close()
         os.kill(pid, signal.SIGKILL)
 
     def _collect(self) -> None:
@@ -79,7 +89,7 @@ class _Server:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if asking := self._asking.pop(ended[0], None):
                     self._selector.unregister(asking)
-                    with asking, contextlib.suppress(BrokenPipeError):
+                    with asking, contextlib.suppress(ConnectionError):
                         asking.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(8, "little", signed=True))
 
 

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.ranks.one_machine import RanksHere
@@ -13,6 +15,9 @@ from tests.flows.toy_project import living, wait_for
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
+
+_SECONDS = 60.0
+"""For what takes a moment: less than a stage waits that nobody has ended."""
 
 _TOLD = """
 import atexit, json, os, pathlib, sys
@@ -31,7 +36,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").touch()
     (tmp_path / "tasks" / "told.py").write_text(_TOLD)
-    (tmp_path / "tasks" / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    (tmp_path / "tasks" / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n")
     return tmp_path
 
 
@@ -80,13 +85,62 @@ def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: P
     assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
 
 
+def _start_waiting(warm: Path, project: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
+
+
+def _read_pid(started: "subprocess.Popen[str]") -> int:
+    assert started.stdout is not None
+    return int(started.stdout.readline())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm: Path, project: Path, number: signal.Signals) -> None:
-    started = subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    pid = int(started.stdout.readline())
+    started = _start_waiting(warm, project)
+    pid = _read_pid(started)
     started.send_signal(number)
-    assert started.wait(timeout=60) == -number
     # It held the other end, and nobody else.
-    assert started.stdout.read() == ""
-    wait_for(lambda: not living([pid]), seconds=60, what="it is gone")
+    said, _ = started.communicate(timeout=_SECONDS)
+    assert (said, started.returncode) == ("", -number)
+    wait_for(lambda: not living([pid]), seconds=_SECONDS, what="it is gone")
+
+
+@pytest.fixture
+def server(warm: Path, project: Path) -> Iterator[psutil.Process]:
+    """The process that others are forked from; it goes on after the test."""
+    started = _start_waiting(warm, project)
+    found = psutil.Process(_read_pid(started)).parent()
+    assert found is not None
+    started.kill()
+    started.communicate(timeout=_SECONDS)
+    yield found
+    found.resume()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_before_who_started_it_knows_the_stage_ends_it_all_the_same(
+    warm: Path, project: Path, server: psutil.Process, number: signal.Signals
+) -> None:
+    server.suspend()
+    started = _start_waiting(warm, project)
+    asking = psutil.Process(started.pid)
+    wait_for(lambda: asking.net_connections("unix"), seconds=_SECONDS, what="it has asked")
+    started.send_signal(number)
+    server.resume()
+    started.communicate(timeout=_SECONDS)
+    assert started.returncode == -number
+    assert _run(warm / "python", project).returncode == 7, "the server goes on"
+
+
+def test_a_stage_and_who_started_it_may_be_killed_at_one_moment(
+    warm: Path, project: Path, server: psutil.Process
+) -> None:
+    started = _start_waiting(warm, project)
+    pid = _read_pid(started)
+    server.suspend()
+    os.kill(pid, signal.SIGKILL)
+    started.kill()
+    started.communicate(timeout=_SECONDS)
+    server.resume()
+    assert _run(warm / "python", project).returncode == 7, "the server goes on"
+    wait_for(lambda: not living([pid]), seconds=_SECONDS, what="it is gone")
