@@ -9,6 +9,7 @@ from tasks.params import Params
 from tasks.process.failure import DataError
 from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt
 from tasks.records.sources import BaseModelManifest
+from training.state.receipt import STATE_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,6 @@ def locate_run(runs: Path, cell: str, seed: int | None) -> Path:
 def _make_subject(
     cell: str, file: Path, *, segment: tuple[str, int] | None = None, seed: int | None = None
 ) -> ModelToEvaluate:
-    from training.state.checkpoint import STATE_FILE  # here: torch takes seconds to import
-
     try:
         files = SegmentReceipt.read(file.parent).files
     except DataError as error:

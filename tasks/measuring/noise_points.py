@@ -131,7 +131,7 @@ def load_state(point: Point, params: Params) -> dict[str, Any] | None:
     if point.checkpoint is None or point.state_digest is None or params.train.optimizer != "adamw":
         return None
     from training.model.weights import load_tensors
-    from training.state.checkpoint import STATE_FILE
+    from training.state.receipt import STATE_FILE
 
     file = point.checkpoint.with_name(STATE_FILE)
     require_digest(file, point.state_digest)

@@ -23,6 +23,7 @@ from training.record.segment import SegmentRecord
 from training.record.segment_facts import SEGMENT_FILE, Counters, Exchanged, SegmentFacts
 from training.state.receipt import (
     RECEIPT,
+    STATE_FILE,
     discard,
     find_problem,
     list_set_aside,
@@ -35,8 +36,6 @@ from training.step.strategy import STATE, WEIGHTS, MisfitError, Part, Strategy
 _log = logging.getLogger(__name__)
 
 _PARTIALS_KEPT = 2
-STATE_FILE = "state.pt"
-"""In the folder of a checkpoint, beside its weights: all else that the next step depends on."""
 _PARTIAL_WEIGHTS = "weights.pt"
 
 

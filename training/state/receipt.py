@@ -12,6 +12,8 @@ from typing import Any
 
 from training.process.files import digest_file, digest_json, make_folder, rename_folder, sync_to_disk
 
+STATE_FILE = "state.pt"
+"""In the folder of a checkpoint, beside its weights: all else that the next step depends on."""
 RECEIPT = "receipt.json"
 _REASON = "not-used.txt"
 """In a folder that was set aside: why."""

@@ -49,7 +49,7 @@ def count_factors(model: nn.Module, adapter: Mapping[str, Any]) -> int:
 def load_trained(checkpoint: Path, *, has_adapter: bool) -> dict[str, Tensor]:
     """Return what is trained as it is at a checkpoint: the factors, which stand beside it; or all of its weights."""
     from training.model.weights import load_tensors
-    from training.state.checkpoint import STATE_FILE
+    from training.state.receipt import STATE_FILE
 
     if not has_adapter:
         return load_tensors(checkpoint)

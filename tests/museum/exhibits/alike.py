@@ -73,8 +73,8 @@ EXHIBITS = [
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
             _REPLICA,
-            "self._dtype = _DTYPES[config.precision]",
-            'self._dtype = _DTYPES["bf16" if config.world_size > 1 else config.precision]',
+            "self._dtype = DTYPES[config.precision]",
+            'self._dtype = DTYPES["bf16" if config.world_size > 1 else config.precision]',
         ),
         caught_by="Starts from the base model",
         spares_baseline=True,
