@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.efficiency.trainee import Trainee
-from tasks.equivalence.reference.batch_squares import BatchSquares, Part, SecondMoments, square, weigh
+from tasks.equivalence.reference.batch_squares import BatchSquares, Part, SecondMoments, add_squares, square
 from tasks.measuring.noise_scale import FILLING, estimate_moments, estimate_noise_ratio, is_known, split_for_noise
 from tasks.records.noise_scale import NoiseScale
 from training.data.batches import IGNORED_LABEL
@@ -71,7 +71,7 @@ def _square_batch(
         labels.append(own)
         of_parts += square([*gradient]) / own
         total = _add(total, gradient)
-        by_number = _add(by_number, [one.square() / own for one in gradient])
+        by_number = add_squares(by_number, [*gradient], own)
     assert total is not None
     assert by_number is not None
     num_labels = sum(labels)
@@ -79,9 +79,8 @@ def _square_batch(
     plain = BatchSquares(num_samples, labels, of_parts / num_labels, square(mean))
     if moments is None:
         return plain, None
-    counts = moments.take(mean)
-    squares: Part = [None if one is None else one.square() for one in mean]
-    return plain, BatchSquares(num_samples, labels, weigh([*by_number], counts) / num_labels, weigh(squares, counts))
+    of_all, of_squares = moments.weigh(mean, by_number)
+    return plain, BatchSquares(num_samples, labels, of_squares / num_labels, of_all)
 
 
 def _add(left: list[Tensor] | None, right: "list[Tensor] | tuple[Tensor, ...]") -> list[Tensor]:

@@ -297,6 +297,25 @@ def test_noise_is_told_from_others_by_all_that_adamw_s_coordinates_depend_on(
         assert evaluated(params=changed)["noise"] != before, name
 
 
+def test_where_a_base_is_rounded_and_by_which_version_tells_what_begins_there_from_others(
+    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_both(base: str | None) -> list[dict[str, Any]]:
+        adapter = LoraParams(rank=4, alpha=8.0, base=base)
+        other = params.model_copy(update={"train": params.train.model_copy(update={"adapter": adapter})})
+        return [evaluated(params=other)[name] for name in ("first step", "noise")]
+
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "1")
+    before, plain = list_both("nf4"), list_both(None)
+    with monkeypatch.context() as on_a_card:
+        on_a_card.setattr("tasks.evaluate._find_device", lambda: "cuda")
+        assert list_both("nf4")[0] != before[0]
+        assert list_both(None) == plain
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "2" if package == "bitsandbytes" else "1")
+    assert [now != then for now, then in zip(list_both("nf4"), before, strict=True)] == [True, True]
+    assert list_both(None) == plain
+
+
 def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(
     params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
 ) -> None:

@@ -26,6 +26,7 @@ _OF_TORCH = frozenset({
     "Rprop", "SGD", "SparseAdam",
 })  # fmt: skip
 """Of a wrapper around one the options are not known."""
+_LEARNING = "tensors with a gradient"
 _APART = 0.01
 _OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
 """What is masked at random, or long and short rows in another order, differs by less over so many samples."""
@@ -39,12 +40,16 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     mine, base = (_collect_facts(audit, name) for name in (cell, audit.baseline))
     both = [name for name in mine if name in base]
-    other = [
-        f"{name} {mine[name]}, {audit.baseline} {base[name]}" for name in both if mine[name] != base[name]
-    ] + _find_other_targets(audit, cell)
+    other = [_tell_difference(name, mine, base, audit.baseline) for name in both if mine[name] != base[name]]
+    other += _find_other_targets(audit, cell)
     samples = [count_samples(audit.ranks(name)) for name in (cell, audit.baseline)]
     if other and not _are_batches_equal(*samples):
         return make_unobservable(cell, f"{'; '.join(other)}: at another batch that may be meant")
+    varies = any("," in facts.get(_LEARNING, "") for facts in (mine, base))
+    if varies and other == [_tell_difference(_LEARNING, mine, base, audit.baseline)]:
+        return make_unobservable(
+            cell, f"{other[0]}: where layers are dropped at random, DDP fills in those of all ranks"
+        )
     if not other and (smaller := _find_smaller_micro_batches(audit, cell)):
         return make_unobservable(cell, smaller)
     return make_finding(
@@ -52,6 +57,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
         otherwise=f"{cell}: as in {audit.baseline} are {', '.join(both)}",
         numbers={"compared": len(both)},
     )
+
+
+def _tell_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
+    return f"{name} {mine.get(name)}, {baseline} {base.get(name)}"
 
 
 def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
@@ -75,8 +84,7 @@ def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
     if is_whole:
         gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
         learning = {len(gradient.get("digests", [])) for gradient in gradients}
-        # Where layers are dropped at random, DDP fills in what another rank has.
-        found["tensors with a gradient"] = str(min(learning) or "") if len(learning) == 1 else ""
+        found[_LEARNING] = ", ".join(map(str, sorted(learning - {0})))
         # Of a norm that is no number nothing is kept: another question asks for those.
         if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
             clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]

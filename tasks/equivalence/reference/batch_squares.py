@@ -6,7 +6,7 @@ divides by it, so that a number of which little or nothing was seen before, such
 moved a bounded way. Without that such numbers, divided by nearly 0, would be all there is to see.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,25 +49,38 @@ class SecondMoments:
     steps: list[float] = field(default_factory=list)
     """Of each, how many steps they are of."""
 
-    def take(self, gradient: Part) -> list[Tensor | None]:
-        """Remember a batch's gradient; return, of every parameter, 1 / s: what a squared gradient counts."""
+    def take(self, gradient: Part) -> Iterator[Tensor | None]:
+        """Remember a batch's gradient; yield, of one parameter after another, 1 / s: what a squared gradient counts.
+
+        What is remembered waits in the host's memory: a card that a training fits on has no room for it here.
+        """
         seen = [part for part in gradient if part is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in seen])))
         clipped = min(1.0, self.max_norm / (norm + 1e-6))
         self.squares = self.squares or [None] * len(gradient)
         self.steps = self.steps or [0.0] * len(gradient)
-        found: list[Tensor | None] = []
         for place, part in enumerate(gradient):
             if part is None:
-                found.append(None)
+                yield None
                 continue
             before = self.squares[place]
             own = (part * clipped).square_().mul_(1 - self.beta2)
             now = own if before is None else own.add_(before.to(part.device), alpha=self.beta2)
-            self.squares[place] = now
+            self.squares[place] = now.cpu()
             self.steps[place] += 1
-            found.append((now / (1 - self.beta2 ** self.steps[place])).sqrt_().add_(_EPS).reciprocal_())
-        return found
+            yield (now / (1 - self.beta2 ** self.steps[place])).sqrt_().add_(_EPS).reciprocal_()
+
+    def weigh(self, gradient: Part, squares: Part) -> tuple[float, float]:
+        """Remember a batch's gradient; return the sums of its squares, and of these squares, each times what it counts.
+
+        In fp64, one parameter after another, so that no more than one is in memory a second time.
+        """
+        of_gradient = of_squares = 0.0
+        for part, squared, counts in zip(gradient, squares, self.take(gradient), strict=True):
+            if part is not None and squared is not None and counts is not None:
+                of_gradient += float((part.square() * counts).sum(dtype=torch.float64))
+                of_squares += float((squared * counts).sum(dtype=torch.float64))
+        return of_gradient, of_squares
 
 
 def read_second_moments(
@@ -105,7 +118,16 @@ def square(gradient: Part) -> float:
     return sum(float(torch.linalg.vector_norm(part)) ** 2 for part in gradient if part is not None)
 
 
-def weigh(squares: Part, stretches: Part) -> float:
-    """Return the sum of squares, each times what it counts."""
-    pairs = zip(squares, stretches, strict=True)
-    return sum(float((a * b).sum(dtype=torch.float64)) for a, b in pairs if a is not None and b is not None)
+def add_squares(sums: Part | None, gradient: Part, num_labels: int) -> Part:
+    """Add the squares of a sum over so many labels, divided by their number, to `sums`, in place; None: there are none.
+
+    One parameter after another, as above.
+    """
+    if sums is None:
+        return [None if part is None else part.square().div_(num_labels) for part in gradient]
+    return add_in_place(sums, (None if part is None else part.square().div_(num_labels) for part in gradient))
+
+
+def add_in_place(left: Part, right: Iterable[Tensor | None]) -> Part:
+    """Return the sum, which is in the tensors of `left` where that has one."""
+    return [a if b is None else b if a is None else a.add_(b) for a, b in zip(left, right, strict=True)]

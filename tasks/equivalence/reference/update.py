@@ -17,7 +17,14 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
-from tasks.equivalence.reference.batch_squares import BatchSquares, Part, SecondMoments, square, weigh
+from tasks.equivalence.reference.batch_squares import (
+    BatchSquares,
+    Part,
+    SecondMoments,
+    add_in_place,
+    add_squares,
+    square,
+)
 from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
@@ -207,24 +214,24 @@ class OneProcess:
             parts = self._make_micro_batches(number)
             if not (own := sum(int((part.labels != IGNORED_LABEL).sum()) for part in parts)):
                 continue
-            gradient = functools.reduce(_add, (self._compute_micro_batch_gradient(part, 1)[1] for part in parts))
+            # In memory are never more than weights, two gradients and squares, as in a training with AdamW.
+            gradient = functools.reduce(
+                add_in_place, (self._compute_micro_batch_gradient(part, 1)[1] for part in parts)
+            )
             labels.append(own)
-            total = gradient if total is None else _add(total, gradient)
             # n_i |g_i|^2 of the mean over n_i labels g_i: of all numbers together, or of each.
             if moments is None:
                 mean_square += square(gradient) / own
             else:
-                squares: Part = [None if part is None else part.square().div_(own) for part in gradient]
-                by_number = squares if by_number is None else _add(by_number, squares)
+                by_number = add_squares(by_number, gradient, own)
+            total = gradient if total is None else add_in_place(total, gradient)
         num_labels = sum(labels)
         if total is None:
             return BatchSquares(num_samples, labels, 0.0, 0.0)
         if moments is None or by_number is None:
             return BatchSquares(num_samples, labels, mean_square / num_labels, square(total) / num_labels**2)
-        mean: Part = [None if part is None else part / num_labels for part in total]
-        counts = moments.take(mean)
-        of_all = weigh([None if part is None else part.square() for part in mean], counts)
-        return BatchSquares(num_samples, labels, weigh(by_number, counts) / num_labels, of_all)
+        of_all, of_parts = moments.weigh([None if part is None else part.div_(num_labels) for part in total], by_number)
+        return BatchSquares(num_samples, labels, of_parts / num_labels, of_all)
 
     def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
         """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""

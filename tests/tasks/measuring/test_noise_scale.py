@@ -1,6 +1,7 @@
 """The gradient noise scale against cases whose noise scale is known."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from tasks.equivalence.reference.batch_squares import BatchSquares, SecondMoments, read_second_moments
+from tasks.equivalence.reference.batch_squares import (
+    BatchSquares,
+    SecondMoments,
+    add_in_place,
+    add_squares,
+    read_second_moments,
+)
 from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.measuring.noise_scale import (
     Moments,
@@ -136,7 +145,7 @@ def test_second_moments_go_on_as_adamw_s_own_do_and_stretch_by_their_root() -> N
             part.grad = own.clone()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
-        counts = moments.take(gradient)
+        counts = list(moments.take(gradient))
     assert counts[1] is not None
     for place, part in enumerate(weights):
         torch.testing.assert_close(moments.squares[place], optimizer.state[part]["exp_avg_sq"])
@@ -259,3 +268,39 @@ def test_no_more_batches_are_taken_once_the_samples_needed_are_known(tmp_path: P
         needed = [(one + 64) / (one + 16) for one in (ratio.low, ratio.value, ratio.high or 1e9)]
         assert ((needed[0] - needed[2]) / 2 <= 0.1 * needed[1]) == is_narrow
     assert not is_known(batches[:7], 10_000)
+
+
+class _Held(TorchDispatchMode):
+    """Counts the numbers that operations have made and that are still held."""
+
+    now = most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        known = {id(one) for one in tree_leaves((arguments, named))}
+        found = function(*arguments, **(named or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, torch.Tensor) and id(one) not in known:
+                self.now += one.numel()
+                self.most = max(self.most, self.now)
+                weakref.finalize(one, self._let_go, one.numel())
+        return found
+
+    def _let_go(self, number: int) -> None:
+        self.now -= number
+
+
+def test_what_a_batch_adds_to_memory_is_a_sum_and_squares_and_no_copies_of_all() -> None:
+    num_parts, size = 50, 100
+    gradient, other = ([torch.randn(size) for _ in range(num_parts)] for _ in range(2))
+    moments = SecondMoments(0.9, 1.0, [torch.rand(size) for _ in range(num_parts)], [3.0] * num_parts)
+    with _Held() as held:
+        squares = add_squares(None, gradient, 4)
+    assert num_parts * size <= held.most <= (num_parts + 2) * size
+    with _Held() as held:
+        add_squares(squares, other, 4)
+        total = add_in_place(gradient, other)
+    assert held.most <= 2 * size
+    with _Held() as held:
+        moments.weigh(total, squares)
+    # What is remembered is new, and waits in the host's memory.
+    assert held.most <= (num_parts + 8) * size
