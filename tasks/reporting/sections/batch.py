@@ -39,7 +39,7 @@ def make_blocks(results: Results) -> list[Block]:
     elif results.is_withheld:
         blocks.append(Text(wording.FOLLOWS))
     assumed = Fold("What this takes for granted", [Items(_ASSUMPTIONS)])
-    noise = Fold("The noise of gradients along the training", [_tabulate_noise(goodput)])
+    noise = Fold("The noise of gradients along the training", [_tabulate_noise(goodput), _list_coordinates(goodput)])
     return [*measured, *blocks, noise, assumed]
 
 
@@ -141,11 +141,22 @@ def _tabulate_noise(goodput: Goodput) -> Table:
     return tabulate(
         "Gradient noise scale along the baseline's training, in samples, 95 % intervals",
         [
-            ("After", lambda one: f"{one.range} epoch {one.epoch}" if one.epoch else "the base model"),
+            ("After", _name_point),
             ("Rows of", lambda one: one.range),
             ("Noise scale", show),
-            ("What it is of", lambda one: one.coordinates),
             ("Batches", lambda one: f"{one.num_batches} of {one.batch_size}"),
         ],
         goodput.noise_scales,
     )
+
+
+def _list_coordinates(goodput: Goodput) -> Items:
+    """Say once of what the noise is at which points; in the table it would be a column as wide as the page."""
+    points: dict[str, list[str]] = {}
+    for one in goodput.noise_scales:
+        points.setdefault(one.coordinates, []).append(_name_point(one))
+    return Items([f"{', '.join(names)}: {coordinates}." for coordinates, names in points.items()])
+
+
+def _name_point(one: NoiseScale) -> str:
+    return f"{one.range} epoch {one.epoch}" if one.epoch else "the base model"
