@@ -130,7 +130,7 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         SessionSpeedup(
             kind=kind, number=number, cell=name, interval=headline.intervals.get(name),
             all_turns=mean[first] / mean[name], num_turns=len(headline.trials.turns),
-            num_quiet=len(headline.quiet.turns), seconds=seconds,
+            num_quiet=len(headline.select_quiet(name).turns), seconds=seconds,
         )
         for name in others
     ]  # fmt: skip

@@ -48,13 +48,15 @@ class Trouble:
     """Stalls per step of (one rank, two ranks), each exponential, 0.3 s in the mean: users pay them."""
     falling_clock: float = 0.0
     """By how much clocks have fallen in the end; most of it within 40 s."""
+    background: float = 0.0
+    """Share of the CPUs that something always uses, in the mean of blocks; it slows nothing down."""
     throttled: float = 0.0
     """By how much more the two ranks' clocks fall, as of devices that share a power limit."""
 
 
 @dataclass
 class NoisyMachine:
-    """Runs blocks of two arms, one rank and two, on a simulated clock."""
+    """Runs blocks of arms on a simulated clock: the first of one rank, all others of two."""
 
     trouble: Trouble
     speedup: float
@@ -62,6 +64,8 @@ class NoisyMachine:
     seed: int
     start_seconds: float = 5.0
     """What starting all ranks takes."""
+    num_arms: int = 2
+    """The first included."""
     now: float = 0.0
     """Seconds."""
     _launch: int = field(default=1, init=False)
@@ -70,8 +74,8 @@ class NoisyMachine:
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
         self._drift = float(self._random.normal())
-        self._wander = [float(one) for one in self._random.normal(size=2)]
-        self._step = [float(one) for one in self._random.normal(size=2)]
+        self._wander = [float(one) for one in self._random.normal(size=self.num_arms)]
+        self._step = [float(one) for one in self._random.normal(size=self.num_arms)]
         self._level, self._level_ends = 0, 0.0
         self._start_ranks()
 
@@ -93,7 +97,7 @@ class NoisyMachine:
             trials.add(self._run_block(name, places[name]))
 
     def _start_ranks(self) -> None:
-        self._of_start = [math.exp(self.trouble.start * one) for one in self._random.normal(size=2)]
+        self._of_start = [math.exp(self.trouble.start * one) for one in self._random.normal(size=self.num_arms)]
 
     def _run_block(self, name: str, place: int) -> Timed:
         self._pass(_LEAD_IN * self._true_seconds(place))
@@ -101,6 +105,8 @@ class NoisyMachine:
         steps = np.array([seconds for seconds, _ in found])
         # The kernel counts ticks, and something small always runs.
         others = float(steps @ [share for _, share in found] / steps.sum()) + abs(float(self._random.normal(0, 0.008)))
+        if self.trouble.background:
+            others += max(float(self._random.normal(self.trouble.background, 0.015)), 0.0)
         return Timed(
             arm=name, turn=self._turn, launch=self._launch, step_seconds=steps[None, :], seconds=float(steps.mean()),
             data_wait_seconds=0.0, num_tokens=1, positions_by_rank=[1], num_samples=1,
@@ -121,9 +127,9 @@ class NoisyMachine:
         seconds *= 1 + trouble.falling_clock * fallen + (trouble.throttled * fallen if place else 0.0)
         level = self._find_level()
         if level:
-            seconds *= trouble.neighbour[level - 1][place]
+            seconds *= trouble.neighbour[level - 1][min(place, 1)]
             share = 0.45 * level / len(trouble.neighbour) * trouble.is_seen
-        if self._random.random() < trouble.stalls[place]:
+        if self._random.random() < trouble.stalls[min(place, 1)]:
             seconds += float(self._random.exponential(_MEAN_STALL_SECONDS))
         self._pass(seconds)
         return seconds, share
@@ -146,7 +152,7 @@ class NoisyMachine:
         kept = math.exp(-seconds / self.trouble.wander_seconds)
         self._wander = [
             kept * one + math.sqrt(1 - kept**2) * float(new)
-            for one, new in zip(self._wander, self._random.normal(size=2), strict=True)
+            for one, new in zip(self._wander, self._random.normal(size=self.num_arms), strict=True)
         ]
 
 

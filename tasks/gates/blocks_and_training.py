@@ -118,7 +118,7 @@ def _compare_speedup(
 
 def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[str]:
     """Return what of the arm's published figures its own blocks do not give, computed here once more."""
-    mine, its = (select_counted(measurement, one) for one in (arm.cell, first))
+    mine, its = select_counted(measurement, arm.cell), select_counted(measurement, first, beside=arm.cell)
     missing = find_missing_turns(measurement, arm.cell)
     problems = [missing] if missing else []
     if not mine or not its:

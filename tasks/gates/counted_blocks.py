@@ -17,19 +17,31 @@ def select_blocks(measurement: MeasurementFile, cell: str, *, phase: str | None 
     ]
 
 
-def select_counted(measurement: MeasurementFile, cell: str) -> list[BlockWork]:
-    """Return the blocks that the speedup is of: those of quiet turns, of starts with two of them or more.
+def select_counted(measurement: MeasurementFile, cell: str, *, beside: str | None = None) -> list[BlockWork]:
+    """Return the blocks of a cell that its speedup is of: those of turns in which its block and the first cell's were
+    quiet, of starts with two of them or more.
 
-    All blocks where no cell has a speedup, for want of such.
+    The first cell's count where they do for any other; `beside` one alone they count where they do for that one. All
+    blocks of a cell without a speedup, for want of such turns.
     """
-    blocks = {arm.cell: select_blocks(measurement, arm.cell, phase="speedup") for arm in measurement.arms}
-    if all(arm.speedup is None for arm in measurement.arms if not arm.is_wrapped_baseline):
-        return blocks[cell]
-    most = measurement.most_others_share
-    loud = {one.turn for every in blocks.values() for one in every if _is_loud(one, most)}
-    quiet = [one for one in blocks[cell] if one.turn not in loud]
-    turns = Counter(one.launch for one in quiet)
-    return [one for one in quiet if turns[one.launch] > 1]
+    first, *others = (arm for arm in measurement.arms if not arm.is_wrapped_baseline)
+    blocks = select_blocks(measurement, cell, phase="speedup")
+    named = {cell} if cell != first.cell else {beside} if beside else {arm.cell for arm in others}
+    counted = [arm for arm in others if arm.cell in named and arm.speedup is not None]
+    if not counted:
+        return blocks
+    turns = {turn for arm in counted for turn in find_quiet_turns(measurement, arm.cell)}
+    return [one for one in blocks if one.turn in turns]
+
+
+def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
+    """Return the turns in which a cell's block and the first cell's were quiet, of starts with two of them or more."""
+    most, first = measurement.most_others_share, measurement.arms[0].cell
+    pair = [select_blocks(measurement, one, phase="speedup") for one in (first, cell)]
+    loud = {one.turn for blocks in pair for one in blocks if _is_loud(one, most)}
+    quiet = {one.turn: one.launch for one in pair[1] if one.turn not in loud}
+    turns = Counter(quiet.values())
+    return {turn for turn, launch in quiet.items() if turns[launch] > 1}
 
 
 def _is_loud(block: BlockWork, most: float) -> bool:

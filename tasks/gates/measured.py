@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from tasks.gates import statistics
-from tasks.process.wording import format_percent, format_small_percent, join_names
+from tasks.process.wording import format_percent, format_plural, format_small_percent, join_names
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Measurement
@@ -75,6 +75,16 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
             "predictions": _select_kept(measurement, cells),
         }
     )
+
+
+def describe_quiet_turns(measurement: Measurement) -> str:
+    """Return `20 of 24 turns were quiet`, or from how many to how many were, cell by cell."""
+    first, *others = select_cell_arms(measurement)
+    numbers = sorted(arm.num_quiet_turns or 0 for arm in others or [first])
+    turns = format_plural(measurement.num_turns, "turn")
+    if numbers[0] == numbers[-1]:
+        return f"{numbers[0]} of {turns} were quiet"
+    return f"{numbers[0]} to {numbers[-1]} of {turns}, cell by cell, were quiet"
 
 
 def select_cell_arms(measurement: Measurement) -> list[ArmSpeed]:

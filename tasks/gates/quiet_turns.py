@@ -1,6 +1,8 @@
 """Was the machine quiet for long enough to say how much faster a cell is?"""
 
-from tasks.gates.counted_blocks import select_counted
+import dataclasses
+
+from tasks.gates.counted_blocks import find_quiet_turns, select_counted
 from tasks.gates.measured import select_arm
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
@@ -23,26 +25,29 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         if measurement.others_share is None
         else f"others used {wording.format_small_percent(measurement.others_share)} of the CPUs in the mean"
     )
+    num_quiet = len(find_quiet_turns(measurement, cell))
     told = (
-        f"{cell}: {measurement.num_quiet_turns} of {wording.format_plural(measurement.num_turns, 'turn')} in "
-        f"{measurement.num_launches} starts were quiet (at most {most} by others); {seen}"
+        f"{cell}: {num_quiet} of {wording.format_plural(measurement.num_turns, 'turn')} in "
+        f"{measurement.num_launches} starts were quiet"
     )
-    numbers = {"quiet_turns": measurement.num_quiet_turns, "turns": measurement.num_turns}
+    numbers = {"quiet_turns": num_quiet, "turns": measurement.num_turns}
     if select_arm(measurement, cell).speedup is None:
-        problem = (
-            f"{told}: too few for an interval; stop what else runs, or give measure.max_seconds more; with "
+        remedy = (
+            f"quiet is at most {most} by others; {seen}; stop what else runs, or give measure.max_seconds more; with "
             "measure.others_share: 1 all turns count, and the speedup is unproven"
         )
-        return make_finding([problem], otherwise="", numbers=numbers)
-    loud = _find_loudness(measurement, [outputs.params.baseline, cell])
+        found = make_finding([f"{told}, too few for an interval"], otherwise="", numbers=numbers)
+        return dataclasses.replace(found, remedy=remedy)
+    told = f"{told} (at most {most} by others); {seen}"
+    loud = _find_loudness(measurement, outputs.params.baseline, cell)
     if loud is not None:
         return make_unchecked_finding(f"{told}; in those that count {loud}")
     return make_finding([], otherwise=told, numbers=numbers)
 
 
-def _find_loudness(measurement: MeasurementFile, cells: list[str]) -> str | None:
+def _find_loudness(measurement: MeasurementFile, first: str, cell: str) -> str | None:
     """Return what others did in the turns that count, if it is more than a figure of this machine alone bears."""
-    blocks = [block for cell in cells for block in select_counted(measurement, cell)]
+    blocks = [*select_counted(measurement, first, beside=cell), *select_counted(measurement, cell)]
     if any(block.has_others_on_gpu for block in blocks):
         return "others computed on the GPUs"
     known = [block.others_share for block in blocks if block.others_share is not None]

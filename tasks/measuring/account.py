@@ -11,7 +11,7 @@ import numpy as np
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Timed, Trials
-from tasks.measuring.headline import compute_launch_effect, compute_speedups
+from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
@@ -73,7 +73,11 @@ def _compute_arm_speed(
     comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm
 ) -> ArmSpeed:
     is_wrapped = arm in comparison.wrapped
-    trials = select_quiet_turns(measured.beside, comparison.most_share) if is_wrapped else measured.trials
+    trials = (
+        select_quiet_turns(measured.beside, comparison.most_share)
+        if is_wrapped
+        else measured.headline.select_counted(arm.name)
+    )
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = trials.blocks[arm.name]
     seconds = sum(block.whole_seconds for block in blocks)
@@ -95,6 +99,7 @@ def _compute_arm_speed(
         world_size=cell.world_size,
         global_batch_size=cell.global_batch_size,
         num_blocks=len(blocks),
+        num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.headline, arm),
         steps_per_block=blocks[0].step_seconds.shape[1],
         step_seconds=make_estimate(_estimate_step_seconds(trials, arm)),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
@@ -115,6 +120,11 @@ def _compute_arm_speed(
     )
 
 
+def _count_quiet_turns(headline: Headline, arm: Arm) -> int:
+    others = [name for name in headline.trials.blocks if name != headline.baseline] or [headline.baseline]
+    return len(headline.find_quiet_turns(others if arm.name == headline.baseline else [arm.name]))
+
+
 def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((one[name] for one in facts if one[name] is not None), default=None)
 
@@ -133,13 +143,14 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     first, of, headline = comparison.trained[0], select_seconds(comparison), measured.headline
     if arm.name not in headline.intervals:
         return {}
-    every = compute_speedups(headline.trials, [first.name, arm.name], of, confidence=0.95)
-    figures, others = (headline.quiet.list_by_turn(one.name, of) for one in (first, arm))
+    every = compute_speedups(lambda _: headline.trials, [first.name, arm.name], of, confidence=0.95)
+    quiet = headline.select_quiet(arm.name)
+    figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
         "speedup_of_all_turns": make_estimate(every[arm.name]),
         "speedup_of_medians": float(np.median(figures) / np.median(others)),
         "speedup_of_trimmed_means": compute_trimmed_mean(figures) / compute_trimmed_mean(others),
-        "launch_effect": compute_launch_effect(headline.quiet, first.name, arm.name, of),
+        "launch_effect": compute_launch_effect(quiet, first.name, arm.name, of),
     }
 
 
@@ -151,7 +162,8 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     halves: tuple[list[float], list[float]] = ([], [])
     variations = []
     for arm in comparison.trained:
-        launches = measured.trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
+        trials = measured.headline.select_counted(arm.name)
+        launches = trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
         for figures in map(np.asarray, launches):

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,17 +104,23 @@ class Trials:
                 found.setdefault(block.turn, []).append(block)
         return found
 
-    def select_quiet(self, most_share: float, *, fewest_of_launch: int = 1) -> "Trials":
-        """Return the turns in no block of which others used more than that share of the CPUs, of launches that have so
-        many of them."""
+    def select_quiet(
+        self, most_share: float, *, arms: Collection[str] | None = None, fewest_of_launch: int = 1
+    ) -> "Trials":
+        """Return the turns in which others used no more than that share of the CPUs while these arms' blocks ran, of
+        launches that have so many of them; without `arms` those of every arm."""
+        those = Trials({arm: blocks for arm, blocks in self.blocks.items() if arms is None or arm in arms})
         quiet = {
             turn: blocks[0].launch
-            for turn, blocks in self.turns.items()
+            for turn, blocks in those.turns.items()
             if all(is_quiet(block, most_share) for block in blocks)
         }
         of_launch = Counter(quiet.values())
-        kept = {turn for turn, launch in quiet.items() if of_launch[launch] >= fewest_of_launch}
-        return Trials({arm: [one for one in blocks if one.turn in kept] for arm, blocks in self.blocks.items()})
+        return those.select_turns({turn for turn, launch in quiet.items() if of_launch[launch] >= fewest_of_launch})
+
+    def select_turns(self, turns: Collection[int]) -> "Trials":
+        """Return the blocks of these turns."""
+        return Trials({arm: [one for one in blocks if one.turn in turns] for arm, blocks in self.blocks.items()})
 
     def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm, by default its seconds per step, turn by turn."""

@@ -7,7 +7,8 @@ its ranks took, so that most of the time is spent measuring.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,21 +67,39 @@ class Headline:
 
     trials: Trials = field(default_factory=Trials)
     """All turns."""
+    baseline: str
+    """Name of the arm that the others are compared with."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
     num_launches: int = 1
     """Starts of every cell's ranks."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)
-    """Name of the arm -> how many times as fast as the first it is, over the quiet turns; empty without enough."""
+    """Name of the arm -> how many times as fast as the baseline it is, over its quiet turns; none of an arm without
+    enough."""
     num_narrow: int = 0
     """Looks in a row that found every interval narrow enough."""
     stopped_because: str = ""
     """What was spent, and why it ended, in one sentence."""
 
-    @property
-    def quiet(self) -> Trials:
-        """The quiet turns of the launches that have two of them or more."""
-        return self.trials.select_quiet(self.most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
+    def select_quiet(self, arm: str) -> Trials:
+        """Return the turns in which the arm's block and the baseline's were quiet, of launches with two or more.
+
+        What others did during the block of a third arm is no reason to set these two aside: the more cells there are,
+        the fewer turns would be quiet for all of them.
+        """
+        return self.trials.select_quiet(
+            self.most_share, arms=(self.baseline, arm), fewest_of_launch=FEWEST_QUIET_TURNS
+        )  # fmt: skip
+
+    def select_counted(self, arm: str) -> Trials:
+        """Return the turns that the arm's figures are of: those of its speedup, the baseline's those of any speedup;
+        all where there is none."""
+        counted = list(self.intervals) if arm == self.baseline else [one for one in self.intervals if one == arm]
+        return self.trials.select_turns(self.find_quiet_turns(counted)) if counted else self.trials
+
+    def find_quiet_turns(self, arms: Iterable[str]) -> set[int]:
+        """Return the turns that are quiet for one of these arms and the baseline."""
+        return {turn for arm in arms for turn in self.select_quiet(arm).turns}
 
 
 def measure_headline(
@@ -101,7 +120,7 @@ def measure_headline(
     those before, end after it; three are made anyway. `of`: seconds of a unit of work. `advance` is told of blocks that
     have run.
     """
-    found = Headline(most_share=most_share)
+    found = Headline(baseline=arms[0].name, most_share=most_share)
     order = generate_turns([arm.name for arm in arms], seed=seed)
     started, start_seconds = clock(), 0.0
     while not found.stopped_because:
@@ -114,33 +133,36 @@ def measure_headline(
         if found.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
             seconds = clock() - started
             is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
-            found.intervals = compute_speedups(found.quiet, [arm.name for arm in arms], of, confidence=LOOK_CONFIDENCE)
-            found.stopped_because = _explain_stop(found, half_width, seconds, max_seconds, is_spent, len(arms) > 1)
+            names = [arm.name for arm in arms]
+            found.intervals = compute_speedups(found.select_quiet, names, of, confidence=LOOK_CONFIDENCE)
+            found.stopped_because = _explain_stop(found, names[1:], half_width, seconds, max_seconds, is_spent)
     _log.info("speedups: %s", found.stopped_because)
     return found
 
 
 def compute_speedups(
-    trials: Trials, arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
+    select: Callable[[str], Trials], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
 ) -> dict[str, Interval]:
-    """Return how many times as fast as the first the other arms are; nothing if too few launches have turns enough."""
-    launches = [trials.list_by_launch(arm, of) for arm in arms]
-    if len(launches[0]) < FEWEST_LAUNCHES:
-        return {}
-    return {
-        arm: estimate_ratio(launches[0], other, confidence=confidence)
-        for arm, other in zip(arms[1:], launches[1:], strict=True)
-    }
+    """Return how many times as fast as the first the other arms are; none of one with too few launches that have turns.
+
+    `select`: name of the arm -> the turns of it and of the first that count.
+    """
+    found = {}
+    for arm in arms[1:]:
+        trials = select(arm)
+        first, other = (trials.list_by_launch(name, of) for name in (arms[0], arm))
+        if len(first) >= FEWEST_LAUNCHES:
+            found[arm] = estimate_ratio(first, other, confidence=confidence)
+    return found
 
 
-def find_most_doubts(
-    headline: Headline, arms: Sequence[str], of: Callable[[Timed], float]
-) -> tuple[float | None, float | None]:
+def find_most_doubts(headline: Headline, of: Callable[[Timed], float]) -> tuple[float | None, float | None]:
     """Return why intervals are half as wide again (tasks/measuring/intervals.py), of the arm with most of each."""
     if not headline.intervals:
         return None, None
-    first, *others = (headline.quiet.list_by_launch(arm, of) for arm in arms)
-    alike, largest = zip(*(find_doubts(first, other) for other in others), strict=True)
+    pairs = [(headline.select_quiet(arm), arm) for arm in headline.intervals]
+    doubts = [find_doubts(*(one.list_by_launch(name, of) for name in (headline.baseline, arm))) for one, arm in pairs]
+    alike, largest = zip(*doubts, strict=True)
     return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
 
 
@@ -169,42 +191,50 @@ def _run_launch(
     clock: Callable[[], float],
 ) -> None:
     """Run turns until the launch has enough quiet ones and has lasted as long as its start."""
-    began, num_turns, num_quiet = clock(), 0, 0
+    began, num_turns, num_quiet = clock(), 0, Counter[str]()
     # A cell alone is started once, and its seconds have an interval, too.
     fewest = FEWEST_QUIET_TURNS if len(arms) > 1 else FEWEST_TURNS
+    others = arms[1:] or arms
     while num_turns < _MOST_TURNS:
         bench.run_turn(arms, order, found.trials)
         advance(len(arms))
         num_turns += 1
-        num_quiet += all(is_quiet(found.trials.blocks[arm.name][-1], found.most_share) for arm in arms)
-        is_long = num_quiet >= _TURNS and clock() - began >= start_seconds
-        if is_long or (is_late() and (num_quiet >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
+        for other in others:
+            pair = (found.trials.blocks[arm.name][-1] for arm in (arms[0], other))
+            num_quiet[other.name] += all(is_quiet(block, found.most_share) for block in pair)
+        least = min(num_quiet.values())
+        is_long = least >= _TURNS and clock() - began >= start_seconds
+        if is_long or (is_late() and (least >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
             return
 
 
 def _explain_stop(
-    found: Headline, half_width: float, seconds: float, max_seconds: float, is_spent: bool, has_others: bool
+    found: Headline, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
 ) -> str:
-    """Return why to stop, after what; empty to go on."""
-    num_turns, num_quiet = len(found.trials.turns), len(found.trials.select_quiet(found.most_share).turns)
+    """Return why to stop, after what; empty to go on. `others`: names of the arms without the first."""
     spent = (
-        f"{wording.format_plural(num_turns, 'turn')} in {found.num_launches} starts of every cell and {seconds:.0f} s"
+        f"{wording.format_plural(len(found.trials.turns), 'turn')} in {found.num_launches} starts of every cell and "
+        f"{seconds:.0f} s"
     )
-    if not has_others:
+    if not others:
         return f"{spent}, of the only cell: there is nothing to compare it with"
     limit = f"the {max_seconds:g} s of max_seconds were spent"
+    missing = [arm for arm in others if arm not in found.intervals]
+    loud = (
+        f"; for {wording.join_names(missing)} there is no interval: others used more than "
+        f"{wording.format_small_percent(found.most_share)} of the CPUs so often that fewer than {FEWEST_LAUNCHES} "
+        f"starts have {FEWEST_QUIET_TURNS} turns that are quiet for it and the first cell"
+    ) * bool(missing)
     if not found.intervals:
-        others = wording.format_small_percent(found.most_share)
-        return (
-            f"{spent}: {limit}, and others used more than {others} of the CPUs in {num_turns - num_quiet} of the "
-            f"turns, so that fewer than {FEWEST_LAUNCHES} starts have {FEWEST_QUIET_TURNS} quiet ones: no interval"
-        ) * is_spent
-    widest = max(interval.relative_half_width for interval in found.intervals.values())
+        return f"{spent}: {limit}{loud}" * is_spent
+    widest, arm = max((interval.relative_half_width, arm) for arm, interval in found.intervals.items())
     asked = f"±{wording.format_small_percent(half_width)}"
     reached = f"the widest interval is ±{wording.format_small_percent(widest)}"
-    _log.info("after %s: %s", spent, reached)
-    found.num_narrow = found.num_narrow + 1 if widest <= half_width else 0
+    _log.info("after %s: %s%s", spent, reached, loud)
+    found.num_narrow = found.num_narrow + 1 if widest <= half_width and not missing else 0
     if found.num_narrow >= _NARROW_LOOKS or (found.num_narrow and is_spent):
         return f"{spent}: {reached}, {asked} was asked for"
-    needed = count_needed_turns(num_quiet, widest, half_width)
-    return (f"{spent}: {limit}, and {reached}; about {needed} quiet turns are needed for {asked}") * is_spent
+    if widest <= half_width:
+        return f"{spent}: {limit}, and {reached}{loud}" * is_spent
+    needed = count_needed_turns(len(found.select_quiet(arm).turns), widest, half_width)
+    return f"{spent}: {limit}, and {reached}; about {needed} quiet turns are needed for {asked}{loud}" * is_spent

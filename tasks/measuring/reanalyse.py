@@ -36,7 +36,7 @@ def _main() -> None:
     most = arguments.others_share
     if most is None:
         most = 1.0 if published is None else published.most_others_share
-    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published, withheld, notes))
+    Console(file=sys.stdout, width=180).print(_tabulate(arms, most, published, withheld, notes))
 
 
 def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str], dict[str, str]]:
@@ -76,24 +76,41 @@ def _tabulate(
 ) -> Table:
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
-    quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
     of = choose_seconds(is_per_token=published is not None and published.is_per_token)
     names = [one.arm for one in arms]
     table = Table(
-        title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "
-        f"{wording.format_small_percent(most_share)} of the CPUs; 95 % intervals"
+        title=f"{len(trials.turns)} turns; quiet are those in which others used at most "
+        f"{wording.format_small_percent(most_share)} of the CPUs during a cell's block and the first cell's; 95 % "
+        "intervals"
     )
-    for column in ("Cell", "published", "quiet turns", "all turns", "medians", "trimmed means", "starts differ by"):
+    for column in (
+        "Cell",
+        "published",
+        "quiet",
+        "quiet turns",
+        "all turns",
+        "medians",
+        "trimmed means",
+        "starts differ by",
+    ):
         table.add_column(column)
-    by_quiet, by_all = (compute_speedups(one, names, of, confidence=0.95) for one in (quiet, trials))
+    pairs = {
+        name: trials.select_quiet(most_share, arms=(names[0], name), fewest_of_launch=FEWEST_QUIET_TURNS)
+        for name in names[1:]
+    }
+    by_quiet, by_all = (
+        compute_speedups(select, names, of, confidence=0.95) for select in (pairs.__getitem__, lambda _: trials)
+    )
     for name in names[1:]:
         if name in withheld:
-            table.add_row(name, f"{wording.WITHHELD}: {withheld[name]}", *[wording.WITHHELD] * 5)
+            table.add_row(name, f"{wording.WITHHELD}: {withheld[name]}", *[wording.WITHHELD] * 6)
             continue
+        quiet = pairs[name]
         effect = compute_launch_effect(quiet, names[0], name, of)
         table.add_row(
             f"{name} ({note})" if (note := notes.get(name)) else name,
             _find_published(published, name),
+            str(len(quiet.turns)),
             *(_show(one.get(name)) for one in (by_quiet, by_all)),
             *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, compute_trimmed_mean)),
             wording.NOT_AVAILABLE if effect is None else wording.format_small_percent(effect),

@@ -104,7 +104,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, more.left_out)
     headline = measured.headline
-    alike, largest = find_most_doubts(headline, [arm.name for arm in comparison.trained], select_seconds(comparison))
+    alike, largest = find_most_doubts(headline, select_seconds(comparison))
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     return MeasurementFile(
@@ -116,7 +116,6 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         half_width_asked=comparison.half_width,
         num_launches=headline.num_launches,
         num_turns=len(headline.trials.turns),
-        num_quiet_turns=len(headline.quiet.turns),
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(headline),

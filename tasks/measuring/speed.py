@@ -143,11 +143,6 @@ class Measured:
     blocks: list[ArmBlocks]
     """What was done in every block of both phases."""
 
-    @property
-    def trials(self) -> Trials:
-        """The quiet turns of the speedups; all of them where too few were quiet for a speedup."""
-        return self.headline.quiet if self.headline.intervals else self.headline.trials
-
 
 def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
     """Measure; `advance` is told how many blocks more have run."""

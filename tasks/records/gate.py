@@ -35,6 +35,8 @@ class CellFinding(BaseModel):
     """The same for machines."""
     true_figure: str | None = None
     """Where it failed and it can be told: the figure once the difference is taken out."""
+    remedy: str | None = None
+    """What to do about it, where that is the same for every cell; null if `compared` says it, or nothing helps."""
 
     @field_validator("numbers")
     @classmethod
@@ -83,6 +85,12 @@ class Gate(BaseModel):
         deciding = [found.compared for found in self.findings if found.verdict == self.verdict]
         return "; ".join(dict.fromkeys(deciding)) or "no cell that it could say anything about"
 
+    @property
+    def hints(self) -> list[str]:
+        """What else is to be known of the cells that failed: true figures and remedies, each once."""
+        said = [hint for found in self.findings for hint in (found.true_figure, found.remedy) if hint]
+        return list(dict.fromkeys(said))
+
     def find_cell_finding(self, cell: str) -> CellFinding | None:
         """Return what was found of the cell; None if the gate says nothing about it."""
         return next((found for found in self.findings if found.cell == cell), None)
@@ -114,6 +122,7 @@ class Finding:
     compared: str
     numbers: Numbers = field(default_factory=dict)
     true_figure: str | None = None
+    remedy: str | None = None
 
 
 def make_finding(problems: list[str], *, otherwise: str, numbers: Numbers) -> Finding:

@@ -48,7 +48,10 @@ class ArmSpeed(Record):
     global_batch_size: int
     """Samples per optimizer step, all ranks together."""
     num_blocks: int
-    """Blocks that were timed and count: those of quiet turns, if there are enough."""
+    """Blocks that were timed and count: those of its quiet turns, if there are enough."""
+    num_quiet_turns: int | None = None
+    """Turns in which others left the CPUs alone during its block and the first cell's, of starts with two or more; the
+    first cell's: those of any other. Null for the wrapped baseline, which is timed in turns of its own."""
     steps_per_block: int
     """Optimizer steps of each."""
     step_seconds: Estimate
@@ -189,10 +192,9 @@ class Measurement(Record):
     """Starts of every cell's ranks."""
     num_turns: int
     """Turns in which each cell had a block of the same steps."""
-    num_quiet_turns: int
-    """Those in which others used no more than `most_others_share` of the CPUs."""
     most_others_share: float
-    """Share of the CPUs that others may use in a quiet turn."""
+    """Share of the CPUs that others may use during the block of a cell and that of the first cell, for the turn to
+    count for that cell."""
     others_share: float | None
     """Share of the CPUs that others used, mean over all blocks of the speedups; null if the machine does not tell."""
     gpu_slowed_share: float | None = None

@@ -239,9 +239,9 @@ def _explain_withheld(results: Results) -> str:
     failed = [gate for gate in results.gates if gate.verdict == "failed"]
     named = " and ".join(f"“{gate.name}”" for gate in failed)
     numbers = f": {failed[0].compared}" if len(failed) == 1 else ""
-    true_figures = [one.true_figure for gate in failed for one in gate.findings if one.true_figure]
-    remedy = f" ({'; '.join(dict.fromkeys(true_figures))})" if true_figures else ""
-    return f"Speedup withheld: {_name_gates(len(failed))} {named} failed{numbers}{remedy}"
+    hints = dict.fromkeys(hint for gate in failed for hint in gate.hints)
+    more = f" ({'; '.join(hints)})" if hints else ""
+    return f"Speedup withheld: {_name_gates(len(failed))} {named} failed{numbers}{more}"
 
 
 def _name_gates(number: int) -> str:

@@ -31,8 +31,8 @@ def make_blocks(results: Results) -> list[Block]:
 
 
 def _tell_compared(gate: Gate) -> str:
-    """Return the numbers that decided, and the figure that is true where one is not."""
-    return "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)])
+    """Return the numbers that decided, the figure that is true where one is not, and what to do about it."""
+    return "; ".join([gate.compared, *gate.hints])
 
 
 def tabulate_gates(results: Results, *, only_failed: bool = False) -> Table:

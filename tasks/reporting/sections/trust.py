@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tasks.gates.measured import describe_quiet_turns
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import ArmSpeed, Measurement
@@ -33,9 +34,9 @@ def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
         said = ["This machine does not tell what others used of its CPUs, so that every turn counts."]
     else:
         said = [
-            f"Others used {wording.format_small_percent(measurement.others_share)} of the CPUs in the mean. Of "
-            f"{wording.format_plural(measurement.num_turns, 'turn')}, {measurement.num_quiet_turns} had no block with "
-            f"more than {wording.format_small_percent(measurement.most_others_share)} and count."
+            f"Others used {wording.format_small_percent(measurement.others_share)} of the CPUs in the mean. "
+            f"{describe_quiet_turns(measurement)}: a turn counts for a cell if that was at most "
+            f"{wording.format_small_percent(measurement.most_others_share)} during its block and the first cell's."
         ]
     for arm in measurement.arms:
         if arm.speedup is None or arm.speedup_of_all_turns is None or results.is_hidden(arm.cell):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tasks.gates.measured import find_largest_part, select_arm, select_cell_arms
+from tasks.gates.measured import describe_quiet_turns, find_largest_part, select_arm, select_cell_arms
 from tasks.process import wording
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
 from tasks.records.measurement import Measurement
@@ -133,8 +133,8 @@ def _tell_trust(results: Results) -> str:
     measurement = results.measurement
     if measurement is None:
         return f"{gates} Speed was not measured in turns: there is one run of each cell."
-    turns = f"{measurement.num_quiet_turns} of {wording.format_plural(measurement.num_turns, 'turn')} were quiet"
-    return f"{gates} {turns}; before measuring, the machine was {measurement.preflight.verdict}."
+    fit = f"before measuring, the machine was {measurement.preflight.verdict}"
+    return f"{gates} {describe_quiet_turns(measurement)}; {fit}."
 
 
 def _tell_losses(results: Results, best: CellResults) -> str:

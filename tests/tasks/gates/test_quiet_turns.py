@@ -31,7 +31,9 @@ def test_without_a_speedup_there_were_too_few(tmp_path: Path, params: dict[str, 
     write_blocks(tmp_path, arms=[one.model_copy(update={"speedup": None}) for one in told.arms])
     found = judged(tmp_path, params)
     assert found.verdict == "failed"
-    assert "too few for an interval; stop what else runs" in found.compared
+    assert found.compared == "2proc: 20 of 20 turns in 4 starts were quiet, too few for an interval"
+    assert found.remedy is not None
+    assert "stop what else runs" in found.remedy
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.04, "passed"), (0.3, "not checked")])
@@ -47,7 +49,7 @@ def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(
 
 
 def test_loud_turns_that_do_not_count_are_none_of_its_business(tmp_path: Path, params: dict[str, Any]) -> None:
-    write_blocks(tmp_path, arm_blocks("2proc", turn=3, others_share=0.9), num_quiet_turns=19)
+    write_blocks(tmp_path, arm_blocks("2proc", turn=3, others_share=0.9))
     assert judged(tmp_path, params).verdict == "passed"
 
 

@@ -1,5 +1,6 @@
 """The printed interval of a speedup covers the truth, whatever ails the machine; and why measuring ends."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_the_interval_covers_the_truth_or_there_is_none(name: str) -> None:
         if found.intervals:
             covered.append(found.intervals["2proc"].contains(machine.truth))
         else:
-            assert "no interval" in found.stopped_because
+            assert "there is no interval" in found.stopped_because
     # Three standard errors below 95 %; intervals may be wider than they need to be, which is told in docs/intervals.md.
     assert np.mean(covered) >= 0.91, f"{np.mean(covered):.1%} of {len(covered)} covered"
     without = 1 - len(covered) / NUM_EXPERIMENTS
@@ -116,20 +117,71 @@ def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_th
 
 def test_turns_in_which_others_were_there_are_set_aside_and_kept() -> None:
     found, _ = _measure(TROUBLES["neighbour a fifth of the time"], seed=5)
-    loud = set(found.trials.turns) - set(found.quiet.turns)
+    counted = found.select_quiet("2proc").turns
+    loud = set(found.trials.turns) - set(counted)
     assert loud
     for turn in loud:
         shares = [block.others_share or 0.0 for block in found.trials.turns[turn]]
         launch = found.trials.turns[turn][0].launch
-        quiet_of_launch = [one for one in found.quiet.turns.values() if one[0].launch == launch]
+        quiet_of_launch = [one for one in counted.values() if one[0].launch == launch]
         assert max(shares) > 0.05 or not quiet_of_launch
 
 
 def test_a_neighbour_that_never_leaves_costs_the_interval_and_not_the_blocks() -> None:
     found, _ = _measure(Trouble(neighbour=((1.1, 1.5),), neighbour_part=1.0), seed=1)
     assert not found.intervals
-    assert "others used more than 5.0 % of the CPUs in" in found.stopped_because
+    assert "for 2proc there is no interval: others used more than 5.0 % of the CPUs so" in found.stopped_because
     assert len(found.trials.blocks["2proc"]) >= 6
+
+
+@pytest.mark.parametrize("trouble", [Trouble(background=0.04), TROUBLES["neighbour a fifth of the time"]])
+def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble) -> None:
+    arms = [Arm(name=name, cell=name) for name in ("one", "a", "b", "c", "d", "e")]
+    covered, whole = list[bool](), 0
+    for seed in range(40):
+        machine = NoisyMachine(trouble, 1.5, seed, num_arms=len(arms))
+        found = measure_headline(
+            arms, machine, half_width=0.03, max_seconds=150, most_share=0.05, of=_get_seconds, seed=seed,
+            advance=lambda _: None, clock=lambda machine=machine: machine.now,
+        )  # fmt: skip
+        # Blocks with no trouble at all are few among six.
+        whole += len(found.trials.select_quiet(0.05, fewest_of_launch=2).turns) > 0.5 * len(found.trials.turns)
+        covered += [
+            found.intervals[arm.name].contains(machine.truth) for arm in arms[1:] if arm.name in found.intervals
+        ]
+        for arm, interval in found.intervals.items():
+            pair = found.select_quiet(arm)
+            assert set(pair.blocks) == {"one", arm}
+            assert all(is_quiet(block, 0.05) for blocks in pair.turns.values() for block in blocks)
+            assert interval.value == pytest.approx(_mean_by_launch(pair, "one") / _mean_by_launch(pair, arm))
+    assert len(covered) >= 0.85 * 5 * 40
+    assert np.mean(covered) >= 0.91
+    if trouble.background:
+        assert not whole, "no turn is quiet for all six"
+
+
+def _mean_by_launch(trials: Trials, arm: str) -> float:
+    return float(np.mean([np.mean(launch) for launch in trials.list_by_launch(arm)]))
+
+
+def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> None:
+    arms = [*ARMS, Arm(name="loud", cell="loud")]
+    machine = NoisyMachine(TROUBLES["none"], 1.5, 1, num_arms=3)
+    run_block = machine._run_block
+
+    def run(name: str, place: int) -> Timed:
+        return dataclasses.replace(run_block(name, place), others_share=0.5 if name == "loud" else 0.0)
+
+    machine._run_block = run  # type: ignore[method-assign]
+    found = measure_headline(
+        arms, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=_get_seconds, seed=1,
+        advance=lambda _: None, clock=lambda: machine.now,
+    )  # fmt: skip
+    assert set(found.intervals) == {"2proc"}
+    assert "for loud there is no interval" in found.stopped_because
+    assert "the 60 s of max_seconds were spent" in found.stopped_because
+    assert set(found.select_counted("loud").turns) == set(found.trials.turns)
+    assert found.select_counted("1proc").turns.keys() == found.select_quiet("2proc").turns.keys()
 
 
 def test_a_cell_alone_has_nothing_to_be_compared_with() -> None:
@@ -146,7 +198,7 @@ def test_what_starts_do_is_told_apart_from_what_turns_do() -> None:
     effects = {}
     for start in (0.0, 0.05):
         found = [_measure(Trouble(start=start), seed=seed, half_width=1e-6)[0] for seed in range(40)]
-        told = [compute_launch_effect(one.quiet, "1proc", "2proc", _get_seconds) for one in found]
+        told = [compute_launch_effect(one.select_quiet("2proc"), "1proc", "2proc", _get_seconds) for one in found]
         effects[start] = float(np.mean([one for one in told if one is not None]))
     # Of a ratio: both arms' starts are in it.
     assert effects[0.0] < 0.01

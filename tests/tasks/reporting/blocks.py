@@ -95,7 +95,7 @@ def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **
         "2proc": [[RankDevice(cpus=[0, 1])] * 2],
     }
     setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
-    content = dict(measurement(arms=arms, num_turns=NUM_TURNS, num_quiet_turns=NUM_TURNS)) | {
+    content = dict(measurement(arms=arms, num_turns=NUM_TURNS)) | {
         "blocks": blocks, "ranges": RANGES, "devices_of_starts": devices,
         "settings": {cell: [setting] for cell in devices},
         "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16,

@@ -49,7 +49,7 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
         turn=turn,
         launch=1 + (turn - 1) * found.num_launches // found.num_turns,
         # The last turns were the loud ones.
-        others_share=0.01 if turn <= found.num_quiet_turns else 0.2,
+        others_share=0.01 if turn <= (arm.num_quiet_turns or 0) else 0.2,
         started_at=1.7e9 + 3 * turn,
         cores_used=[0.9 + 0.01 * (turn % 5)] * arm.world_size,
         host_gib=[0.5 + 0.1 * rank for rank in range(arm.world_size)],

@@ -91,7 +91,7 @@ def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ())
     return [
         record(
             cell,
-            estimate_mean(found.quiet.list_by_launch(cell)),
+            estimate_mean(found.select_counted(cell).list_by_launch(cell)),
             found.intervals.get(cell),
             session=seed,
             num_rounds=len(found.trials.turns),

@@ -50,7 +50,8 @@ def withheld_page(withheld_measured_results: Results) -> Page:
         "2proc 41.6 ms 50.4 ms 369 461 95.2 n/a",
         "1.62x speedup 1.58x to 1.66x (95 %); 2proc against 1proc 81 % parallel efficiency",
         "42.0 ms per step 2proc; 1proc 68.0 ms 369 tokens per second 2proc",
-        "Others used 1.2 % of the CPUs in the mean. Of 24 turns, 22 had no block with more than 5.0 % and count.",
+        "Others used 1.2 % of the CPUs in the mean. 22 of 24 turns were quiet: a turn counts "
+        "for a cell if that was at most 5.0 % during its block and the first cell's.",
         "Noise floor: every cell against itself, 12 pairs of neighbouring turns, came out as 1.003x (0.991x to 1.012x)",
         "scatter by 2.1 % (standard deviation / mean).",
         "The speedups took 24 turns in 4 starts of every cell and 41 s: the widest interval is ±2.5 %, ±3.0 %",

@@ -96,7 +96,8 @@ def test_a_speedup_that_only_noise_withholds_is_not_resolved_and_one_of_another_
     tmp_path: Path,
 ) -> None:
     params = write_comparison(tmp_path)
-    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 2, speedup=None)], num_quiet_turns=1))
+    two = arm("2proc", 2, speedup=None, num_quiet_turns=1)
+    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), two]))
     noisy = collect_results(outputs_of(tmp_path, params))
     assert noisy.failed_gates == ["Quiet enough to tell"]
     assert '<span class="state">Not resolved</span>' in html_of(noisy)

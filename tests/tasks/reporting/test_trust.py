@@ -37,7 +37,7 @@ def test_other_figures_stand_beside_a_speedup_and_disagree_in_words(
 
 def test_how_many_turns_count_what_starts_do_and_what_slowed_gpus_down_are_told(measured_results: Results) -> None:
     said = _tell(measured_results, of_arm={"launch_effect": 0.031}, gpu_slowed_share=0.25)
-    assert "Of 24 turns, 22 had no block with more than 5.0 % and count." in said
+    assert "22 of 24 turns were quiet: a turn counts for a cell if that was at most 5.0 %" in said
     assert "From start to start of the ranks the speedup of 2proc differs by 3.1 % (standard deviation)" in said
     assert "Heat or hardware held the clocks of GPUs down in 25 % of the blocks." in said
 
