@@ -130,9 +130,12 @@ class StagedSteps:
         self.is_watched = self.was_given_finite = False
         """Whether it is looked for what is not finite; and whether that was not among what other stages gave."""
 
-    def count_in_memory(self, number: int) -> int:
-        """Return of how many micro-batches of a step a rank has hidden states in memory at most."""
-        return min(number, self._num_ranks) if self._schedule == "1f1b" else number
+    def count_filling(self, number: int) -> int:
+        """Return how many micro-batches bring in memory all that a step of so many does.
+
+        Those whose hidden states are there at most and, where they come one by one, another that has left its gradient.
+        """
+        return min(number, self._num_ranks + 1) if self._schedule == "1f1b" else number
 
     def time(self, run: Callable[[], object]) -> list[Timed]:
         """Return what each step took that `run` makes; each pass is then waited for by itself."""

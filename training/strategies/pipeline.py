@@ -231,10 +231,10 @@ class Pipeline(AroundReplica):
         raise UnfitModelError("eval_every_steps is not available for the strategy pipeline")
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""
+        """Run forward, backward and communication, change nothing, with all in memory that a step has there."""
         number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
-            self._steps.run(micro_batches[:1] * max(self._steps.count_in_memory(number), 1), weight=0.0)
+            self._steps.run(micro_batches[:1] * max(self._steps.count_filling(number), 1), weight=0.0)
             self._add_replicas()
             self._add_shared()
             self._send_shares()

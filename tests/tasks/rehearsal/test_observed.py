@@ -45,7 +45,7 @@ def test_what_each_rank_holds_in_a_step_is_what_a_rehearsal_says_of_it(
         assert one["host_bytes"] > one["allocated_bytes"]
         assert one["host_before_bytes"] > 0
         step = rehearse_step(read_told(told, tmp_path), capability=None, rank=rank)
-        for kind in ("weights", "moments"):
+        for kind in ("weights", "gradients", "moments"):
             assert one["parts"][kind] == pytest.approx(step.peak_bytes[kind], rel=0.1), kind
         assert one["allocated_bytes"] == pytest.approx(step.total_bytes, rel=0.1)
 
