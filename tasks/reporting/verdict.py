@@ -14,6 +14,8 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 from tasks.reporting.tell_quality import list_others, tell_cell
 
+_LONGEST_REASONS = 240
+"""Characters that several cells' reasons may take in the sentence; beyond, it says where they stand."""
 _VAGUE = 0.10
 """Relative half-width beyond which an interval says more than the figure in its middle."""
 
@@ -149,9 +151,10 @@ def _explain_standing(cells: list[CellResults]) -> str:
     others = len(standing.gates) - 1
     gates = f"“{standing.gates[0]}”" + (f" and {wording.format_plural(others, 'other gate')}" if others else "")
     verb = "failed" if standing.state == "withheld" else "were not checked" if others else "was not checked"
-    reasons = dict.fromkeys(cell.standing.reason or "" for cell in cells)
+    reasons = "; ".join(dict.fromkeys(cell.standing.reason or "" for cell in cells))
+    told = f": {reasons}" if len(cells) == 1 or len(reasons) <= _LONGEST_REASONS else ", see Gates"
     named = wording.join_names([cell.cell for cell in cells])
-    return f"{named} {'is' if len(cells) == 1 else 'are'} {standing.state}: {gates} {verb}: {'; '.join(reasons)}"
+    return f"{named} {'is' if len(cells) == 1 else 'are'} {standing.state}: {gates} {verb}{told}"
 
 
 def _warn_slow_ranks(results: Results) -> list[str]:
