@@ -148,9 +148,9 @@ EXHIBITS = [
         "The speedup is computed from seconds that the blocks did not take.",
         Mutation(
             _HEADLINE,
-            "launches = [trials.list_by_launch(arm, of) for arm in arms]",
-            "launches = [[[(1.0 if arm == arms[0] else 0.7) * seconds for seconds in launch] for launch in "
-            "trials.list_by_launch(arm, of)] for arm in arms]",
+            "first, other = (trials.list_by_launch(name, of) for name in (arms[0], arm))",
+            "first, other = ([[(1.0 if name == arms[0] else 0.7) * seconds for seconds in launch] for launch in "
+            "trials.list_by_launch(name, of)] for name in (arms[0], arm))",
         ),
         _TRAINING,
     ),
