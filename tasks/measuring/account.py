@@ -74,7 +74,7 @@ def _compute_arm_speed(
 ) -> ArmSpeed:
     is_wrapped = arm in comparison.wrapped
     trials = (
-        select_quiet_turns(measured.beside, comparison.most_share)
+        select_quiet_turns(measured.beside, comparison.most_share, (comparison.trained[0].name, arm.name))
         if is_wrapped
         else measured.headline.select_counted(arm.name)
     )

@@ -268,7 +268,7 @@ class _Trying:
         return [self._advise_on(knobs, arm, gain, trials) for knobs, arm, gain in zip(sets, arms, gains, strict=True)]
 
     def _compute_gain(self, trials: Trials, arm: Arm) -> Interval:
-        quiet = select_quiet_turns(trials, self._comparison.most_share)
+        quiet = select_quiet_turns(trials, self._comparison.most_share, (self._plain.name, arm.name))
         before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
         return estimate_ratio([before], [after], confidence=self._confidence)
 

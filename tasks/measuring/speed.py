@@ -7,7 +7,7 @@ wrapper that it does not need.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,19 +256,29 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     return trials
 
 
-def select_quiet_turns(trials: Trials, most_share: float) -> Trials:
-    """Return the quiet turns, or all where those are too few for an interval."""
-    quiet = trials.select_quiet(most_share)
+def select_quiet_turns(trials: Trials, most_share: float, arms: Collection[str] | None = None) -> Trials:
+    """Return the turns that were quiet for these arms, or for all, or every turn where those are too few for an
+    interval."""
+    quiet = trials.select_quiet(most_share, arms=arms)
     return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
+
+
+def _select_for(comparison: TimedComparison, trials: Trials, cell: Cell) -> Trials:
+    """Return the turns that were quiet for all arms of a cell and of the baseline, or every turn."""
+    cells = {comparison.baseline.name, cell.name}
+    arms = {arm.name for arm in [*comparison.arms, *comparison.counterfactuals] if arm.cell in cells}
+    return select_quiet_turns(trials, comparison.most_share, arms)
 
 
 def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Interval]:
     """Return how many times as fast as the baseline the wrapped one is; nothing where it was not run."""
     if not (comparison.wrapped and beside.blocks):
         return {}
-    quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(comparison)
-    plain = quiet.list_by_turn(comparison.trained[0].name, of)
-    return {arm.name: estimate_ratio([plain], [quiet.list_by_turn(arm.name, of)]) for arm in comparison.wrapped}
+    first, of, found = comparison.trained[0].name, select_seconds(comparison), {}
+    for arm in comparison.wrapped:
+        quiet = select_quiet_turns(beside, comparison.most_share, (first, arm.name))
+        found[arm.name] = estimate_ratio(*([quiet.list_by_turn(name, of)] for name in (first, arm.name)))
+    return found
 
 
 def _divide(speedup: Interval, other: Interval) -> Interval:
@@ -283,7 +293,7 @@ def _divide(speedup: Interval, other: Interval) -> Interval:
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
     return compute_waterfall(
-        select_quiet_turns(trials, comparison.most_share), baseline=comparison.baseline, cell=cell,
+        _select_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell,
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
@@ -306,7 +316,7 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Tr
         waits = [one[0] for one in said if one is not None]
         found.append(
             compute_staged_waterfall(
-                select_quiet_turns(trials, comparison.most_share), baseline=comparison.baseline, cell=cell, waits=waits,
+                _select_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell, waits=waits,
                 theory=said[0][1], is_weak=comparison.is_weak,
             )
         )  # fmt: skip
