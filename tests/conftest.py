@@ -59,6 +59,7 @@ LONGEST = (
     "chaos/test_kills.py",
     "museum/test_chaotic.py",
     "phantom/test_training.py",
+    "phantom/test_classic_rows.py",
     "phantom/test_gpu_day.py",
     "training/test_resume_certificate.py",
     "tasks/process/test_ending.py",

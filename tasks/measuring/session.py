@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tasks.machine.gpu_meter import open_gpu_meter
-from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
+from tasks.machine.host_checks import GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
@@ -21,6 +21,7 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, find_most_doubts
+from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adapter
 from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
@@ -43,8 +44,6 @@ _log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY = 0.6
 """Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
-_BYTES_OF_GRADIENT = 4
-"""Of each parameter: a variant's gradient, which lies in DDP's buckets where it has some."""
 _MORE_RANKS = (4, 8)
 """Whose link is measured though no cell has so many, where there are devices for them."""
 
@@ -66,18 +65,12 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     """
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
-    num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
-    if params.train.adapter is not None:
-        # Weights alone are as large as the model: gradient and moments, three quarters of it, are an adapter's. On a
-        # GPU most may wait in 4 bits there, while the host holds them in fp32 first.
-        num_parameters //= 32 if params.train.adapter.base and session.device == "cuda" else 4
+    held = _count_held_bytes(session)
     found = run_preflight(
         params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
-        num_parameters=num_parameters,
+        num_parameters=held.num_parameters,
     )  # fmt: skip
-    fits = partial(
-        has_room, cells=comparison.cells, machine=machine, device=session.device, num_parameters=num_parameters
-    )
+    fits = partial(has_room, cells=comparison.cells, machine=machine, device=session.device, held=held)
     holds_all = fits([*comparison.arms, *comparison.counterfactuals])
     if not holds_all:
         _log.warning("each variant of a step is built anew at its turn, which takes longer")
@@ -238,9 +231,17 @@ def _predict_and_advise(
     return more
 
 
-def has_room(
-    arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, num_parameters: int
-) -> bool:
+def _count_held_bytes(session: Session) -> HeldBytes:
+    folder, adapter = session.arithmetic.base_model, session.params.train.adapter
+    num_parameters = BaseModelManifest.read(folder).num_parameters
+    if adapter is None:
+        return count_all_trained(num_parameters)
+    return count_beside_adapter(
+        adapter, folder, workload=session.params.workload, num_parameters=num_parameters, device=session.device
+    )
+
+
+def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, held: HeldBytes) -> bool:
     """Return whether the variants of all arms fit into memory side by side, optimizer state included.
 
     Counted is the head, and on GPUs its first one: a rank of every cell is there. Activations are not known and left
@@ -250,11 +251,7 @@ def has_room(
     variants = Counter(cell for cell, _ in {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms})
     num_devices = len(machine.gpus) if device == "cuda" else 1
     num_ranks = {cell: -(-sizes[cell] // num_devices) for cell in variants}
-    # Weights and moments a rank has once (training/probing/shared_state.py), gradients every variant of it.
-    own = BYTES_PER_PARAMETER - _BYTES_OF_GRADIENT
-    needed = num_parameters * sum(
-        num_ranks[cell] * (own + number * _BYTES_OF_GRADIENT) for cell, number in variants.items()
-    )
+    needed = sum(num_ranks[cell] * (held.shared + number * held.of_variant) for cell, number in variants.items())
     free = machine.gpus[0].memory_gib * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
     if needed <= _SHARE_OF_MEMORY * free:
         return True

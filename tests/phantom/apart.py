@@ -35,8 +35,14 @@ def _be_rank(rank: int, folder: Path) -> None:
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     sent = torch.tensor([7 * (rank + 1)]).cuda()
     dist.broadcast(sent, src=1)
+    bucket = torch.full((512,), 3).cuda()
+    dist.all_reduce(bucket)
     if rank == 0:
-        found = {"summed": summed.tolist(), "gathered": [part.item() for part in gathered]}
+        found = {
+            "of a bucket": bucket[0].item(),
+            "summed": summed.tolist(),
+            "gathered": [part.item() for part in gathered],
+        }
         (folder / "found.json").write_text(json.dumps(found | {"largest": largest.item(), "sent": sent.item()}))
     dist.all_reduce(torch.zeros(3 + rank).cuda())
     os._exit(0)

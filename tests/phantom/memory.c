@@ -117,16 +117,16 @@ static void drop_negative(uint64_t *words, size_t num) {
 }
 
 // A number that stands alone, such as a flag, is what a program goes by. A kernel would have written it; what lies in its
-// memory depends on what torch had there before. So unless it arrived as such it is 0, and of one byte true: what
-// generates text goes on until a flag says that it has ended. With PHANTOM_LONE_NUMBERS that is 0, too. torch's pieces
-// begin at multiples of 512 bytes.
+// memory depends on what torch had there before, and differs between ranks. So unless it arrived as such it is 0, and of
+// one byte true: what generates text goes on until a flag says that it has ended. With PHANTOM_LONE_NUMBERS that is 0, too.
+// torch's pieces begin at multiples of 512 bytes.
 enum { ALONE = 8, NUM_ARRIVALS = 1 << 16 };
-static struct { uintptr_t start; size_t bytes; int is_gathered; } arrivals[NUM_ARRIVALS];
+static struct { uintptr_t start; size_t bytes, each; } arrivals[NUM_ARRIVALS];
 
-void phantom_note(const void *to, size_t bytes, int is_gathered) {
+void phantom_note(const void *to, size_t bytes, size_t each) {
     size_t place = (uintptr_t)to / 512 % NUM_ARRIVALS;
     pthread_mutex_lock(&lock);
-    arrivals[place].start = (uintptr_t)to, arrivals[place].bytes = bytes, arrivals[place].is_gathered = is_gathered;
+    arrivals[place].start = (uintptr_t)to, arrivals[place].bytes = bytes, arrivals[place].each = each;
     pthread_mutex_unlock(&lock);
 }
 static int has_arrived(const void *from, size_t bytes) {
@@ -134,11 +134,13 @@ static int has_arrived(const void *from, size_t bytes) {
     uintptr_t at = (uintptr_t)from;
     pthread_mutex_lock(&lock);
     uintptr_t start = arrivals[at / 512 % NUM_ARRIVALS].start;
-    size_t there = arrivals[at / 512 % NUM_ARRIVALS].bytes;
-    int is_gathered = arrivals[at / 512 % NUM_ARRIVALS].is_gathered;
+    size_t there = arrivals[at / 512 % NUM_ARRIVALS].bytes, each = arrivals[at / 512 % NUM_ARRIVALS].each;
     pthread_mutex_unlock(&lock);
-    // One of the numbers that a collective has gathered may go on alone.
-    return start && (is_gathered ? at >= start && at + bytes <= start + there : start == at && there == bytes);
+    if (!start) return 0;
+    // One of the numbers that a collective has gathered from the ranks may go on alone, but none of a bucket of gradients:
+    // a number that lies where one was is another tensor's, to which torch has handed the memory on.
+    int is_one = bytes == each && there <= NUM_DEVICES * each && at >= start && at + bytes <= start + there;
+    return is_one || (start == at && there == bytes);
 }
 void phantom_read(void *to, const void *from, size_t bytes) {
     if (owner(from) < 0 || has_arrived(from, bytes)) {
@@ -154,7 +156,7 @@ static void copy(void *to, const void *from, size_t bytes) {
     phantom_read(to, from, bytes);
     if (!is_to_device) return;
     if (!((uintptr_t)to & 7)) drop_negative(to, bytes / 8);
-    phantom_note(to, bytes, 0);
+    phantom_note(to, bytes, bytes);
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     (void)kind;
@@ -176,7 +178,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (bytes <= SMALL) memset(to, value, bytes), phantom_note(to, bytes, 0);
+    if (bytes <= SMALL) memset(to, value, bytes), phantom_note(to, bytes, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {

@@ -45,6 +45,7 @@ def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
                 trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
             found = {
                 "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+                "held_gib": torch.cuda.memory_allocated() / 2**30,
                 "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
                 "parameters": sum(part.numel() for part in trainer.replica.parameters),
             }

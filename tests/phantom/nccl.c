@@ -110,9 +110,9 @@ static void meet(struct ncclComm *comm, struct call call, const void *sent, size
         abort();
     }
 }
-static void part(struct ncclComm *comm, const void *to, size_t bytes) {
+static void part(struct ncclComm *comm, const void *to, size_t bytes, ncclDataType_t type) {
     pthread_barrier_wait(&comm->meeting->barrier);
-    phantom_note(to, bytes, 1);
+    phantom_note(to, bytes, size_of(type));
 }
 
 static struct call make_call(const char *name, size_t count, ncclDataType_t type, int op, int root) {
@@ -151,7 +151,7 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataTyp
     size_t bytes = count * size_of(type);
     meet(comm, make_call("all-reduce", count, type, op, 0), from, bytes);
     if (bytes <= SLOT_BYTES) reduce(comm->meeting->slots, comm->num_ranks, to, 0, count, type, op);
-    part(comm, to, bytes);
+    part(comm, to, bytes, type);
     return ncclSuccess;
 }
 ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
@@ -159,7 +159,7 @@ ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t
     size_t bytes = count * size_of(type);
     meet(comm, make_call("reduce", count, type, op, root), from, bytes);
     if (bytes <= SLOT_BYTES && comm->rank == root) reduce(comm->meeting->slots, comm->num_ranks, to, 0, count, type, op);
-    part(comm, to, bytes);
+    part(comm, to, bytes, type);
     return ncclSuccess;
 }
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
@@ -167,7 +167,7 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDat
     size_t bytes = count * size_of(type) * (size_t)comm->num_ranks;
     meet(comm, make_call("reduce-scatter", count, type, op, 0), from, bytes);
     if (bytes <= SLOT_BYTES) reduce(comm->meeting->slots, comm->num_ranks, to, count * (size_t)comm->rank, count, type, op);
-    part(comm, to, count * size_of(type));
+    part(comm, to, count * size_of(type), type);
     return ncclSuccess;
 }
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
@@ -176,7 +176,7 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataTyp
     meet(comm, make_call("all-gather", count, type, 0, 0), from, bytes);
     for (int rank = 0; rank < comm->num_ranks && bytes <= SLOT_BYTES; rank++)
         memcpy((char *)to + (size_t)rank * bytes, comm->meeting->slots[rank], bytes);
-    part(comm, to, bytes * (size_t)comm->num_ranks);
+    part(comm, to, bytes * (size_t)comm->num_ranks, type);
     return ncclSuccess;
 }
 ncclResult_t ncclAlltoAll(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
@@ -185,7 +185,7 @@ ncclResult_t ncclAlltoAll(const void *from, void *to, size_t count, ncclDataType
     meet(comm, make_call("all-to-all", count, type, 0, 0), from, all);
     for (int rank = 0; rank < comm->num_ranks && all <= SLOT_BYTES; rank++)
         memcpy((char *)to + (size_t)rank * bytes, comm->meeting->slots[rank] + (size_t)comm->rank * bytes, bytes);
-    part(comm, to, all);
+    part(comm, to, all, type);
     return ncclSuccess;
 }
 ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
@@ -193,7 +193,7 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataTyp
     size_t bytes = count * size_of(type);
     meet(comm, make_call("broadcast", count, type, 0, root), from, bytes);
     if (bytes <= SLOT_BYTES) memcpy(to, comm->meeting->slots[root], bytes);
-    part(comm, to, bytes);
+    part(comm, to, bytes, type);
     return ncclSuccess;
 }
 ncclResult_t ncclBcast(void *data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
@@ -228,6 +228,6 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncc
     (void)stream;
     phantom_touch(comm->device);
     pass_on(&comm->meeting->rings[peer][comm->rank], 0, to, count * size_of(type));
-    phantom_note(to, count * size_of(type), 1);
+    phantom_note(to, count * size_of(type), size_of(type));
     return ncclSuccess;
 }

@@ -35,7 +35,7 @@ void phantom_give(int device, size_t bytes);
 
 // What a program reads of a device's memory, and that something has arrived there.
 void phantom_read(void *to, const void *from, size_t bytes);
-void phantom_note(const void *to, size_t bytes, int is_gathered);
+void phantom_note(const void *to, size_t bytes, size_t each);
 
 // Say on stderr that a call has no answer.
 void phantom_unanswered(const char *name);

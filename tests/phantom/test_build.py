@@ -85,6 +85,8 @@ def test_small_numbers_go_from_rank_to_rank_and_calls_that_differ_end_both(
     on_phantom(num_cards=2)
     done = _run("-m", "tests.phantom.apart", str(tmp_path))
     found = json.loads(done.stdout)
+    # What lies where a bucket of gradients was is as a rule another tensor's by then, on this rank and not on that one.
+    assert found.pop("of a bucket") == 0
     assert found == {"summed": [3.0, 1.0], "gathered": [10.0, 11.0], "largest": 1, "sent": 14, "ends": [-6, -6]}
     assert "rank 1 calls all-reduce of 4 (type 7, op 0, root 0), rank 0 all-reduce of 3 (type 7" in done.stderr
 

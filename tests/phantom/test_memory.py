@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from tasks.measuring.held import count_beside_adapter
+from tasks.params.adapter import LoraParams
 from tests.conftest import PROJECT
+from tests.extras import skip_without
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
@@ -62,6 +65,23 @@ def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom:
     assert f"total capacity of {total / 2**30:.2f} GiB" in found["error"]
     (ours,) = read_counts(counts)
     assert 0.7 * total < ours.highest_bytes[0] <= total - CONTEXT_BYTES
+
+
+def test_beside_a_base_in_4_bits_a_true_model_holds_what_is_counted_before_it_is_measured(
+    on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    skip_without("peft")
+    skip_without("bitsandbytes")
+    adapter = LoraParams(rank=16, alpha=32, base="nf4")
+    on_phantom("H100-80")
+    found = _measure(tmp_path / "case", precision="bf16", adapter=adapter.model_dump())
+    case = make_true_case(tmp_path / "again", "Qwen2-0.5B", num_steps=4)
+    held = count_beside_adapter(
+        adapter, case["model_dir"], workload="causal_lm", num_parameters=NUM_PARAMETERS["Qwen2-0.5B"], device="cuda"
+    )
+    assert 4 * found["parameters"] == held.of_variant
+    # Most of it is the embedding, 2.7 times what the layers are in 4 bits.
+    assert found["held_gib"] == pytest.approx((held.shared + held.of_variant) / 2**30, rel=0.05)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])

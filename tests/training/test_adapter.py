@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.equivalence.updates import compare_with_one_process, judge
@@ -232,3 +233,10 @@ def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_t
     config = parsed(_config(tmp_path / "work", folder, slices, adapter={**_LORA, "targets": targets}), tmp_path)
     with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
         adapt(causal_lm.load_model(folder), config, device=_CPU)
+
+
+def test_a_model_without_a_linear_layer_is_refused_in_one_line(tmp_path: Path, slices: list[Path]) -> None:
+    config = parsed(_config(tmp_path / "work", tmp_path, slices, adapter={**_LORA, "targets": "all-linear"}), tmp_path)
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32))
+    with pytest.raises(UnfitModelError, match="got all-linear, and GPT2LMHeadModel has no linear layer below its head"):
+        adapt(gpt2, config, device=_CPU)

@@ -31,7 +31,7 @@ _BASE = ".base_layer."
 def list_targets(model: nn.Module, targets: str | Iterable[str]) -> dict[str, nn.Linear]:
     """Return name -> linear layer of those that get factors: the last part of a name is a target, or all are.
 
-    Raises UnfitModelError for a target that is no linear layer of the model, or its head.
+    Raises UnfitModelError for a target that is no linear layer of the model, or its head, and for a model without one.
     """
     whole: Any = model
     head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
@@ -43,6 +43,12 @@ def list_targets(model: nn.Module, targets: str | Iterable[str]) -> dict[str, nn
         raise UnfitModelError(
             f"train.adapter.targets: got {', '.join(unknown)}, of which {type(model).__name__} has no linear layer "
             f"below its head; allowed: {', '.join(sorted(known)) or 'none, it has no such layer'}"
+        )
+    if not linear:
+        # Such as GPT-2, whose layers are transformers' Conv1D. peft would say that it was given no target_modules.
+        raise UnfitModelError(
+            f"train.adapter.targets: got {ALL_LINEAR}, and {type(model).__name__} has no linear layer below its head; "
+            "allowed: another model, or train.adapter: null, which trains all weights"
         )
     return {name: part for name, part in linear.items() if name.rpartition(".")[2] in wanted}
 

@@ -22,6 +22,7 @@ from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Timed, Trials
+from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
@@ -255,16 +256,17 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     )  # fmt: skip
     machine = make_machine(num_gpus=2, memory_gib=15.0)
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
-    assert fits(machine, device="cpu", num_parameters=num_parameters) == expected
+    assert fits(machine, device="cpu", held=count_all_trained(num_parameters)) == expected
     # The plain process, the wrapped one; the two, without communication, and as copies of their own. Weights and
     # moments are there twice, 12 bytes of each parameter, and 5 gradients.
     caplog.clear()
-    assert not fits(machine, device="cuda", num_parameters=494_032_768)
+    held = count_all_trained(494_032_768)
+    assert not fits(machine, device="cuda", held=held)
     assert "5 variants of a step on 2 ranks would take 20.2 GiB, 15.0 are there" in caplog.text
-    assert fits(make_machine(num_gpus=2, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
+    assert fits(make_machine(num_gpus=2, memory_gib=40.0), device="cuda", held=held)
     # On one GPU both ranks of the larger cell are there: 12 bytes three times, and 8 gradients.
-    assert not fits(make_machine(num_gpus=1, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
-    assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", num_parameters=494_032_768)
+    assert not fits(make_machine(num_gpus=1, memory_gib=40.0), device="cuda", held=held)
+    assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", held=held)
 
 
 @pytest.mark.usefixtures("starts_warm")
