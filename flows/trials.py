@@ -26,7 +26,9 @@ from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
+from training.process.files import digest_json
 from training.process.redaction import redact
+from training.record.environment import collect_decisive_environment
 from training.state.receipt import find_problem
 
 _log = logging.getLogger(__name__)
@@ -118,8 +120,12 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """Where all of it is kept: the fingerprint of its last segment holds all that it depends on."""
-        return TRIALS / self.segments[-1].fingerprint
+        """Where it is kept: the fingerprint of its last segment holds all that it depends on but the environment.
+
+        Variables that change numbers are in no segment's, and no gate holds trials together.
+        """
+        name, environment = self.segments[-1].fingerprint, collect_decisive_environment()
+        return TRIALS / (f"{name}-{digest_json(environment)[:12]}" if environment else name)
 
     @property
     def log(self) -> Path:

@@ -107,7 +107,8 @@ def _stage(
     _log.info("cell %s: publishing %s", cell, checkpoint)
     staged.mkdir(parents=True)
     receipts = _link_checkpoints(run, checkpoint, wanted, staged)
-    _write_model(params.workload, sources.base_model, run / checkpoint, staged)
+    checksum = _write_model(params.workload, sources.base_model, run / checkpoint, staged)
+    _require_reported(results, cell, checkpoint, checksum)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
     card = _make_card(params, results, cell, [Path(path).name for path in receipts], revision)
@@ -159,30 +160,43 @@ def _require_equal(path: str, found: str, wanted: str) -> None:
         raise DataError(f"{path}: sha256 {found} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
 
 
-def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> None:
-    """Write config and safetensors of the checkpoint; tied weights are stored once."""
+def _require_reported(results: Results, cell: str, checkpoint: str, checksum: str) -> None:
+    """Raise DataError if the report is of a training that ended with other weights than those that are published."""
+    reported = next(one for one in results.cells if one.cell == cell)
+    if checkpoint == reported.final_checkpoint and reported.final_parameter_checksum not in (None, checksum):
+        raise DataError(
+            f"{checkpoint}: its weights ({checksum[:12]}) are not those that the report is of "
+            f"({str(reported.final_parameter_checksum)[:12]}): {cell} was trained again since; run `dvc repro`"
+        )
+
+
+def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> str:
+    """Write config and safetensors of the checkpoint, tied weights once; return the checksum of its parameters."""
     from safetensors.torch import save_model  # here: seconds, which a missing token need not cost
     from transformers import AutoConfig, GenerationConfig
 
     from training.model.lean_imports import hide_packages
+    from training.model.weights import compute_parameter_checksum
     from training.workloads import find_workload
 
     try:
         model: Any = find_workload(workload).load_model(base_model, checkpoint=checkpoint)
     except BadCheckpointError as error:
         raise DataError(f"{error}; delete its run and run `dvc repro`") from None
+    checksum = compute_parameter_checksum(model)
     if not hasattr(model, "save_pretrained"):
         save_model(model, str(staged / "model.safetensors"))
         # safetensors lets only the owner read what it writes.
         (staged / "model.safetensors").chmod(0o644)
         link_file(base_model / "config.json", staged / "config.json")
-        return
+        return checksum
     # Training switches the cache off; generation by the published model wants what the base model had.
     model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model, trust_remote_code=False), "use_cache", True)
     # The base model's own file is linked later; saving it would refuse the odd ones that many models have.
     model.generation_config = GenerationConfig.from_model_config(model.config)
     with hide_packages("deepspeed"):
         model.save_pretrained(staged)
+    return checksum
 
 
 def _link_tokenizer(base_model: Path, staged: Path) -> None:

@@ -58,9 +58,9 @@ class DatasetFacts(SourceFacts):
     num_rows: int
     """Rows that were read."""
     num_duplicate_rows: int = 0
-    """Rows whose text stands in an earlier row too; they are trained on like others."""
+    """Rows whose text stands in an earlier row too, but for case and white space; they are trained on like others."""
     num_heldout_rows_seen: int = 0
-    """Held-out rows whose text also stands in a row outside the held-out slice."""
+    """Held-out rows whose text also stands in a row outside the held-out slice, but for case and white space."""
     heldout_source: str | None = None
     """Where the held-out rows are from, if not from there; null: they are rows of the same source."""
     packages: dict[str, str] = {}

@@ -96,6 +96,8 @@ class CellResults(SpreadFacts):
     """Spread of the speedup over the segments; null for the baseline, a single segment or if withheld."""
     final_checkpoint: str
     """The last checkpoint, below the cell's folder."""
+    final_parameter_checksum: str | None = None
+    """sha256 of the weights that the ranks ended with; null in results of an earlier version."""
     whole: Figures
     """All of the training."""
     epochs: list[Figures]

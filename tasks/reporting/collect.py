@@ -174,6 +174,7 @@ def _collect_cell(
         measured_efficiency=None if speedup is None else compute_efficiency(speedup, world_size, base_size),
         karp_flatt=_compute_karp_flatt(reported, world_size, base_size),
         speedup_of_segments=None if is_baseline else _compute_spread(segments),
+        final_parameter_checksum=run.segments[-1].facts.parameter_checksums[0],
         whole=whole,
         epochs=[figures(epoch=epoch) for epoch in epochs],
         ranges=[figures(part=part) for part in dict.fromkeys(part for part, _ in keys)],

@@ -98,6 +98,11 @@ def _collect_facts(results: Results) -> dict[str, Any]:
         "GPUs": gpus,
         **machine.versions,
         **found.recorded.get("packages", {}),
+        **{
+            f"{section} {name}": value
+            for section in ("kernels", "environment")
+            for name, value in found.recorded.get(section, {}).items()
+        },
         **{f"train.{name}": value for name, value in found.train.items()},
         "baseline": results.cells[0].cell,
         **{f"cell {name}": told for name, told in _describe_cells(results).items()},

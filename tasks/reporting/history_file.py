@@ -22,6 +22,7 @@ from tasks.reporting.data_files import escape_formula, unescape_formula, write_t
 from tasks.reporting.history import HistoryRecord, group_comparisons
 from tasks.reporting.results import Results
 from training.process.files import digest_json
+from training.record.environment import select_decisive
 
 COLUMNS = list(HistoryRecord.model_fields)
 
@@ -77,6 +78,7 @@ def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, st
 def digest_work(params: Params, results: Results) -> str:
     """Return the sha256 of what is measured: equal work gives comparable seconds."""
     facts = results.comparison
+    environment = select_decisive(facts.recorded.get("environment", {}))
     return digest_json(
         {
             "model": [params.model.model_dump(), facts.model.digest],
@@ -89,6 +91,7 @@ def digest_work(params: Params, results: Results) -> str:
                 for name, cell in params.cells.items()
             ],
             "scaling": params.measure.scaling,
+            **({"environment": environment} if environment else {}),
         }
     )
 

@@ -251,6 +251,18 @@ def test_a_search_of_the_museum_is_refused(
     assert exhibit.caught_by.removeprefix("search: ") in done.stdout.splitlines()[-1]
 
 
+def test_a_search_under_other_arithmetic_goes_on_with_no_trial_of_this_one(
+    searched: Workspace, warm: Path, tmp_path: Path
+) -> None:
+    other = searched.copy(tmp_path / "project", programs=warm)
+    other.change({"tracking.kind": "none"})
+    before = _count_launches(other)
+    other.run(*SEARCH, ONEDNN_DEFAULT_FPMATH_MODE="BF16")
+    after = _count_launches(other)
+    assert {name: after[name] for name in before} == before
+    assert sum(after.values()) == 2 * sum(before.values())
+
+
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
     searched: Workspace, tmp_path: Path
 ) -> None:

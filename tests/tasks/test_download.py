@@ -217,6 +217,16 @@ def test_repeated_texts_are_kept_and_counted(defaults: dict[str, Any]) -> None:
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 1)
 
 
+def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen(defaults: dict[str, Any]) -> None:
+    texts = list(TEXTS)
+    texts[22], texts[23] = TEXTS[2].upper(), f"\t {TEXTS[3]}".replace(" ", "\u00a0\n") + "  "
+    texts[24] = TEXTS[4].replace("e", "\uff45")  # a wide letter
+    assert not {*texts[22:25]} & {*TEXTS}
+    rows, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
+    assert [row["text"] for row in rows] == texts[:30]
+    assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 3)
+
+
 def test_repeated_texts_are_counted_whatever_fits_into_memory(
     defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +343,19 @@ def test_a_model_from_scratch_has_config_and_tokenizer_of_its_source_and_new_wei
     (model / "config.json").write_text(json.dumps(hostile))
     with pytest.raises(DataError, match=r"num_hidden_layers is 1000000000"):
         models.store_model(scratch)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_no_numbers_are_refused_though_no_token_may_use_them(model: Path, value: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    name, file = "model.embed_tokens.weight", model / "model.safetensors"
+    weights = load_file(file)
+    weights[name][-3:, 0] = float(value)
+    save_file(weights, file, metadata={"format": "pt"})
+    says = f"model.safetensors: {name} holds 3 values that are no finite numbers; allowed: finite ones, such as 0"
+    with pytest.raises(DataError, match=says):
+        models.store_model(ModelParams(source=f"path:{model}", name="own"))
 
 
 def test_a_model_with_pickled_weights_alone_is_refused(defaults: dict[str, Any], model: Path) -> None:

@@ -17,8 +17,10 @@ from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting import document
 from tasks.reporting.model_card import render_model_card
+from tasks.reporting.results import write_results
 from tasks.services.manifest import compute_git_hash
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
+from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
 
 FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
@@ -181,6 +183,25 @@ def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: P
         file.write(b"x")
     with pytest.raises(DataError, match=r"checkpoints/tiny_qwen2_0-8-epoch-1\.pt: sha256 .* is not .* of its receipt"):
         upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+
+
+def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained("data/base_model")
+    model.load_state_dict(torch.load(comparison / FINAL, weights_only=True))
+    results = make_results()
+    reported = results.cells[1].model_copy(update={"final_parameter_checksum": compute_parameter_checksum(model)})
+    results = results.model_copy(update={"cells": [results.cells[0], reported]})
+    write_results(comparison / "reports/results.json", results)
+    upload.stage_publication(load_params(), sources(), Path("reports/hub"))
+    # Trained again, with another rate: all that its receipts say is true.
+    weights = torch.load(comparison / FINAL, weights_only=True)
+    next(iter(weights.values())).mul_(1.5)
+    torch.save(weights, comparison / FINAL)
+    receipt = read_json((comparison / FINAL).parent / "receipt.json")
+    receipt["files"][Path(FINAL).name]["sha256"] = digest_file(comparison / FINAL)
+    write_json((comparison / FINAL).parent / "receipt.json", receipt)
+    with pytest.raises(DataError, match=r"are not those that the report is of .*: 2proc was trained again since; run"):
+        upload.stage_publication(load_params(), sources(), Path("reports/hub"))
 
 
 def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(

@@ -2,9 +2,13 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from training.process.redaction import redact, shorten
+
+Value = TypeVar("Value")
 
 _PREFIXES = (
     "ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "FI_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_AUDIT", "LD_PRELOAD",
@@ -17,8 +21,10 @@ _PLACES = ("_DIR", "_DIRECTORY", "_FILE", "_HOME", "_PATH", "_ROOT", "_SOCKET_IF
 _FILES_OF_SETTINGS = ("NCCL_CONF_FILE", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE")
 """Those that name a file which says how to compute or exchange: what stands in it counts, not where it is."""
 _MOST_CHARACTERS = 200
-_UNDECISIVE = ("NCCL_DEBUG", "OMP_NUM_THREADS")
-"""Beginnings of those that ranks and stages set by themselves, or that ask for logs alone."""
+_UNDECISIVE = (
+    "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)  # fmt: skip
+"""Beginnings of those that launchers, ranks and stages set by themselves, or that ask for logs alone."""
 
 
 def collect_environment() -> dict[str, str]:
@@ -32,7 +38,21 @@ def collect_environment() -> dict[str, str]:
 
 def collect_decisive_environment() -> dict[str, str]:
     """Return those on which what is computed and kept depends, for its key; taken before anything sets some itself."""
-    return {name: value for name, value in collect_environment().items() if not name.startswith(_UNDECISIVE)}
+    return select_decisive(collect_environment())
+
+
+def select_decisive(environment: Mapping[str, Value]) -> dict[str, Value]:
+    """Return those of a record's variables on which what is computed depends, and which a user has set."""
+    return {name: value for name, value in environment.items() if not name.startswith(_UNDECISIVE)}
+
+
+def find_planned_slowness() -> str | None:
+    """Return FAULT (training/fault.py) if it makes a rank slow: a finished training has that in its seconds.
+
+    Signals and hangs end a launch, and what goes on after it is the training that it would have been.
+    """
+    text = os.environ.get("FAULT", "")
+    return text if "kind=slow" in text else None
 
 
 def _make_printable(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.data.builtin import corpus, random_weights, tiny_classifier, tiny_model
 from tasks.data.builtin.random_weights import draw_weights
+from tasks.data.sources.finite_weights import refuse_not_finite
 from tasks.data.sources.heads import give_head
 from tasks.data.sources.row_store import store_rows
 from tasks.machine.host_facts import read_free_memory_bytes
@@ -194,6 +195,7 @@ def _read_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=False)
+    refuse_not_finite(folder, place, parameters={name for name, _ in network.named_parameters()})
     with _translate_errors(f"{place}: tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         vocabulary = tokenizer.get_vocab()

@@ -1,6 +1,7 @@
 """What happens to a row that is no good text: one place that decides it, whatever the row came from (docs/data.md)."""
 
 import itertools
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -48,6 +49,12 @@ class Row(NamedTuple):
     def content(self) -> bytes:
         """All that it says but for its class."""
         return "\0".join([self.text, *(part for part in self[3:] if part is not None)]).encode()
+
+    @property
+    def wording(self) -> bytes:
+        """The same, however it is written: without case, and with one space for all white space between two words."""
+        parts = [self.text, *(part for part in self[3:] if part is not None)]
+        return "\0".join(" ".join(unicodedata.normalize("NFKC", part).casefold().split()) for part in parts).encode()
 
 
 def make_rows(table: Any) -> list[Row]:

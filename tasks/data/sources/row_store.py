@@ -122,7 +122,7 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
                 if row.fault is not None:
                     faults[row.fault] += 1
                 if row.fault not in QUARANTINED:
-                    repeated.add(index, raw)
+                    repeated.add(index, row.wording)
             first += len(rows)
     if num_rows == stored.num_rows:
         link_file(stored.file, target)

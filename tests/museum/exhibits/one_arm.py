@@ -32,6 +32,25 @@ EXHIBITS = [
         caught_by=_SAME_WORK,
     ),
     Exhibit(
+        key="a profiler left on in the baseline",
+        defect="The one-process cell runs under a profiler that looks at each call, as a start from an editor may.",
+        claim=KNOWN_MISTAKE,
+        mutation=_at_start('__import__("sys").setprofile((lambda *_: None) if config.world_size == 1 else None)'),
+        caught_by=_SAME_WORK,
+    ),
+    Exhibit(
+        key="a planned slowness left on in the baseline",
+        defect="The variable FAULT, with which tests make a rank slow, is set while the one-process cell trains.",
+        claim=KNOWN_MISTAKE,
+        mutation=Mutation(
+            "training/loop.py",
+            "faults=read_planned_faults(ranks.rank)",
+            'faults=(config.world_size == 1 and __import__("os").environ.update(FAULT="rank=0,step=1,kind=slow:1.3")'
+            ", read_planned_faults(ranks.rank))[1]",
+        ),
+        caught_by=_SAME_WORK,
+    ),
+    Exhibit(
         key="other threads in the baseline",
         defect="The one-process cell computes with as many threads as both ranks of the other together.",
         claim=KNOWN_MISTAKE,

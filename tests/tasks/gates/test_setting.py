@@ -37,6 +37,10 @@ DEFECTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
         lambda one: _changed(one, "environment", NCCL_ALGO="Tree"),
         "the ranks used environment.NCCL_ALGO Tree, 1proc None",
     ),
+    "a profiler in one arm": (
+        lambda one: one | {"interpreter": {"watched_by": ["profile"], "sitecustomize": None}},
+        "the ranks used interpreter.watched_by ['profile'], 1proc None",
+    ),
     "another torch": (
         lambda one: _changed(one, "versions", torch="2.14.0"),
         "the ranks used versions.torch 2.14.0, 1proc 2.15.0",
@@ -67,6 +71,19 @@ def test_a_cell_that_trained_with_something_else_fails_the_gate(
     gate = next(gate for gate in check_gates(outputs) if gate.name == "Same work in every cell")
     assert gate.verdict == "failed"
     assert says in gate.compared
+
+
+@pytest.mark.parametrize("slow", [["2proc"], ["1proc", "2proc"]])
+def test_ranks_that_were_made_slow_on_purpose_fail_in_one_cell_and_in_all(
+    slow: list[str], params: dict[str, Any], tmp_path: Path
+) -> None:
+    for cell in slow:
+        edit_segment(tmp_path, cell, settings=[setting_of(params) | {"planned_faults": "rank=0,step=1,kind=slow:2"}])
+    outputs = outputs_of(tmp_path, params)
+    for cell in slow:
+        says = f"{cell} 0-8 epoch 1: FAULT=rank=0,step=1,kind=slow:2 in the environment made its ranks slow on purpose"
+        assert any(says in found for found in find_setting_problems(outputs, cell))
+    assert next(gate for gate in check_gates(outputs) if gate.name == "Same work in every cell").verdict == "failed"
 
 
 def test_cells_with_the_same_records_pass(params: dict[str, Any], tmp_path: Path) -> None:

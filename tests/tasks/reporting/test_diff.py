@@ -40,6 +40,19 @@ def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(m
     assert "another CPU" in text
 
 
+def test_another_arithmetic_in_the_ranks_records_is_named(measured_results: Results) -> None:
+    recorded = measured_results.comparison.recorded
+    other = {
+        "kernels": {**recorded["kernels"], "attention": "eager"},
+        "environment": {**recorded["environment"], "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"},
+    }
+    facts = measured_results.comparison.model_copy(update={"recorded": {**recorded, **other}})
+    text = render_markdown(make_diff(measured_results, measured_results.model_copy(update={"comparison": facts})))
+    assert "| environment ONEDNN_DEFAULT_FPMATH_MODE | none | BF16 |" in text
+    assert "| kernels attention | sdpa | eager |" in text
+    assert "The same work" not in text
+
+
 def test_other_rows_under_the_same_name_are_another_work(measured_results: Results) -> None:
     dataset = measured_results.comparison.dataset.model_copy(update={"digest": "f00d" * 16})
     facts = measured_results.comparison.model_copy(update={"dataset": dataset})

@@ -15,7 +15,14 @@ from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, add_history, read_history
 from tasks.reporting.results import Results, read_results
 from tasks.reporting.sections import history
-from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, record_as, write_comparison
+from tests.tasks.reporting.comparison import (
+    edit_json,
+    edit_segment,
+    outputs_of,
+    record_as,
+    setting_of,
+    write_comparison,
+)
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 from tests.tasks.reporting.page import Page
 
@@ -102,6 +109,21 @@ def test_how_often_is_logged_makes_no_other_work_and_the_weight_decay_does(
     assert digests[0] == first != digests[1]
     # The first change was no new comparison.
     assert len(lines_of(tmp_path)) == 4
+
+
+def test_a_session_of_another_arithmetic_is_not_compared_with_this_one(
+    tmp_path: Path, measured: dict[str, Any]
+) -> None:
+    remember(tmp_path, measured)
+    variables = {"OMP_NUM_THREADS": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
+    for cell in measured["cells"]:
+        for part in measured["ranges"]:
+            edit_segment(tmp_path, cell, part, settings=[setting_of(measured) | {"environment": variables}])
+    measure_again(tmp_path, seconds=0.030)
+    results = remember(tmp_path, measured)
+    assert results.history is not None
+    assert results.history.changes == []
+    assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 2
 
 
 def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path) -> None:

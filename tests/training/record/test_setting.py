@@ -27,6 +27,7 @@ def test_a_segment_says_what_its_ranks_ran_with(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("FAULT", "rank=1,step=1,kind=slow:2")
     config = make_config(tmp_path / "work", tiny_model, slices[:1], weight_decay=0.25, seed=7)
     train_here(config)
     (setting,) = facts_of(config)["settings"]
@@ -43,6 +44,8 @@ def test_a_segment_says_what_its_ranks_ran_with(
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
     assert setting["ranks_differ"] == {}
     assert setting["packages"] == {}
+    assert setting["interpreter"]["watched_by"] == []
+    assert setting["planned_faults"] == "rank=1,step=1,kind=slow:2"
 
 
 def test_the_version_of_what_makes_adapters_is_in_the_record(

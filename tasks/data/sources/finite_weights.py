@@ -1,0 +1,30 @@
+"""A base model's weights are finite numbers, also where no row of the data uses them: their differences have to be."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from tasks.process.failure import DataError
+
+_WITHOUT_OTHERS = ("torch.float4_e2m1fn_x2",)
+"""Types that can hold nothing but finite numbers; torch does not ask them."""
+
+
+def refuse_not_finite(folder: Path, place: str, *, parameters: Collection[str]) -> None:
+    """Raise DataError for the first of these parameters that holds NaN or an infinity; one tensor at a time is read.
+
+    The embedding of a token that no text has may hold them and train well, but no difference between two updates of it
+    is a number. Buffers may hold infinities, as masks do.
+    """
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in sorted({*weights.keys()} & {*parameters}):
+                values = weights.get_tensor(name)
+                if str(values.dtype) in _WITHOUT_OTHERS:
+                    continue
+                if values.is_floating_point() and (number := int((~values.isfinite()).sum())):
+                    raise DataError(
+                        f"{place}: {file.name}: {name} holds {number:,} values that are no finite numbers; allowed: "
+                        "finite ones, such as 0 in rows of the embedding that no token uses"
+                    )

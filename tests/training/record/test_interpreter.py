@@ -1,0 +1,50 @@
+"""What looks at every line of a rank, and what Python ran at its start, is known."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from training.record.interpreter import collect_interpreter
+
+
+def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
+    """Return what a new Python tells that ran `line` first, with `folder` in front of its path."""
+    told = f"import json, sys; {line}\nfrom training.record.interpreter import collect_interpreter\n"
+    command = [sys.executable, "-c", f"{told}print(json.dumps(collect_interpreter()))"]
+    done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(folder)}, capture_output=True, check=True)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "watchers"),
+    [
+        ("pass", []),
+        ("sys.settrace(lambda *_: None)", ["trace"]),
+        ("sys.setprofile(lambda *_: None)", ["profile"]),
+        pytest.param(
+            "sys.monitoring.use_tool_id(1, 'coverage')", ["coverage"],
+            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_debugger_or_profiler_is_named(line: str, watchers: list[str], tmp_path: Path) -> None:
+    assert _collect_in_process(line, folder=tmp_path)["watched_by"] == watchers
+
+
+def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    assert _collect_in_process("pass", folder=tmp_path)["usercustomize"] is None
+    for name in ("sitecustomize", "usercustomize"):
+        module = tmp_path / f"{name}.py"
+        module.write_text("import time\n")
+        told = _collect_in_process("import usercustomize" if name == "usercustomize" else "pass", folder=tmp_path)
+        assert told[name] == hashlib.sha256(module.read_bytes()).hexdigest()
+
+
+def test_this_process_tells_the_same_twice() -> None:
+    assert collect_interpreter() == collect_interpreter()
