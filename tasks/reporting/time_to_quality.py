@@ -61,6 +61,8 @@ class CellQuality(Record):
     """Peak."""
     rule: str | None
     """How the learning rate grew with the batch: sqrt, linear or none; null for cells with the baseline's own batch."""
+    betas: tuple[float, float] | None = None
+    """AdamW's, where they grew with the batch so that its memory lasts as many samples; null where they did not."""
     how: str | None = None
     """How its strategy is another training, such as `exchanges every 8 steps`; null where it is not."""
     seeds: list[SeedQuality]
@@ -202,7 +204,8 @@ def _make_cell(
     facts: dict[str, Any] = {
         "cell": cell, "global_batch_size": train.global_batch_size, "learning_rate": train.learning_rate,
         "rule": spread.batch.learning_rate if spread.batch else None,
-        "how": spread.other_training.how if spread.other_training else None, "seeds": seeds, "standing": standing,
+        "betas": _find_betas(params, cell), "how": spread.other_training.how if spread.other_training else None,
+        "seeds": seeds, "standing": standing,
         "speed_per_token": per_token, **(_predict(outputs, cell, per_token) if is_given else {}),
     }  # fmt: skip
     seconds = [(its.seconds_to_target, own.seconds_to_target) for its, own in zip(first, seeds, strict=True)]
@@ -223,6 +226,11 @@ def _make_cell(
         if facts.get(foretold) is not None and facts.get(came) is not None:
             facts[f"{foretold}_error"] = facts[foretold].value / facts[came] - 1
     return CellQuality.model_validate(facts)
+
+
+def _find_betas(params: Params, cell: str) -> tuple[float, float] | None:
+    own, batch = params.train_of(cell), params.cells[cell].batch
+    return (own.adam_beta1, own.adam_beta2) if batch is not None and batch.betas == "samples" else None
 
 
 def explain_unlike_rows(params: Params, cell: str) -> str | None:

@@ -14,6 +14,7 @@ from tasks.records.outputs import Outputs
 from tasks.reporting.blocks import Items, Table, list_blocks
 from tasks.reporting.results import Results
 from tasks.reporting.sections import batch
+from tasks.reporting.tell_quality import describe_work
 from tasks.reporting.time_to_quality import CellQuality, TimeToQuality, compute_time_to_quality
 from tests.tasks.reporting.measured import arm, measurement
 from tests.tasks.reporting.test_time_to_quality import write_with_big, write_with_local
@@ -112,6 +113,19 @@ def test_a_cell_that_goes_over_one_of_several_ranges_more_often_has_a_prediction
     assert doubt.startswith("it goes over each range 3 times before the next begins, 1proc 1 time: it learns longer")
     assert f"2big: {doubt}." in tell_items(measured_results, found)
     assert "goes over each range" not in tell_items(measured_results, alike)
+
+
+def test_betas_that_grew_with_the_batch_are_said_with_it(tmp_path: Path) -> None:
+    outputs = add_noise(write_with_big(tmp_path))
+    as_before = judge(outputs).cells[1]
+    cell = outputs.params.cells["2big"]
+    assert cell.batch is not None
+    grown = cell.model_copy(update={"batch": cell.batch.model_copy(update={"betas": "samples"})})
+    params = outputs.params.model_copy(update={"cells": {**outputs.params.cells, "2big": grown}})
+    big = judge(dataclasses.replace(outputs, params=params)).cells[1]
+    assert (as_before.betas, big.betas) == (None, (0.9**2, 0.999**2))
+    assert describe_work(as_before) == "batch 8, learning rate 0.00283"
+    assert describe_work(big) == "batch 8, learning rate 0.00283, betas 0.81 and 0.998"
 
 
 def test_why_nothing_is_predicted_is_said_and_nothing_of_a_withheld_cell(
