@@ -34,7 +34,8 @@ _TARGET = 0.15
 _METHOD = """\
 Each line is a cell with another batch, of a comparison that was run whole. Predicted: the measured speed per token /
 the tokens that the gradient noise scale of the baseline's own training says are needed. Measured: training seconds of
-the baseline until the target held-out loss / the cell's, geometric mean over seeds, the interval over seeds."""
+the baseline until the target held-out loss / the cell's, geometric mean over seeds, the interval over seeds. Doubted:
+of cells that go over one of several ranges more often than the baseline does before the next begins."""
 _HEADINGS = (
     "comparison", "cell", "batch", "learning rate", "noise scale", "target loss", "per token", "tokens, predicted",
     "tokens, measured", "as soon, predicted", "as soon, measured", "error",
@@ -71,6 +72,8 @@ class Score:
     """What the measured one is below, where the target was not reached."""
     data_above: float | None = None
     """What the tokens needed are above, likewise."""
+    doubt: str | None = None
+    """What the prediction takes for granted and the cell does not do, as the report says."""
 
     @property
     def error(self) -> float | None:
@@ -98,7 +101,7 @@ def list_scores(results: Results) -> list[Score]:
             comparison=results.name, cell=one.cell, batch=one.global_batch_size, learning_rate=one.learning_rate,
             noise_scale=noise, target_loss=found.target_loss, speed_per_token=one.speed_per_token,
             predicted=one.predicted, measured=one.speedup, low=one.low, high=one.high, data=one.data,
-            below=one.speedup_below, data_above=one.data_above,
+            below=one.speedup_below, data_above=one.data_above, doubt=one.prediction_doubt,
         )
         for one in (found.cells[1:] if found else [])
         if found and one.predicted is not None and one.speed_per_token is not None
@@ -133,7 +136,7 @@ def make_row(one: Score) -> list[str]:
         data = f"above {format_ratio(one.data_above)}"
         error = f"above {format_signed_percent(one.predicted.value / one.below - 1)}"
     return [
-        one.comparison, one.cell, str(one.batch), f"{one.learning_rate:.3g}",
+        one.comparison, f"{one.cell}, doubted" if one.doubt else one.cell, str(one.batch), f"{one.learning_rate:.3g}",
         format_optional(one.noise_scale, format_three_digits), format_loss(one.target_loss),
         format_ratio_with_interval(one.speed_per_token),
         format_ratio(one.speed_per_token.value / one.predicted.value), data,

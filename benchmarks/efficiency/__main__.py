@@ -101,6 +101,7 @@ def _main() -> None:
     parser.add_argument(
         "--measured", type=Path, help="an earlier result (.json): what larger batches needed that are not trained here"
     )
+    parser.add_argument("--name", help="of the result, where another of the day has the usual one")
     arguments = parser.parse_args()
     if arguments.what == "train":
         for name in arguments.workloads:
@@ -111,7 +112,8 @@ def _main() -> None:
     else:
         from benchmarks.efficiency.score import write_scores
 
-        print(write_scores(arguments.work, measured=arguments.measured).read_text(encoding="utf-8"))
+        path = write_scores(arguments.work, measured=arguments.measured, name=arguments.name)
+        print(path.read_text(encoding="utf-8"))
 
 
 def _train_all(

@@ -175,22 +175,28 @@ def make_row(found: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def write_scores(work: Path, *, measured: Path | None = None, folder: Path = RESULTS) -> Path:
+def write_scores(work: Path, *, measured: Path | None = None, name: str | None = None, folder: Path = RESULTS) -> Path:
     """Score all that stands in the folder of trainings; return the markdown.
 
-    `measured`: an earlier result, for the trials that were not trained there; the scores then stand beside it.
+    `measured`: an earlier result, for the trials that were not trained there; the scores then stand beside it. `name`:
+    of the result, where another of the day has the usual one.
     """
     found = list[Found]()
     before = [] if measured is None else json.loads(measured.read_text(encoding="utf-8"))["found"]
-    recalled = f"\n\nWhat larger batches needed was measured for {measured.name}." if measured else ""
-    for name in WORKLOADS:
-        curves = read_curves(work / f"{name}.jsonl")
+    recalled, usual = list[str](), "efficiency" if measured is None else "efficiency-rescored"
+    for workload in WORKLOADS:
+        curves = read_curves(work / f"{workload}.jsonl")
         seeds = sorted({one.recipe.seed for one in curves})
         if seeds:
-            found += list_found(curves, name, own=WORKLOADS[name].batch, seeds=seeds, measured=before)
+            found += list_found(curves, workload, own=WORKLOADS[workload].batch, seeds=seeds, measured=before)
+            if all(one.recipe.factor == 1 for one in curves):
+                recalled.append(workload)
+    told = (
+        f"\n\nWhat larger batches needed of {', '.join(recalled)} was measured for {measured.name}." if measured else ""
+    )
     return write_results(
-        "efficiency" if measured is None else "efficiency-rescored",
-        title="Predicted against measured samples to an equally good model", method=_METHOD + recalled,
+        name or usual,
+        title="Predicted against measured samples to an equally good model", method=_METHOD + told,
         headings=_HEADINGS, rows=[make_row(one) for one in found], summary=summarise(found),
         load_before=os.getloadavg()[0], found=[one.as_json() for one in found], folder=folder,
     )  # fmt: skip

@@ -57,6 +57,11 @@ def check_only_that_differs(outputs: Outputs, cell: str) -> Finding | None:
     if asked.global_batch_size != first.global_batch_size:
         told.append(f"{asked.global_batch_size} samples per step instead of {first.global_batch_size}")
         told.append(f"learning rate {asked.learning_rate:.3g} instead of {first.learning_rate:.3g}")
+    if (asked.adam_beta1, asked.adam_beta2) != (first.adam_beta1, first.adam_beta2):
+        told.append(
+            f"betas {asked.adam_beta1:.3g} and {asked.adam_beta2:.3g} instead of {first.adam_beta1:.3g} and "
+            f"{first.adam_beta2:.3g}"
+        )
     if asked.epochs != first.epochs:
         told.append(f"{asked.epochs} passes over each range instead of {first.epochs}")
     return make_finding(

@@ -20,7 +20,7 @@ The priority of their processes is held where seconds are told: of a training it
 """
 _OF_EVERY_START = ("packages", "options")
 """What cells may differ in, and the starts of one cell may not: those of its training, its timed ones, other seeds'."""
-_OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps")
+_OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps", "adam_beta1", "adam_beta2")
 """Keys of `train` in which another training may differ, openly; it was then asked for those values."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""

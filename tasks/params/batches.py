@@ -10,7 +10,8 @@ from tasks.params.train import TrainParams
 def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = None) -> TrainParams:
     """Return the work of a cell: the comparison's own unless the cell says that its batch or micro-batch is another.
 
-    Warm-up then lasts as many samples, a step of it at least if there was one. `seed`: another one than the work's.
+    Warm-up then lasts as many samples, a step of it at least if there was one; AdamW's memory does where the cell says
+    so. `seed`: another one than the work's.
     """
     changes: dict[str, Any] = {} if seed is None else {"seed": seed}
     if cell.micro_batch_size is not None:
@@ -24,6 +25,9 @@ def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = N
             "warmup_steps": -(-train.warmup_steps // factor),
             "epochs": cell.batch.epochs or train.epochs,
         }
+        if cell.batch.betas == "samples":
+            # A step keeps what so many steps of the comparison's own batch would.
+            changes |= {"adam_beta1": train.adam_beta1**factor, "adam_beta2": train.adam_beta2**factor}
     return train.model_copy(update=changes) if changes else train
 
 
@@ -49,6 +53,10 @@ def explain_unfit_batches(
         where = f"cells.{name}.batch"
         if cell.batch_factor == 1 and cell.other_training is None:
             return f"{where}.factor: got {cell.batch.factor}; allowed: world_size, or a number from 2 on"
+        if cell.batch.betas == "samples" and (train.optimizer != "adamw" or cell.batch_factor == 1):
+            got = f"train.optimizer {train.optimizer}" if train.optimizer != "adamw" else "factor 1"
+            allowed = "steps, or AdamW and a factor from 2 on: there are no betas to change otherwise"
+            return f"{where}.betas: got samples with {got}; allowed: {allowed}"
         own = make_own_train(train, cell)
         if own.learning_rate > 10:
             return f"{where}.learning_rate: makes a peak of {own.learning_rate:g}; allowed: at most 10, so sqrt or none"

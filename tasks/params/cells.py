@@ -18,6 +18,9 @@ class BatchParams(Section):
     the strategy makes another training of it."""
     learning_rate: Literal["sqrt", "linear", "none"]
     """How the peak learning rate grows with it: with the root of the factor, in proportion, or not at all."""
+    betas: Literal["steps", "samples"] = "steps"
+    """How long AdamW's moments last: as many steps as before, by the same betas; or as many samples, by betas to the
+    power of the factor."""
     epochs: int | None = Field(default=None, ge=1, le=10_000)
     """Passes over each range, more of them where a larger batch learns less of each; null: as many as the others."""
 

@@ -47,9 +47,10 @@ def explain_no_time(results: Results, one: CellQuality) -> str:
 
 
 def describe_work(one: CellQuality) -> str:
-    """Return batch and learning rate, and how it is another training beside them."""
+    """Return batch and learning rate, betas if they grew too, and how it is another training beside them."""
+    betas = f", betas {one.betas[0]:.3g} and {one.betas[1]:.3g}" if one.betas else ""
     how = f", {one.how}" if one.how else ""
-    return f"batch {one.global_batch_size}, learning rate {one.learning_rate:.3g}{how}"
+    return f"batch {one.global_batch_size}, learning rate {one.learning_rate:.3g}{betas}{how}"
 
 
 def describe_seeds(one: CellQuality) -> str:

@@ -7,12 +7,14 @@ with the seconds. The speed per token, which says nothing of the model, stands b
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from tasks.gates.measured import select_arm
 from tasks.params import Params
+from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.records.evaluation import EvaluatedEpoch
 from tasks.records.facts import Record
@@ -59,6 +61,8 @@ class CellQuality(Record):
     """Peak."""
     rule: str | None
     """How the learning rate grew with the batch: sqrt, linear or none; null for cells with the baseline's own batch."""
+    betas: tuple[float, float] | None = None
+    """AdamW's, where they grew with the batch so that its memory lasts as many samples; null where they did not."""
     how: str | None = None
     """How its strategy is another training, such as `exchanges every 8 steps`; null where it is not."""
     seeds: list[SeedQuality]
@@ -81,8 +85,17 @@ class CellQuality(Record):
     device_time: float | None = None
     """Ranks x seconds to the target / the baseline's; null as the speedup is."""
     predicted: Estimate | None = None
-    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known, it is
-    another training by more than its batch, or goes over one of several ranges more often than the baseline does."""
+    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known."""
+    predicted_error: float | None = None
+    """predicted / speedup - 1; null where either is."""
+    predicted_data: Estimate | None = None
+    """The tokens to the target / the baseline's that the noise scale foretold; null where `not_predicted` says why."""
+    predicted_data_error: float | None = None
+    """predicted_data / data - 1; null where either is."""
+    prediction_doubt: str | None = None
+    """What the prediction takes for granted and this cell does not do; null where it does all of it."""
+    not_predicted: str | None = None
+    """Why no tokens are predicted; null where they are, of the baseline and of a withheld cell."""
     standing: Standing
     """What the gates leave of it; those that ask for the same work are not among them."""
 
@@ -188,11 +201,12 @@ def _make_cell(
     per_token = None
     if outputs.measurement is not None and is_given:
         per_token = select_arm(outputs.measurement, cell).speedup
-    facts = {
+    facts: dict[str, Any] = {
         "cell": cell, "global_batch_size": train.global_batch_size, "learning_rate": train.learning_rate,
         "rule": spread.batch.learning_rate if spread.batch else None,
-        "how": spread.other_training.how if spread.other_training else None, "seeds": seeds, "standing": standing,
-        "speed_per_token": per_token, "predicted": _predict(outputs, params, cell, per_token),
+        "betas": _find_betas(params, cell), "how": spread.other_training.how if spread.other_training else None,
+        "seeds": seeds, "standing": standing,
+        "speed_per_token": per_token, **(_predict(outputs, cell, per_token) if is_given else {}),
     }  # fmt: skip
     seconds = [(its.seconds_to_target, own.seconds_to_target) for its, own in zip(first, seeds, strict=True)]
     tokens = [(its.tokens_to_target, own.tokens_to_target) for its, own in zip(first, seeds, strict=True)]
@@ -208,21 +222,48 @@ def _make_cell(
         spent = [(its or 0) / (own or end.train_seconds) for (its, own), end in zip(seconds, ends, strict=True)]
         learned = [(own or end.num_tokens) / (its or 0) for (its, own), end in zip(tokens, ends, strict=True)]
         facts |= {"speedup_below": estimate_over_seeds(spent)[0], "data_above": estimate_over_seeds(learned)[0]}
+    for foretold, came in (("predicted", "speedup"), ("predicted_data", "data")):
+        if facts.get(foretold) is not None and facts.get(came) is not None:
+            facts[f"{foretold}_error"] = facts[foretold].value / facts[came] - 1
     return CellQuality.model_validate(facts)
 
 
-def learns_from_like_rows(params: Params, cell: str) -> bool:
-    """Return whether the cell has seen what the baseline has at any number of tokens, which a prediction presumes.
+def _find_betas(params: Params, cell: str) -> tuple[float, float] | None:
+    own, batch = params.train_of(cell), params.cells[cell].batch
+    return (own.adam_beta1, own.adam_beta2) if batch is not None and batch.betas == "samples" else None
 
-    It has not where it goes over a range more often before the next one begins.
+
+def explain_unlike_rows(params: Params, cell: str) -> str | None:
+    """Return why the cell has seen other rows than the baseline at the same number of tokens, which is then doubted.
+
+    None where it has seen the same: it goes over each range as often before the next one begins, or there is but one.
     """
-    return len(params.ranges) == 1 or params.train_of(cell).epochs == params.train.epochs
-
-
-def _predict(outputs: Outputs, params: Params, cell: str, per_token: Estimate | None) -> Estimate | None:
-    """Return the measured speed per token / the tokens that the noise scale says are needed."""
-    scales, spread = pair_scales(outputs.evaluation.noise_scales, outputs), params.cells[cell]
-    if per_token is None or not scales or spread.other_training or not learns_from_like_rows(params, cell):
+    own, first = params.train_of(cell).epochs, params.train.epochs
+    if len(params.ranges) == 1 or own == first:
         return None
-    data = compute_data(scales, params.train_of(cell).global_batch_size, params.train.global_batch_size)
-    return Estimate(value=per_token.value / data.value, low=per_token.low / data.high, high=per_token.high / data.low)
+    return (
+        f"it goes over each range {own} times before the next begins, {params.baseline} "
+        f"{wording.format_plural(first, 'time')}: it learns longer from the same rows, of which the noise scale "
+        "knows nothing, and may take more tokens than predicted"
+    )
+
+
+def _predict(outputs: Outputs, cell: str, per_token: Estimate | None) -> dict[str, Any]:
+    """Return the tokens that the noise scale says are needed, the measured speed per token / them, and what is doubted.
+
+    Or why nothing is predicted.
+    """
+    params, spans = outputs.params, pair_scales(outputs.evaluation.noise_scales, outputs)
+    if (other := params.cells[cell].other_training) is not None:
+        why = f"it is another training by more than its batch: it {other.how}"
+        return {"not_predicted": why}
+    if not spans:
+        return {"not_predicted": "the gradient noise scale is not known where each of the baseline's segments ends"}
+    data = compute_data(spans, params.train_of(cell).global_batch_size, params.train.global_batch_size)
+    found = {"predicted_data": data, "prediction_doubt": explain_unlike_rows(params, cell)}
+    if per_token is None:
+        return found
+    speedup = Estimate(
+        value=per_token.value / data.value, low=per_token.low / data.high, high=per_token.high / data.low
+    )
+    return {**found, "predicted": speedup}

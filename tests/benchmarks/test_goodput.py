@@ -1,5 +1,6 @@
 """The score of predicted times to quality, by hand."""
 
+import dataclasses
 import json
 
 import pytest
@@ -32,6 +33,9 @@ def test_errors_are_relative_to_what_was_measured_and_cells_without_a_time_have_
     assert make_row(scores[1])[-3:] == ["1.50x (1.35 to 1.65)", "1.20x", "+25.0 %"]
     assert make_row(scores[1])[7] == "1.20x"
     assert make_row(scores[2])[-2:] == ["not reached", "n/a"]
+    assert [make_row(one)[1] for one in (scores[0], dataclasses.replace(scores[0], doubt="its rows are others"))] == [
+        "2big", "2big, doubted"
+    ]  # fmt: skip
     assert json.loads(json.dumps(scores[0].as_json()))["predicted"]["value"] == 1.5
 
 

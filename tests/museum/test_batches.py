@@ -12,7 +12,7 @@ from tests.museum.stage_process import run_elsewhere
 
 pytestmark = pytest.mark.slow
 
-BATCH = {"factor": "world_size", "learning_rate": "sqrt", "epochs": 2}
+BATCH = {"factor": "world_size", "learning_rate": "sqrt", "betas": "samples", "epochs": 2}
 MEASURE: dict[str, Any] = {
     "speed": True, "max_seconds": 2, "waterfall_seconds": 1, "block_seconds": 0.04, "others_share": 1,
     "advice": False, "memory": False,
@@ -48,6 +48,9 @@ def test_a_cell_that_scales_its_batch_openly_has_a_time_to_quality_over_seeds_an
     assert (cell.global_batch_size, cell.num_epochs, same.num_epochs) == (16, 2, 1)
     assert cell.is_other_training
     assert cell.speedup is None
+    # Its ranks are held to a second computation with the betas that it asks for.
+    differs = next(gate for gate in results.gates if gate.name == "Only what it says differs")
+    assert "betas 0.81 and 0.998 instead of 0.9 and 0.999" in str(differs.find_cell_finding("2big"))
 
     found = results.time_to_quality
     assert found is not None

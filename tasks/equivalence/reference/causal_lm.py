@@ -95,12 +95,14 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     parts = list(zip(hidden.split(chunk_rows), labels.split(chunk_rows), strict=True))
+    losses = []
     with torch.autocast(kind, enabled=False):
-        losses = [
-            checkpoint(_compute_chunk_loss, part, matrix, labels_of_part, dtype, use_reentrant=False)
-            # The last first: a backward begins with what was computed last, and so adds from the first one on.
-            for part, labels_of_part in reversed(parts)
-        ]
+        # The last first: a backward begins with what was computed last, and so adds from the first one on.
+        for part, labels_of_part in reversed(parts[1:]):
+            losses.append(checkpoint(_compute_chunk_loss, part, matrix, labels_of_part, dtype, use_reentrant=False))
+        # A backward would compute the first one again at once, when nothing of the layers is free yet: it may as well
+        # stay, and takes no more memory.
+        losses += [_compute_chunk_loss(part, matrix, labels_of_part, dtype) for part, labels_of_part in parts[:1]]
     return torch.stack(losses).sum()
 
 

@@ -1,5 +1,7 @@
 """Which global batch on how many ranks has an equally good model first: predicted from the noise of gradients."""
 
+from operator import itemgetter
+
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.records.noise_scale import NoiseScale
@@ -11,6 +13,7 @@ from tasks.reporting.time_to_quality import CellQuality
 
 TITLE = "Which batch?"
 _RULES = {"adamw": "with the square root of the batch", "sgd": "in proportion to the batch"}
+_HELD = ("Cell", "Prediction of", "Predicted", "Trained", "Off by")
 _ASSUMPTIONS = [
     "The noise is that of the baseline's own training where its segments end. Between these points what is needed "
     "moves evenly, in the first segment with the training loss. Smaller ranges make more points.",
@@ -56,7 +59,45 @@ def _show_measured(results: Results) -> list[Block]:
         f"{results.unit} teaches. These cells are other trainings, so gates about the same work do not apply to them."
     )
     told = [f"{tell_cell(results, one)}." for one in list_others(results)]
-    return [Text(how), _tabulate_times(results), Items([f"{one[:1].upper()}{one[1:]}" for one in told])]
+    times = Items([f"{one[:1].upper()}{one[1:]}" for one in told])
+    return [Text(how), _tabulate_times(results), times, *_hold_predictions(results)]
+
+
+def _hold_predictions(results: Results) -> list[Block]:
+    """Return what was predicted of every cell with another batch beside what it trained, and what is doubted."""
+    others = list_others(results)
+    rows = [row for one in others for row in _list_predicted(results, one)]
+    said = [f"{one.cell}: nothing is predicted, {one.not_predicted}." for one in others if one.not_predicted]
+    said += [f"{one.cell}: {one.prediction_doubt}." for one in others if one.prediction_doubt]
+    table = tabulate(
+        "What the noise of gradients predicted of these cells, and what they trained",
+        [(heading, itemgetter(place)) for place, heading in enumerate(_HELD)],
+        rows,
+        num_row_headings=2,
+    )
+    return [*[table] * bool(rows), *[Items(said)] * bool(said)]
+
+
+def _list_predicted(results: Results, one: CellQuality) -> list[tuple[str, ...]]:
+    """Return a row each of the tokens needed and of the time; where the target was not reached, what is known of it."""
+    figures = (
+        (f"{results.unit}s needed", one.predicted_data, one.data, one.data_above, ("above", "below")),
+        ("as soon", one.predicted, one.speedup, one.speedup_below, ("below", "above")),
+    )
+    rows = list[tuple[str, ...]]()
+    for what, predicted, trained, bound, (side, off) in figures:
+        if predicted is None:
+            continue
+        came, error = "not reached", wording.NOT_AVAILABLE
+        if trained is not None:
+            came, error = wording.format_ratio(trained), wording.format_signed_percent(predicted.value / trained - 1)
+        elif bound is not None:
+            came = f"not reached: {side} {wording.format_ratio(bound)}"
+            error = f"{off} {wording.format_signed_percent(predicted.value / bound - 1)}"
+        elif one.num_reached == len(one.seeds):
+            came = wording.NOT_AVAILABLE
+        rows.append((one.cell, what, wording.format_ratio_with_interval(predicted), came, error))
+    return rows
 
 
 def _tabulate_times(results: Results) -> Table:
@@ -88,7 +129,6 @@ def _tabulate_times(results: Results) -> Table:
             ("Learning rate", lambda one: f"{one.learning_rate:.3g}" + (f" ({one.rule})" if one.rule else "")),
             ("Seconds to quality", show_seconds),
             ("As soon", show_speedup),
-            ("Predicted as soon", lambda one: show_estimate(one.predicted)),
             ("Tokens needed", lambda one: wording.format_optional(one.data, wording.format_ratio)),
             ("Speed per token", lambda one: show_estimate(one.speed_per_token)),
         ],

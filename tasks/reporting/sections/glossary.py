@@ -63,7 +63,11 @@ GLOSSARY: dict[str, str] = {
     "Tokens needed": "Tokens until the model is as good, against those at the baseline's batch: of a larger batch each "
     "counts less.",
     "As soon": "How many times as soon an equally good model is there: time of the baseline / time of this one.",
-    "Predicted as soon": "The same, as the noise scale and the measured speed per token foretold it.",
+    "Prediction of": "What was foretold of the cell: the tokens until its model is as good, or how many times as soon.",
+    "Predicted": "By the noise of the baseline's own gradients, and of the time by the measured speed per token; its "
+    "interval.",
+    "Trained": "What the cell's own training came to, geometric mean over seeds, or what is known where it did not.",
+    "Off by": "Predicted / trained - 1: above 0 more was foretold than came.",
     "Learning rate": "Its peak, and by which rule it grew with the batch.",
     "Seconds to quality": "Seconds of optimizer steps until the held-out loss was the target, a figure per seed; "
     "between two evaluations it is taken to fall evenly.",

@@ -14,7 +14,7 @@ from tasks.gates.setting import find_setting_problems
 from tasks.records.gate import Finding, make_unchecked_finding
 from tasks.records.outputs import Outputs, RunOutputs
 from tests.tasks.reporting.blocks import SECONDS, give_steps, write_blocks
-from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, setting_of, write_comparison
+from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, setting_of, write_comparison
 from training.record.segment_facts import RankDevice
 
 LOCAL = {"strategy": "local_sgd", "world_size": 2, "options": {"every_steps": 2}}
@@ -207,3 +207,30 @@ def test_what_says_nothing_of_the_first_training_may_fail_of_another_seed(output
     found = dataclasses.replace(gate, find=find).judge(_add_seed(outputs, "2proc"), "2proc")
     assert found is not None
     assert found.verdict == "failed"
+
+
+def test_betas_are_those_that_the_cell_asks_for_and_no_others(tmp_path: Path) -> None:
+    """Of twice the batch they are squared where its memory lasts as many samples, and stay where that was not asked."""
+    by_samples, by_steps = (
+        {**PARAMS, "cells": {**PARAMS["cells"], "2proc": {"strategy": "ddp", "world_size": 2, "batch": batch}}}
+        for batch in ({"learning_rate": "none", "betas": "samples"}, {"learning_rate": "none"})
+    )
+    write_comparison(tmp_path, params=by_samples)
+
+    def look(asked: dict[str, Any], used: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
+        """Return the problems of a comparison that asks for this, of ranks that used that and a run that says it."""
+        train, written = (outputs_of(tmp_path, one).params.train_of("2proc") for one in (used, recorded))
+        edit_json(tmp_path / "runs" / "2proc" / "run.json", train=written.model_dump())
+        for part in asked["ranges"]:
+            edit_segment(tmp_path, "2proc", part, settings=[setting_of({**asked, "train": train.model_dump()})])
+        return find_setting_problems(outputs_of(tmp_path, asked), "2proc")
+
+    assert look(by_samples, by_samples, by_samples) == []
+    assert look(by_steps, by_steps, by_steps) == []
+    squared = outputs_of(tmp_path, by_samples).params.train_of("2proc")
+    assert (squared.adam_beta1, squared.adam_beta2) == (0.9**2, 0.999**2)
+    used = "\n".join(look(by_samples, by_steps, by_samples))
+    assert f"the ranks used train.adam_beta1 0.9, 1proc {0.9**2}" in used
+    assert f"the ranks used train.adam_beta2 0.999, 1proc {0.999**2}" in used
+    hidden = "\n".join(look(by_steps, by_samples, by_samples))
+    assert f"the record has adam_beta1 {0.9**2}, params.yaml 0.9" in hidden

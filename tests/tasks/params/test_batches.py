@@ -1,5 +1,6 @@
 """A cell with another batch: what it trains, and which are refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -38,6 +39,34 @@ def test_batch_rate_warm_up_and_epochs_are_what_the_cell_says(batch: Any, expect
     alone = params.alone("big", seed=7)
     assert alone.train == own.model_copy(update={"seed": 7})
     assert alone.alone("big") == alone, "and nothing is scaled twice"
+
+
+def test_betas_may_keep_what_they_remember_in_samples() -> None:
+    own = make_params({"learning_rate": "sqrt", "betas": "samples"})
+    first, big = own.train, own.train_of("big")
+    assert (first.adam_beta1, first.adam_beta2) == (0.9, 0.999)
+    # Half of what a moment remembers is of so many samples.
+    for name in ("adam_beta1", "adam_beta2"):
+        half_lives = [math.log(0.5) / math.log(getattr(one, name)) * one.global_batch_size for one in (first, big)]
+        assert half_lives[0] == pytest.approx(half_lives[1])
+    as_before = make_params({"learning_rate": "sqrt"}).train_of("big")
+    assert big == as_before.model_copy(update={"adam_beta1": 0.9**4, "adam_beta2": 0.999**4})
+    assert own.alone("big").alone("big").train == big, "and nothing is scaled twice"
+
+
+@pytest.mark.parametrize(
+    ("cell", "train", "got"),
+    [
+        ({"batch": {"factor": 2}}, {"optimizer": "sgd"}, "train.optimizer sgd"),
+        ({"batch": {"factor": 1}, "strategy": "local_sgd"}, {}, "factor 1"),
+    ],
+)
+def test_betas_that_there_are_not_and_a_batch_as_it_was_are_refused(cell: Any, train: Any, got: str) -> None:
+    batch = {**cell["batch"], "learning_rate": "none", "betas": "samples"}
+    big = {"strategy": "ddp", "world_size": 2, **cell, "batch": batch}
+    params = {**PARAMS, "train": {**PARAMS["train"], **train}, "cells": {"one": ONE, "big": big}}
+    with pytest.raises(ValidationError, match=rf"cells\.big\.batch\.betas: got samples with {got}; allowed: steps, or"):
+        Params.model_validate(params)
 
 
 def test_checkpoints_of_every_epoch_that_the_published_cell_has_may_be_named() -> None:

@@ -17,7 +17,7 @@ from tasks.reporting.data_files import write_metrics
 from tasks.reporting.document import make_document
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
-from tasks.reporting.time_to_quality import estimate_over_seeds, find_crossing, learns_from_like_rows
+from tasks.reporting.time_to_quality import estimate_over_seeds, find_crossing
 from tasks.services.tracked import make_gate_tags
 from tests.tasks.reporting.comparison import (
     NUM_PARAMETERS,
@@ -150,18 +150,6 @@ def test_a_strategy_whose_ranks_meet_now_and_then_is_another_training_in_every_w
     assert "1proc 1.00x on 1 rank, 2local another training on 2 ranks." in told
     assert "2local withheld" not in told
     assert find_time(outputs, "2local").cells[1].predicted is None, "the noise scale knows nothing of it"
-
-
-def test_nothing_is_predicted_of_a_cell_that_goes_over_one_of_several_ranges_more_often(tmp_path: Path) -> None:
-    params = write_with_big(tmp_path).params
-    assert len(params.ranges) == 2
-    assert learns_from_like_rows(params, "2big")
-    cell = params.cells["2big"]
-    assert cell.batch is not None
-    more = cell.model_copy(update={"batch": cell.batch.model_copy(update={"epochs": 3})})
-    often = params.model_copy(update={"cells": {**params.cells, "2big": more}})
-    assert not learns_from_like_rows(often, "2big")
-    assert learns_from_like_rows(often.model_copy(update={"ranges": params.ranges[:1]}), "2big")
 
 
 @pytest.mark.parametrize(
