@@ -1,6 +1,5 @@
 """Where the project and the optional real data stand, for every test."""
 
-import gc
 import os
 import shutil
 import sys
@@ -80,11 +79,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; all others stay in their order."""
     places = {PROJECT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
-
-
-def pytest_collection_finish() -> None:
-    """Have Python's collector leave out what was imported: it would go through all of it again in many tests."""
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")
