@@ -126,9 +126,10 @@ def read_source(file: Path) -> Source:
     if key not in _known:
         if (found := _read_kept().get(key)) is None:
             tree = ast.parse(content)
-            _drop_docstrings(tree)
-            meaning, named = _digest_tree(tree), sorted(set(_collect_names(tree)))
-            _drop_places(tree)
+            nodes = list(ast.walk(tree))
+            _drop_docstrings(nodes)
+            meaning, named = _digest_tree(tree), sorted(_collect_names(tree))
+            _drop_places(nodes)
             found = Source(meaning, named, _digest_tree(tree))
         _known[key] = found
     return _known[key]
@@ -170,41 +171,57 @@ def _find_file(module: str, project: Path) -> Path | None:
     return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if module and file.is_file()), None)
 
 
-def _collect_names(node: ast.AST) -> Iterator[str]:
-    """Yield modules that the code imports, `package.*` for any of a package, and what may be a file's name."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
+def _collect_names(tree: ast.AST) -> set[str]:
+    """Return modules that the code imports, `package.*` for any of a package, and what may be a file's name."""
+    found: set[str] = set()
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        found.update(_list_names(node))
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def _list_names(node: ast.AST) -> Iterator[str]:
+    """Yield what this node itself names."""
     if isinstance(node, ast.Import):
         yield from (name.name for name in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
         yield node.module
         yield from (f"{node.module}.{name.name}" for name in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _IMPORTERS and node.args:
-        name = node.args[0]
-        if isinstance(name, ast.JoinedStr) and isinstance(first := name.values[0], ast.Constant):
-            yield f"{first.value!s}*"
-        elif isinstance(name, ast.Constant):
+    elif isinstance(node, ast.Call) and node.args:
+        called, name = _find_last_name(node.func), node.args[0]
+        if called in _IMPORTERS and isinstance(name, ast.JoinedStr) and isinstance(name.values[0], ast.Constant):
+            yield f"{name.values[0].value!s}*"
+        elif called in _IMPORTERS and isinstance(name, ast.Constant):
             yield str(name.value)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _FINDERS and node.args:
-        if isinstance(package := node.args[0], ast.Constant):
-            yield f"{package.value!s}.*"
+        elif called in _FINDERS and isinstance(name, ast.Constant):
+            yield f"{name.value!s}.*"
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
         yield node.value
-    for part in ast.iter_child_nodes(node):
-        yield from _collect_names(part)
 
 
-def _drop_docstrings(tree: ast.AST) -> None:
+def _find_last_name(called: ast.expr) -> str:
+    """Return what stands after the last dot of what is called."""
+    if isinstance(called, ast.Name):
+        return called.id
+    # Text of a tree takes longer than all else here; few calls are of anything but a name.
+    return called.attr if isinstance(called, ast.Attribute) else ast.unparse(called).rpartition(".")[2]
+
+
+def _drop_docstrings(nodes: Iterable[ast.AST]) -> None:
     """Remove every string that stands as a statement: it documents, it does nothing."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [part for part in body if not _is_bare_string(part)] or [ast.Pass()]  # type: ignore[attr-defined]
 
 
-def _drop_places(tree: ast.AST) -> None:
+def _drop_places(nodes: Iterable[ast.AST]) -> None:
     """Empty every name of a module or file of the project's own."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and _OWN_PLACE.fullmatch(node.module):
             node.module = ""
         elif isinstance(node, ast.alias) and _OWN_PLACE.fullmatch(node.name):

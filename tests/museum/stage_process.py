@@ -21,7 +21,7 @@ from tests.warm.imports import HEAVY
 _TIMEOUT_SECONDS = 180.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The children of a test run import its main module again.
-_CONTEXT.set_forkserver_preload([*HEAVY, "pytest"])
+_CONTEXT.set_forkserver_preload([*HEAVY, "pytest", "tests.warm.files_of_modules"])
 
 
 class StageFailedError(Exception):

@@ -136,6 +136,7 @@ def _main() -> None:
     for name in os.environ["MODULES"].split():
         importlib.import_module(name)
     importlib.import_module("torch.distributed.run")
+    importlib.import_module("tests.warm.files_of_modules")
     # torchrun looks several times at all frames that it runs in, and inspect for the module of each. For one that is in
     # no file it asks every module, of which there are thousands here: two seconds of every torchrun.
     inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # type: ignore[attr-defined]

@@ -30,12 +30,26 @@ sys.exit(int(os.environ["SAID"]))
 """
 
 
+_DEFINES = """
+import os.path
+looks = []
+follow = os.path.realpath
+os.path.realpath = lambda *given, **named: (looks.append(given), follow(*given, **named))[1]
+import torch
+@torch.library.custom_op("told::again", mutates_args=())
+def again(given: torch.Tensor) -> torch.Tensor:
+    return given.clone()
+print(len(looks))
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a stage of its own."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").touch()
     (tmp_path / "tasks" / "told.py").write_text(_TOLD)
+    (tmp_path / "tasks" / "defines.py").write_text(_DEFINES)
     (tmp_path / "tasks" / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n")
     return tmp_path
 
@@ -83,6 +97,13 @@ def test_what_ray_leaves_in_the_environment_has_nothing_started_anew(warm: Path,
 
 def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
     assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
+
+
+def test_whoever_defines_an_operator_does_not_look_for_the_files_of_thousands_of_modules_again(
+    warm: Path, project: Path
+) -> None:
+    said = subprocess.run([warm / "python", "-m", "tasks.defines"], cwd=project, capture_output=True, text=True)
+    assert int(said.stdout) < 100, said.stderr
 
 
 def _start_waiting(warm: Path, project: Path) -> "subprocess.Popen[str]":

@@ -5,6 +5,7 @@ these packages list as theirs. Asking for more rows never changes an earlier one
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import warnings
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 from tasks.data.builtin.prose import MIN_PARAGRAPH, extract_paragraphs, split_sentences
 from tasks.process.failure import ConfigurationError
+from training.process.collector import pause_collector
 
 PACKAGES = (
     "torch",
@@ -116,14 +118,12 @@ def parse_documented(source: bytes) -> list[tuple[ast.AST, str]]:
     """Return what has a docstring in a Python file, and that docstring, line by line, without running it."""
     if b'"""' not in source and b"'''" not in source:
         return []
-    with warnings.catch_warnings():
+    # A tree has no cycles, and as many objects as have Python look for some among all that is imported.
+    with pause_collector(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # templates, or files for another version of Python
-            return []
-    found: list[tuple[ast.AST, str]] = []
-    _collect_docstrings(tree, found)
+        found: list[tuple[ast.AST, str]] = []
+        with contextlib.suppress(SyntaxError, ValueError):  # templates, or files for another version of Python
+            _collect_docstrings(ast.parse(source), found)
     return found
 
 
