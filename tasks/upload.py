@@ -108,7 +108,7 @@ def _stage(
     staged.mkdir(parents=True)
     receipts = _link_checkpoints(run, checkpoint, wanted, staged)
     checksum = _write_model(params.workload, sources.base_model, run / checkpoint, staged)
-    _require_reported(results, cell, checkpoint, checksum)
+    _require_reported(results, cell, checkpoint, checksum, is_last=revision is None)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
     card = _make_card(params, results, cell, [Path(path).name for path in receipts], revision)
@@ -160,9 +160,14 @@ def _require_equal(path: str, found: str, wanted: str) -> None:
         raise DataError(f"{path}: sha256 {found} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
 
 
-def _require_reported(results: Results, cell: str, checkpoint: str, checksum: str) -> None:
+def _require_reported(results: Results, cell: str, checkpoint: str, checksum: str, *, is_last: bool) -> None:
     """Raise DataError if the report is of a training that ended with other weights than those that are published."""
     reported = next(one for one in results.cells if one.cell == cell)
+    if is_last and checkpoint != reported.final_checkpoint:
+        raise DataError(
+            f"{checkpoint}: the report is of {reported.final_checkpoint}: {cell} was trained again since; run "
+            "`dvc repro`"
+        )
     if checkpoint == reported.final_checkpoint and reported.final_parameter_checksum not in (None, checksum):
         raise DataError(
             f"{checkpoint}: its weights ({checksum[:12]}) are not those that the report is of "

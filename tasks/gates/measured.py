@@ -77,6 +77,13 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
     )
 
 
+def compute_baseline_step_seconds(measurement: Measurement, arm: ArmSpeed) -> float:
+    """Return the baseline's seconds per step in the turns that count for this cell, which its speedup is of."""
+    if arm.speedup is None or measurement.is_per_token or measurement.scaling == "weak":
+        return select_cell_arms(measurement)[0].step_seconds.value
+    return arm.speedup.value * arm.step_seconds.value
+
+
 def describe_quiet_turns(measurement: Measurement) -> str:
     """Return `20 of 24 turns were quiet`, or from how many to how many were, cell by cell."""
     first, *others = select_cell_arms(measurement)

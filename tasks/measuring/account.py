@@ -155,13 +155,15 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
-    """Return every cell against itself: of two neighbouring turns of a start the one against the other.
+    """Return every cell that counts against itself: of two neighbouring turns of a start the one against the other.
 
     Their rows differ, so that positions are compared, not steps. Which of the two comes first alternates.
     """
     halves: tuple[list[float], list[float]] = ([], [])
     variations = []
     for arm in comparison.trained:
+        if not measured.headline.counts(arm.name):
+            continue
         trials = measured.headline.select_counted(arm.name)
         launches = trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)

@@ -97,6 +97,10 @@ class Headline:
         counted = list(self.intervals) if arm == self.baseline else [one for one in self.intervals if one == arm]
         return self.trials.select_turns(self.find_quiet_turns(counted)) if counted else self.trials
 
+    def counts(self, arm: str) -> bool:
+        """Return whether the arm's figures are of quiet turns, as far as any are: no loud ones stand beside those."""
+        return arm == self.baseline or arm in self.intervals or not self.intervals
+
     def find_quiet_turns(self, arms: Iterable[str]) -> set[int]:
         """Return the turns that are quiet for one of these arms and the baseline."""
         return {turn for arm in arms for turn in self.select_quiet(arm).turns}

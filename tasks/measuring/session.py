@@ -29,6 +29,7 @@ from tasks.measuring.predicting import Probed, list_kinds, predict_cells, sweep_
 from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
+from tasks.process import wording
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
@@ -216,6 +217,7 @@ def _predict_and_advise(
     more = _Further()
     try:
         more.predictions = _predict(session, bench, workers, measured, stop, more.links)
+        more.left_out += select_predictable(session.comparison, measured.headline.intervals)[1]
     except PreemptedError:
         raise
     except ValueError as error:
@@ -284,7 +286,7 @@ def _predict(
 ) -> list[Prediction]:
     """Return the predictions; what the links can do is added to `links` as soon as it is known."""
     comparison = session.comparison
-    cells = comparison.predicted
+    cells, _ = select_predictable(comparison, measured.headline.intervals)
     if not cells:
         return []
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
@@ -311,6 +313,17 @@ def _predict(
     return predict_cells(
         probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep
     )
+
+
+def select_predictable(comparison: TimedComparison, speedups: Mapping[str, object]) -> tuple[list[Cell], list[str]]:
+    """Return the cells that a prediction can begin at, and in words those that it cannot for want of quiet turns.
+
+    All of them where no cell has a speedup, which is then said of the whole prediction.
+    """
+    cells = comparison.predicted
+    missing = [cell.name for cell in cells if speedups and cell.name not in speedups]
+    told = f"Nothing is predicted from {wording.join_names(missing)}: too few turns were quiet for a speedup."
+    return [cell for cell in cells if cell.name not in missing], [told] * bool(missing)
 
 
 def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[str, dict[int, dict[str, Any]]]:

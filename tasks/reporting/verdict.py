@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tasks.gates.measured import select_arm, select_cell_arms, select_imprecise_arms
+from tasks.gates.measured import compute_baseline_step_seconds, select_arm, select_cell_arms, select_imprecise_arms
 from tasks.gates.statistics import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
 from tasks.process import wording
@@ -181,7 +181,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     if measurement.scaling == "strong":
         times = (
             f"{wording.format_duration(arm.step_seconds.value)} against "
-            f"{wording.format_duration(first.step_seconds.value)} per step"
+            f"{wording.format_duration(compute_baseline_step_seconds(measurement, arm))} per step"
         )
     else:
         rates = [wording.format_three_digits(one.samples_per_second) for one in (arm, first)]

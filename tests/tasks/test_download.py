@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tasks.data.sources import models, row_store
+from tasks.data.sources.finite_weights import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
@@ -356,6 +358,21 @@ def test_weights_that_are_no_numbers_are_refused_though_no_token_may_use_them(mo
     says = f"model.safetensors: {name} holds 3 values that are no finite numbers; allowed: finite ones, such as 0"
     with pytest.raises(DataError, match=says):
         models.store_model(ModelParams(source=f"path:{model}", name="own"))
+
+
+def test_weights_by_other_names_may_be_infinite_as_masks_are_and_not_be_no_numbers(model: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for name, is_refused in (("wte.weight", True), ("mask", False)):
+        weights = load_file(model / "model.safetensors")
+        weights[name] = torch.tensor([float("nan" if is_refused else "-inf")])
+        (model / "more").mkdir(exist_ok=True)
+        save_file(weights, model / "more/model.safetensors")
+        if is_refused:
+            with pytest.raises(DataError, match=r"wte\.weight holds 1 values that are no finite numbers"):
+                refuse_not_finite(model / "more", "here", parameters=["model.embed_tokens.weight"])
+        else:
+            refuse_not_finite(model / "more", "here", parameters=["model.embed_tokens.weight"])
 
 
 def test_a_model_with_pickled_weights_alone_is_refused(defaults: dict[str, Any], model: Path) -> None:

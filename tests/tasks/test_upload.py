@@ -202,6 +202,15 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison:
     write_json((comparison / FINAL).parent / "receipt.json", receipt)
     with pytest.raises(DataError, match=r"are not those that the report is of .*: 2proc was trained again since; run"):
         upload.stage_publication(load_params(), sources(), Path("reports/hub"))
+    # Trained further: the last checkpoint is another one than the report's.
+    earlier = reported.model_copy(update={"final_checkpoint": "segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"})
+    write_results(
+        comparison / "reports/results.json", results.model_copy(update={"cells": [results.cells[0], earlier]})
+    )
+    with pytest.raises(
+        DataError, match=r"the report is of segments/0-8-epoch-1/.*: 2proc was trained again since; run"
+    ):
+        upload.stage_publication(load_params(), sources(), Path("reports/hub"))
 
 
 def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(
@@ -361,6 +370,9 @@ def test_all_checkpoints_are_those_of_the_cell_which_may_have_more_epochs_than_o
     facts = read_json(run / "run.json")
     facts["segments"][-1] |= {"epoch": 2, "folder": f"segments/{new}"}
     write_json(run / "run.json", facts | {"final_checkpoint": facts["final_checkpoint"].replace(old, new)})
+    # A report of that training.
+    content = (comparison / "reports/results.json").read_text()
+    (comparison / "reports/results.json").write_text(content.replace(old, new))
     manifest = upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
     assert [path for path in manifest.files if path.startswith("checkpoints/")] == [
         "checkpoints/tiny_qwen2_0-8-epoch-1.pt", f"checkpoints/tiny_qwen2_{new}.pt",

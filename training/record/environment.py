@@ -25,6 +25,12 @@ _UNDECISIVE = (
     "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
 """Beginnings of those that launchers, ranks and stages set by themselves, or that ask for logs alone."""
+_SET_BY_RANKS = {
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "CUDA_MODULE_LOADING": "LAZY",
+}
+"""What ranks, and torch in them, set where nobody has: whoever sets the same changes nothing."""
 
 
 def collect_environment() -> dict[str, str]:
@@ -43,16 +49,20 @@ def collect_decisive_environment() -> dict[str, str]:
 
 def select_decisive(environment: Mapping[str, Value]) -> dict[str, Value]:
     """Return those of a record's variables on which what is computed depends, and which a user has set."""
-    return {name: value for name, value in environment.items() if not name.startswith(_UNDECISIVE)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_UNDECISIVE) and value != _SET_BY_RANKS.get(name)
+    }
 
 
-def find_planned_slowness() -> str | None:
-    """Return FAULT (training/fault.py) if it makes a rank slow: a finished training has that in its seconds.
+def find_lasting_faults() -> str | None:
+    """Return FAULT (training/fault.py) if it makes a rank slow, or its memory small: that stays in a finished training.
 
     Signals and hangs end a launch, and what goes on after it is the training that it would have been.
     """
     text = os.environ.get("FAULT", "")
-    return text if "kind=slow" in text else None
+    return text if any(f"kind={kind}" in text for kind in ("slow", "oom")) else None
 
 
 def _make_printable(text: str) -> str:

@@ -16,7 +16,7 @@ from training.model.adapter import PACKAGE as ADAPTER_PACKAGE
 from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
-from training.record.environment import collect_environment, find_planned_slowness
+from training.record.environment import collect_environment, find_lasting_faults
 from training.record.interpreter import collect_interpreter
 from training.strategies import find_strategy
 from training.workloads import find_workload
@@ -82,7 +82,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         },
         "environment": collect_environment(),
         "interpreter": collect_interpreter(),
-        "planned_faults": find_planned_slowness(),
+        "planned_faults": find_lasting_faults(),
     }
 
 

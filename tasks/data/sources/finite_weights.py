@@ -10,20 +10,22 @@ _WITHOUT_OTHERS = ("torch.float4_e2m1fn_x2",)
 
 
 def refuse_not_finite(folder: Path, place: str, *, parameters: Collection[str]) -> None:
-    """Raise DataError for the first of these parameters that holds NaN or an infinity; one tensor at a time is read.
+    """Raise DataError for the first of these parameters that holds NaN or an infinity, and for NaN in any other tensor.
 
     The embedding of a token that no text has may hold them and train well, but no difference between two updates of it
-    is a number. Buffers may hold infinities, as masks do.
+    is a number. Buffers may hold infinities, as masks do, and files may have other names than the model. One tensor at
+    a time is read.
     """
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
-            for name in sorted({*weights.keys()} & {*parameters}):
+            for name in sorted(weights.keys()):
                 values = weights.get_tensor(name)
-                if str(values.dtype) in _WITHOUT_OTHERS:
+                if str(values.dtype) in _WITHOUT_OTHERS or not values.is_floating_point():
                     continue
-                if values.is_floating_point() and (number := int((~values.isfinite()).sum())):
+                wrong = ~values.isfinite() if name in parameters else values.isnan()
+                if number := int(wrong.sum()):
                     raise DataError(
                         f"{place}: {file.name}: {name} holds {number:,} values that are no finite numbers; allowed: "
                         "finite ones, such as 0 in rows of the embedding that no token uses"

@@ -2,7 +2,13 @@
 
 from typing import Literal
 
-from tasks.gates.measured import describe_quiet_turns, find_largest_part, select_arm, select_cell_arms
+from tasks.gates.measured import (
+    compute_baseline_step_seconds,
+    describe_quiet_turns,
+    find_largest_part,
+    select_arm,
+    select_cell_arms,
+)
 from tasks.process import wording
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
 from tasks.records.measurement import Measurement
@@ -229,7 +235,8 @@ def _tell_measured(results: Results, measurement: Measurement) -> _Figures:
     cell = [*sort_by_merit(results), *results.cells[1:]][0]
     fastest, efficiency = select_arm(measurement, cell.cell), cell.measured_efficiency
     doubt = f"{wording.format_interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
-    steps = f"{fastest.cell}; {first.cell} {wording.format_duration(first.step_seconds.value)}"
+    beside = wording.format_duration(compute_baseline_step_seconds(measurement, fastest))
+    steps = f"{fastest.cell}; {first.cell} {beside}"
     return [
         (
             wording.format_ratio(fastest.speedup.value if fastest.speedup else None),

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
-from tasks.measuring.arms import Arm
+from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
 from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
+from tasks.measuring.intervals import Interval
+from tasks.measuring.session import select_predictable
+from tasks.measuring.speed import TimedComparison
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
 NUM_EXPERIMENTS = 300
@@ -258,3 +261,29 @@ def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are
     assert [has_others(1, 1), has_others(1, 2), has_others(1, 1), has_others(1, None)] == [False, True, False, False]
     bench.launch_again([])
     assert [has_others(2, 2), has_others(2, 2), has_others(3, 2)] == [False, False, True]
+
+
+def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> None:
+    cells = [
+        Cell(name=name, strategy="ddp" if size > 1 else "single", world_size=size, global_batch_size=8)
+        for name, size in (("1proc", 1), ("2proc", 2), ("4proc", 4))
+    ]
+    comparison = TimedComparison(
+        cells=cells, has_copy=False, is_weak=False, is_exact=False, half_width=0.03, max_seconds=1.0,
+        waterfall_seconds=1.0, most_share=0.05, block_seconds=0.1, seed=1,
+    )  # fmt: skip
+    for speedups, begins, told in (
+        ({"2proc": 1.5, "4proc": 2.0}, ["2proc", "4proc"], []),
+        ({"2proc": 1.5}, ["2proc"], ["Nothing is predicted from 4proc: too few turns were quiet for a speedup."]),
+        ({}, ["2proc", "4proc"], []),
+    ):
+        found, said = select_predictable(comparison, speedups)
+        assert ([cell.name for cell in found], said) == (begins, told)
+
+
+def test_the_noise_is_that_of_cells_that_count() -> None:
+    found = Headline(baseline="1proc", most_share=0.05)
+    assert found.counts("1proc")
+    assert found.counts("loud")
+    found.intervals = {"2proc": Interval(1.5, 1.4, 1.6)}
+    assert [found.counts(name) for name in ("1proc", "2proc", "loud")] == [True, True, False]

@@ -126,6 +126,16 @@ def test_a_session_of_another_arithmetic_is_not_compared_with_this_one(
     assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 2
 
 
+def test_what_ranks_set_by_themselves_is_no_other_arithmetic(tmp_path: Path, measured: dict[str, Any]) -> None:
+    remember(tmp_path, measured)
+    variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_MODULE_LOADING": "LAZY"}
+    for cell in measured["cells"]:
+        for part in measured["ranges"]:
+            edit_segment(tmp_path, cell, part, settings=[setting_of(measured) | {"environment": variables}])
+    remember(tmp_path, measured)
+    assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 1
+
+
 def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     results = remember(tmp_path, params)

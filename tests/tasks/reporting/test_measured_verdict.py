@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.gates.measured import compute_baseline_step_seconds
 from tasks.records.measurement import Measurement
 from tasks.reporting.collect import collect_results
 from tasks.reporting.verdict import is_resolved
@@ -104,6 +105,25 @@ def test_a_speedup_that_only_noise_withholds_is_not_resolved_and_one_of_another_
     write_measurement(tmp_path, measurement())
     edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
     assert '<span class="state">Withheld</span>' in html_of(collect_results(outputs_of(tmp_path, params)))
+
+
+def test_the_step_times_beside_a_speedup_are_those_of_its_turns() -> None:
+    found = with_speedup(1.7)
+    # The first cell's own figure is of more turns, where there are more cells.
+    first = found.arms[0].model_copy(update={"step_seconds": estimate(0.9, 0.01)})
+    pair = found.model_copy(update={"arms": [first, found.arms[1]]})
+    assert compute_baseline_step_seconds(pair, found.arms[1]) == pytest.approx(1.7 * found.arms[1].step_seconds.value)
+    weak = pair.model_copy(update={"scaling": "weak"})
+    assert compute_baseline_step_seconds(weak, found.arms[1]) == pytest.approx(0.9)
+
+
+def test_results_of_an_earlier_version_have_as_many_quiet_turns_for_every_cell() -> None:
+    content = measurement().model_dump(mode="json")
+    for one in content["arms"]:
+        del one["num_quiet_turns"]
+    read = Measurement.model_validate(content | {"num_quiet_turns": 17})
+    assert [arm.num_quiet_turns for arm in read.arms] == [17, 17, None]
+    assert Measurement.model_validate(read.model_dump(mode="json")) == read
 
 
 def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from training.record.interpreter import collect_interpreter
 
 
 def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
@@ -44,7 +43,3 @@ def test_a_module_that_python_ran_at_its_start_is_known_by_what_it_holds(tmp_pat
         module.write_text("import time\n")
         told = _collect_in_process("import usercustomize" if name == "usercustomize" else "pass", folder=tmp_path)
         assert told[name] == hashlib.sha256(module.read_bytes()).hexdigest()
-
-
-def test_this_process_tells_the_same_twice() -> None:
-    assert collect_interpreter() == collect_interpreter()
