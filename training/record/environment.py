@@ -25,6 +25,9 @@ _UNDECISIVE = (
     "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
 """Beginnings of those that launchers, ranks and stages set by themselves, or that ask for logs alone."""
+_SET_BY_IMPORTS = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""What joblib, scikit-learn, Lightning and DeepSpeed set when they are imported, for all that the process starts then:
+how OpenMP begins in a fork and how a GPU is looked for. No number depends on it, and it is in no record."""
 _SET_BY_RANKS = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -37,6 +40,8 @@ def collect_environment() -> dict[str, str]:
     """Return those of this process by name, without secrets; of a file of settings the sha256 of what it holds."""
     found = {name: _digest_settings(os.environ[name]) for name in _FILES_OF_SETTINGS if name in os.environ}
     for name, value in os.environ.items():
+        if value == _SET_BY_IMPORTS.get(name):
+            continue
         if name.startswith(_PREFIXES) and not name.endswith(_PLACES):
             found[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
     return dict(sorted(found.items()))

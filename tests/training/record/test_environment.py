@@ -1,10 +1,14 @@
 """Variables of the environment that change numbers or speed are known by value, wherever they are put."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROJECT
+from tests.extras import skip_without
 from training.record.environment import collect_environment
 
 
@@ -56,3 +60,22 @@ def test_bytes_that_are_no_text_are_told_apart_and_can_be_shown(monkeypatch: pyt
         told.append(collect_environment()["OMP_ANYTHING"])
         assert told[-1].encode().decode().isprintable()
     assert told == ["a\\udcff", "a\\udcfe", "a\\x1b[2J\\n"]
+
+
+@pytest.mark.parametrize("package", ["sklearn", "lightning_fabric", "deepspeed"])
+def test_what_a_package_sets_when_it_is_imported_is_no_other_setting(package: str) -> None:
+    # Whoever starts a stage may have imported it, and whoever starts the next one not.
+    skip_without(package)
+    code = f"""
+import os
+from training.record.environment import collect_environment
+names, before = set(os.environ), collect_environment()
+import {package}
+assert set(os.environ) > names, "it sets nothing any more"
+assert collect_environment() == before
+"""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("KMP_", "PYTORCH_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=found, cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
