@@ -13,7 +13,7 @@ from training.fault import read_planned_faults
 from training.process.distributed import Ranks
 from training.process.failure import TrainingError
 from training.process.heartbeat import Heartbeat, StepSection
-from training.record.environment import find_planned_slowness
+from training.record.environment import find_lasting_faults
 from training.step.replicated import Replicated
 from training.strategies import single
 from training.workloads import causal_lm
@@ -47,14 +47,14 @@ def test_a_fault_of_another_form_is_refused_in_one_line(text: str, monkeypatch: 
     ("text", "lasts"),
     [
         ("", False), ("rank=0,step=7,kind=sigkill", False), ("rank=1,step=2,kind=slow:3", True),
-        ("rank=0,step=7,kind=sigkill;rank=1,step=2,kind=slow:1.1", True),
+        ("rank=0,step=7,kind=sigkill;rank=1,step=2,kind=slow:1.1", True), ("rank=0,step=1,kind=oom:2", True),
     ],
 )  # fmt: skip
-def test_what_a_finished_training_has_in_its_seconds_is_told_on_every_rank(
+def test_a_fault_that_stays_in_a_finished_training_is_told_on_every_rank(
     text: str, lasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULT", text)
-    assert find_planned_slowness() == (text if lasts else None)
+    assert find_lasting_faults() == (text if lasts else None)
 
 
 @pytest.fixture
