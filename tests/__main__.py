@@ -38,7 +38,8 @@ def run_parts(parts: Sequence[Sequence[str]]) -> int:
         if codes == {0}:
             return 0
         num_files = len({name.partition("::")[0] for name in failed})
-        if codes - {0, _TESTS_FAILED} or not 0 < num_files <= _MOST_FILES:
+        is_run = all("::" in name for name in failed)  # else a file could not be imported, which no other run mends
+        if codes - {0, _TESTS_FAILED} or not is_run or not 0 < num_files <= _MOST_FILES:
             return max(codes)
         print(f"\nOnce more, with nothing beside: {', '.join(failed)}\n", flush=True)
         if code := _run_pytest(failed, environment):

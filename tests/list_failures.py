@@ -1,4 +1,5 @@
-"""A plugin of pytest: writes the name of every test that fails, a line each, to the file that the environment names."""
+"""A plugin of pytest: writes the name of every test that fails, and of every file that cannot be read as tests, a line
+each, to the file that the environment names."""
 
 import os
 from pathlib import Path
@@ -21,6 +22,13 @@ class _Lister:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a test whose set-up, call or tear-down failed, or whose worker ended."""
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that cannot be imported: none of its tests is run, and beside workers the others are."""
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(f"{report.nodeid}\n")

@@ -65,6 +65,10 @@ def test_where_four_files_fail_none_is_run_once_more(capfd: pytest.CaptureFixtur
     assert "nce more" not in capfd.readouterr().out
 
 
-def test_a_file_that_cannot_be_imported_is_not_run_once_more(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_on("import no_such_module\n") == 2
+@pytest.mark.parametrize("arguments", [(), ("-n", "1")])
+def test_a_file_that_cannot_be_imported_is_not_run_once_more(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    # Beside workers pytest goes on, and says of all that tests have failed.
+    assert run_on("import no_such_module\n", _ONCE, arguments=arguments) in (1, 2)
     assert "nce more" not in capfd.readouterr().out
