@@ -51,7 +51,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
         )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         if faults := setting.get("planned_faults"):
-            problems.append(f"{where}: FAULT={faults} in the environment slowed its ranks down on purpose")
+            problems.append(f"{where}: FAULT={faults} was set, whose faults stay in a finished training")
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
         if _are_trainings_seconds_told(outputs, cell):
             problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)

@@ -87,9 +87,8 @@ class Headline:
         What others did during the block of a third arm is no reason to set these two aside: the more cells there are,
         the fewer turns would be quiet for all of them.
         """
-        return self.trials.select_quiet(
-            self.most_share, arms=(self.baseline, arm), fewest_of_launch=FEWEST_QUIET_TURNS
-        )  # fmt: skip
+        pair = (self.baseline, arm)
+        return self.trials.select_quiet(self.most_share, arms=pair, fewest_of_launch=FEWEST_QUIET_TURNS)
 
     def select_counted(self, arm: str) -> Trials:
         """Return the turns that the arm's figures are of: those of its speedup, the baseline's those of any speedup;

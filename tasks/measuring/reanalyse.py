@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tasks.measuring.account import make_estimate
 from tasks.measuring.blocks import Timed, Trials, choose_seconds
-from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
+from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import Interval, compute_trimmed_mean
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
@@ -86,26 +86,23 @@ def _tabulate(
     for column in (
         "Cell",
         "published",
-        "quiet",
         "quiet turns",
-        "all turns",
+        "of quiet turns",
+        "of all turns",
         "medians",
         "trimmed means",
         "starts differ by",
     ):
         table.add_column(column)
-    pairs = {
-        name: trials.select_quiet(most_share, arms=(names[0], name), fewest_of_launch=FEWEST_QUIET_TURNS)
-        for name in names[1:]
-    }
+    select_quiet = Headline(trials=trials, baseline=names[0], most_share=most_share).select_quiet
     by_quiet, by_all = (
-        compute_speedups(select, names, of, confidence=0.95) for select in (pairs.__getitem__, lambda _: trials)
+        compute_speedups(select, names, of, confidence=0.95) for select in (select_quiet, lambda _: trials)
     )
     for name in names[1:]:
         if name in withheld:
             table.add_row(name, f"{wording.WITHHELD}: {withheld[name]}", *[wording.WITHHELD] * 6)
             continue
-        quiet = pairs[name]
+        quiet = select_quiet(name)
         effect = compute_launch_effect(quiet, names[0], name, of)
         table.add_row(
             f"{name} ({note})" if (note := notes.get(name)) else name,

@@ -183,9 +183,11 @@ class Measurement(Record):
         if not isinstance(content, dict) or "num_quiet_turns" not in content:
             return content
         kept = {name: value for name, value in content.items() if name != "num_quiet_turns"}
-        number = content["num_quiet_turns"]
-        arms = [{"num_quiet_turns": None if arm["is_wrapped_baseline"] else number} | arm for arm in kept["arms"]]
-        return {**kept, "arms": arms}
+        arms, number = kept.get("arms"), content["num_quiet_turns"]
+        if not isinstance(arms, list) or not all(isinstance(arm, dict) for arm in arms):
+            return kept
+        told = [{"num_quiet_turns": None if arm.get("is_wrapped_baseline") else number} | arm for arm in arms]
+        return {**kept, "arms": told}
 
     scaling: Literal["strong", "weak"]
     """strong: same global batch in every cell; weak: same batch per rank."""

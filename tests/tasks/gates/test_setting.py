@@ -81,9 +81,7 @@ def test_ranks_that_were_made_slow_on_purpose_fail_in_one_cell_and_in_all(
         edit_segment(tmp_path, cell, settings=[setting_of(params) | {"planned_faults": "rank=0,step=1,kind=slow:2"}])
     outputs = outputs_of(tmp_path, params)
     for cell in slow:
-        says = (
-            f"{cell} 0-8 epoch 1: FAULT=rank=0,step=1,kind=slow:2 in the environment slowed its ranks down on purpose"
-        )
+        says = f"{cell} 0-8 epoch 1: FAULT=rank=0,step=1,kind=slow:2 was set, whose faults stay in a finished training"
         assert any(says in found for found in find_setting_problems(outputs, cell))
     assert next(gate for gate in check_gates(outputs) if gate.name == "Same work in every cell").verdict == "failed"
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tasks.gates.measured import compute_baseline_step_seconds
 from tasks.records.measurement import Measurement
@@ -124,6 +125,10 @@ def test_results_of_an_earlier_version_have_as_many_quiet_turns_for_every_cell()
     read = Measurement.model_validate(content | {"num_quiet_turns": 17})
     assert [arm.num_quiet_turns for arm in read.arms] == [17, 17, None]
     assert Measurement.model_validate(read.model_dump(mode="json")) == read
+    # Damaged, they are refused as any other file.
+    for damaged in ({}, {"arms": 1}, {"arms": [1]}, {"arms": [{}]}):
+        with pytest.raises(ValidationError):
+            Measurement.model_validate({"num_quiet_turns": 17} | damaged)
 
 
 def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:
