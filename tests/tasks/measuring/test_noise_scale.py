@@ -1,7 +1,6 @@
 """The gradient noise scale against cases whose noise scale is known."""
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tasks.equivalence.reference.batch_squares import (
     BatchSquares,
@@ -30,6 +27,7 @@ from tasks.measuring.noise_scale import (
     split_for_noise,
 )
 from tasks.records.noise_scale import NoiseScale
+from tests.held_numbers import HeldNumbers
 from tests.tasks.equivalence.test_twins import told
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
@@ -270,37 +268,18 @@ def test_no_more_batches_are_taken_once_the_samples_needed_are_known(tmp_path: P
     assert not is_known(batches[:7], 10_000)
 
 
-class _Held(TorchDispatchMode):
-    """Counts the numbers that operations have made and that are still held."""
-
-    now = most = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        known = {id(one) for one in tree_leaves((arguments, named))}
-        found = function(*arguments, **(named or {}))
-        for one in tree_leaves(found):
-            if isinstance(one, torch.Tensor) and id(one) not in known:
-                self.now += one.numel()
-                self.most = max(self.most, self.now)
-                weakref.finalize(one, self._let_go, one.numel())
-        return found
-
-    def _let_go(self, number: int) -> None:
-        self.now -= number
-
-
 def test_what_a_batch_adds_to_memory_is_a_sum_and_squares_and_no_copies_of_all() -> None:
     num_parts, size = 50, 100
     gradient, other = ([torch.randn(size) for _ in range(num_parts)] for _ in range(2))
     moments = SecondMoments(0.9, 1.0, [torch.rand(size) for _ in range(num_parts)], [3.0] * num_parts)
-    with _Held() as held:
+    with HeldNumbers() as held:
         squares = add_squares(None, gradient, 4)
     assert num_parts * size <= held.most <= (num_parts + 2) * size
-    with _Held() as held:
+    with HeldNumbers() as held:
         add_squares(squares, other, 4)
         total = add_in_place(gradient, other)
     assert held.most <= 2 * size
-    with _Held() as held:
+    with HeldNumbers() as held:
         moments.weigh(total, squares)
     # What is remembered is new, and waits in the host's memory.
     assert held.most <= (num_parts + 8) * size
