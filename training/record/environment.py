@@ -33,7 +33,7 @@ _SET_BY_RANKS = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "CUDA_MODULE_LOADING": "LAZY",
 }
-"""What ranks, and torch in them, set where nobody has: whoever sets the same changes nothing."""
+"""What ranks, and torch in them, set where nobody has."""
 
 
 def collect_environment() -> dict[str, str]:
@@ -49,11 +49,11 @@ def collect_environment() -> dict[str, str]:
 
 def collect_decisive_environment() -> dict[str, str]:
     """Return those on which what is computed and kept depends, for its key; taken before anything sets some itself."""
-    return select_decisive(collect_environment())
+    return {name: value for name, value in collect_environment().items() if not name.startswith(_UNDECISIVE)}
 
 
 def select_decisive(environment: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those of a record's variables on which what is computed depends, and which a user has set."""
+    """Return the same of what a rank recorded, which had set some by itself then."""
     return {
         name: value
         for name, value in environment.items()

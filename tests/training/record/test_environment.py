@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.extras import skip_without
-from training.record.environment import collect_environment
+from training.record.environment import collect_decisive_environment, collect_environment, select_decisive
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_a_package_sets_when_it_is_imported_is_no_other_setting(package: st
     skip_without(package)
     code = f"""
 import os
-from training.record.environment import collect_environment
+from training.record.environment import collect_decisive_environment, collect_environment, select_decisive
 names, before = set(os.environ), collect_environment()
 import {package}
 assert set(os.environ) > names, "it sets nothing any more"
@@ -79,3 +79,12 @@ assert collect_environment() == before
         [sys.executable, "-c", code], env=found, cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_ranks_set_by_themselves_counts_where_somebody_else_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = collect_decisive_environment()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # A product may then be added up otherwise, in a training that is not exact.
+    assert collect_decisive_environment() == before | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    # In a rank's record nobody can tell who set it.
+    assert select_decisive(collect_environment()) == before
