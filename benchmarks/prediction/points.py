@@ -190,7 +190,7 @@ def try_configuration(
             for kind, sweep in sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS).items()
         },
     )  # fmt: skip
-    (probe,) = probe_cells(probed, workers, trials, seconds=_SWEEP_SECONDS)
+    (probe,) = probe_cells(probed, workers, lambda _: trials, seconds=_SWEEP_SECONDS)
     bench.forget()
     return Tried(configuration=configuration, probe=probe, measured=_compute_speedups(cells, trials))
 

@@ -74,16 +74,17 @@ def list_kinds(cells: Iterable[Cell]) -> list[str]:
 def probe_cells(
     probed: Probed,
     workers: Mapping[str, Workers],
-    trials: Trials,
+    select: Callable[[Cell], Trials],
     *,
     seconds: float = _SWEEP_SECONDS,
     make_ready: Callable[[Arm], None] = lambda _: None,
     hear_sweep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[Probe]:
-    """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in `trials`.
+    """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in the turns.
 
-    Returns one probe for each group of cells. `seconds`: for the sweeps of one number of ranks; `make_ready` is told
-    whose ranks are about to be asked, `hear_sweep` what each sweep found.
+    Returns one probe for each group of cells. `select`: cell -> the waterfall's turns that count for it and the
+    baseline; a group's seconds of the baseline are of its largest cell's. `seconds`: for the sweeps of one number of
+    ranks; `make_ready` is told whose ranks are about to be asked, `hear_sweep` what each sweep found.
     """
     baseline, groups = probed.baseline, probed.groups
     exchanges = [_ask_exchange(workers, group[-1], make_ready) for group in groups]
@@ -100,10 +101,11 @@ def probe_cells(
         # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
         reach = min(_compute_reach(sweep) for sweep in sweeps[kind].values()) / _SHORTER_REACH
         sweeps[kind] |= {size: sweep for size, sweep in beyond.items() if _compute_reach(sweep) >= reach}
-    alone, baseline_seconds = _merge_compute(compute), list_device_seconds(trials, baseline)
-    probes = []
+    alone, probes = _merge_compute(compute), []
     for group, exchange in zip(groups, exchanges, strict=True):
         strategy, options = group[0].strategy, group[0].options
+        turns = {cell.world_size: select(cell) for cell in group}
+        of_largest = turns[max(turns)]
         is_16_bit = get_exchange_dtype(strategy, options) != "none"
         bucket_bytes = exchange.get("bucket_bytes", [])
         probes.append(
@@ -113,14 +115,16 @@ def probe_cells(
                 strategy=strategy,
                 buckets=probe_buckets(bucket_bytes, alone["gradients"]) if bucket_bytes else [],
                 paired={
-                    cell.world_size: pair_arms(trials, baseline=baseline, cell=cell, is_weak=probed.is_weak)
+                    cell.world_size: pair_arms(
+                        turns[cell.world_size], baseline=baseline, cell=cell, is_weak=probed.is_weak
+                    )
                     for cell in group
                 },
-                baseline_seconds=baseline_seconds,
+                baseline_seconds=list_device_seconds(of_largest, baseline),
                 copy_seconds={
-                    one.world_size: list_copy_seconds(trials, one)
+                    one.world_size: list_copy_seconds(turns.get(one.world_size, of_largest), one)
                     for one in (baseline, *group)
-                    if name_data_arm(one, "host") in trials.blocks
+                    if name_data_arm(one, "host") in of_largest.blocks
                 }
                 if probed.has_copy
                 else None,
@@ -190,7 +194,7 @@ def predict_cells(
     probed: Probed,
     workers: Mapping[str, Workers],
     speedups: Mapping[str, Estimate],
-    trials: Trials | None,
+    select: Callable[[Cell], Trials],
     *,
     seed: int,
     make_ready: Callable[[Arm], None] = lambda _: None,
@@ -198,15 +202,15 @@ def predict_cells(
 ) -> list[Prediction]:
     """Return what other numbers of ranks would give each group of cells; none without a cell that can be predicted.
 
-    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the counterfactuals;
-    `hear_sweep` is told what the link can do, whatever becomes of the prediction.
+    `speedups`: arm -> speedup, with a 95 % interval; `select`: cell -> the waterfall's turns that count for it and the
+    baseline; `hear_sweep` is told what the link can do, whatever becomes of the prediction.
     """
-    if not probed.cells or trials is None:
+    if not probed.cells:
         return []
     if not speedups:
         raise ValueError("it begins at a measured speedup, and none has an interval")
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probes = probe_cells(probed, workers, trials, make_ready=make_ready, hear_sweep=hear_sweep)
+    probes = probe_cells(probed, workers, select, make_ready=make_ready, hear_sweep=hear_sweep)
     return [
         make_prediction(
             probe,

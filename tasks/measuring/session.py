@@ -26,7 +26,7 @@ from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, list_kinds, predict_cells, sweep_link
-from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
+from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_seconds, select_turns_for
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process import wording
@@ -304,15 +304,15 @@ def _predict(
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
-    trials = select_quiet_turns(measured.beside, comparison.most_share)
 
     def hear_sweep(sweep: dict[str, Any]) -> None:
         if (found := compute_link_speed(sweep)) is not None:
             links.append(found)
 
     return predict_cells(
-        probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep
-    )
+        probed, workers, speedups, partial(select_turns_for, comparison, measured.beside), seed=comparison.seed,
+        make_ready=bench.make_ready, hear_sweep=hear_sweep,
+    )  # fmt: skip
 
 
 def select_predictable(comparison: TimedComparison, speedups: Mapping[str, object]) -> tuple[list[Cell], list[str]]:

@@ -263,7 +263,7 @@ def select_quiet_turns(trials: Trials, most_share: float, arms: Collection[str] 
     return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
 
 
-def _select_for(comparison: TimedComparison, trials: Trials, cell: Cell) -> Trials:
+def select_turns_for(comparison: TimedComparison, trials: Trials, cell: Cell) -> Trials:
     """Return the turns that were quiet for all arms of a cell and of the baseline, or every turn."""
     cells = {comparison.baseline.name, cell.name}
     arms = {arm.name for arm in [*comparison.arms, *comparison.counterfactuals] if arm.cell in cells}
@@ -293,7 +293,7 @@ def _divide(speedup: Interval, other: Interval) -> Interval:
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
     return compute_waterfall(
-        _select_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell,
+        select_turns_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell,
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
@@ -316,7 +316,7 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Tr
         waits = [one[0] for one in said if one is not None]
         found.append(
             compute_staged_waterfall(
-                _select_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell, waits=waits,
+                select_turns_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell, waits=waits,
                 theory=said[0][1], is_weak=comparison.is_weak,
             )
         )  # fmt: skip

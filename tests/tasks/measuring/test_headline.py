@@ -12,7 +12,7 @@ from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, i
 from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
 from tasks.measuring.intervals import Interval
 from tasks.measuring.session import select_predictable
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.speed import TimedComparison, select_turns_for
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
 NUM_EXPERIMENTS = 300
@@ -263,15 +263,35 @@ def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are
     assert [has_others(2, 2), has_others(2, 2), has_others(3, 2)] == [False, False, True]
 
 
-def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> None:
+def _compare_three_cells() -> TimedComparison:
     cells = [
         Cell(name=name, strategy="ddp" if size > 1 else "single", world_size=size, global_batch_size=8)
         for name, size in (("1proc", 1), ("2proc", 2), ("4proc", 4))
     ]
-    comparison = TimedComparison(
+    return TimedComparison(
         cells=cells, has_copy=False, is_weak=False, is_exact=False, half_width=0.03, max_seconds=1.0,
         waterfall_seconds=1.0, most_share=0.05, block_seconds=0.1, seed=1,
     )  # fmt: skip
+
+
+def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside() -> None:
+    comparison, trials = _compare_three_cells(), Trials()
+    _, two, four = comparison.cells
+    for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):
+        # The four ranks are disturbed in every turn but the first five, the two in the last.
+        share = 0.5 if (arm.cell == four.name and turn > 4) or (arm.cell == two.name and turn == 7) else 0.0
+        trials.add(
+            Timed(
+                arm=arm.name, turn=turn, launch=1, step_seconds=np.ones((1, 4)), seconds=1.0, data_wait_seconds=0.0,
+                num_tokens=1, positions_by_rank=[1], num_samples=1, others_share=share,
+            )
+        )  # fmt: skip
+    assert list(select_turns_for(comparison, trials, two).turns) == list(range(7))
+    assert list(select_turns_for(comparison, trials, four).turns) == list(range(5))
+
+
+def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> None:
+    comparison = _compare_three_cells()
     for speedups, begins, told in (
         ({"2proc": 1.5, "4proc": 2.0}, ["2proc", "4proc"], []),
         ({"2proc": 1.5}, ["2proc"], ["Nothing is predicted from 4proc: too few turns were quiet for a speedup."]),

@@ -4,6 +4,7 @@ import math
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,10 @@ from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import plan_session
-from tasks.measuring.predicting import Probed, predict_cells, probe_cells
+from tasks.measuring.predicting import Probed, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
-from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals
+from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals, select_turns_for
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.strategies.communication import find_communication
@@ -53,7 +54,8 @@ def _run_blocks(workers: Mapping[str, Workers]) -> Trials:
 
 def _probe_device(device: EmulatedDevice, folder: Path) -> Probe:
     with emulated_ranks(emulated_params([1, 2], num_micro_batches=4), folder=folder, device=device) as workers:
-        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)[0]
+        trials = _run_blocks(workers)
+        return probe_cells(PROBED, workers, lambda _: trials, seconds=0.5)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +84,6 @@ def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: P
     hold_undisturbed(check)
 
 
-def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
-    assert predict_cells(PROBED, {}, {}, None, seed=1) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "sizes"), [("zero1", [2, 4, 64]), ("fsdp2", [2, 4, 64]), ("pipeline", [2])])
 def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step(
@@ -109,7 +107,7 @@ def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step
             baseline=comparison.baseline, cells=comparison.predicted, has_copy=False, is_weak=False,
             bytes_per_real_byte=1.0, ranks_per_machine=None,
         )  # fmt: skip
-        (probe,) = probe_cells(probed, workers, trials, seconds=0.3)
+        (probe,) = probe_cells(probed, workers, partial(select_turns_for, comparison, trials), seconds=0.3)
         waterfalls = make_staged_waterfalls(comparison, bench, trials)
     found, communication = predict(probe, [2], num_draws=50, seed=1)[2], find_communication(strategy)
     assert 0 < found.low <= found.value <= found.high < 20
