@@ -24,6 +24,9 @@ class Place:
     """Its place among the cells, from 0."""
     seconds_per_token: Estimate
     """Of all ranks together, with a 95 % interval."""
+    speedup: float
+    """Over the baseline, turn by turn: two cells' seconds may be of other turns. 1 of the baseline, and where no
+    speedup has an interval."""
     memory_gib: float
     """Allocated by the rank that has most."""
     needed_gb: float
@@ -58,6 +61,7 @@ def _make_place(results: Results, number: int, memory: CellMemory) -> Place:
         seconds_per_token=Estimate(
             value=seconds, low=seconds * step.low / step.value, high=seconds * step.high / step.value
         ),
+        speedup=1.0 if arm.speedup is None else arm.speedup.value,
         memory_gib=largest.allocated_gib,
         needed_gb=compute_needed_gib(largest.allocated_gib, largest.reserved_gib) * _GB_PER_GIB,
         is_proven=results.cells[number].standing.state == "proven",
@@ -65,9 +69,9 @@ def _make_place(results: Results, number: int, memory: CellMemory) -> Place:
 
 
 def find_best(places: Sequence[Place], card_gb: float) -> Place | None:
-    """Return the proven cell with the fewest seconds per token that needs no more than the card has; None: none."""
+    """Return the proven cell with the largest speedup that needs no more than the card has; None: none."""
     fit = [place for place in places if place.is_proven and place.needed_gb <= card_gb]
-    return min(fit, key=lambda place: place.seconds_per_token.value, default=None)
+    return max(fit, key=lambda place: place.speedup, default=None)
 
 
 def is_of_cpu(results: Results) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tasks.records.estimate import Estimate
 from tasks.records.gate import Standing
 from tasks.reporting import drawing
+from tasks.reporting.frontier import Place, find_best
 from tasks.reporting.results import Results
 from tests.tasks.reporting.measured import measurement, memory
 from tests.tasks.reporting.page import Page
@@ -93,3 +95,18 @@ def test_what_has_no_prediction_says_why_and_what_was_not_measured_says_so(
     assert "2proc predicted" not in section
     assert "Not measured: the stage measure left no memory" in _cut_section(markdown_of(clean_results))
     assert "frontier" not in drawing.select_charts(clean_results)
+
+
+def test_the_best_cell_is_the_one_with_the_largest_speedup_though_its_turns_were_slower() -> None:
+    places = [
+        Place(
+            cell=cell, number=number, seconds_per_token=Estimate(value=seconds, low=seconds, high=seconds),
+            speedup=speedup, memory_gib=1.0, needed_gb=2.0, is_proven=True,
+        )
+        for number, (cell, seconds, speedup) in enumerate(
+            [("1proc", 4e-3, 1.0), ("ddp", 2.4e-3, 1.7), ("zero1", 2.3e-3, 1.6)]
+        )
+    ]  # fmt: skip
+    best = find_best(places, 16)
+    assert best is not None
+    assert best.cell == "ddp"
