@@ -12,8 +12,8 @@ import numpy as np
 from tasks.data.builtin.image_networks import make_config
 from tasks.params import Params
 from tasks.params.choices import has_labels, has_prompts, read_unit
-from tasks.params.sources import BUILTIN_IMAGE_MODELS
-from tasks.process.failure import ConfigurationError
+from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS, ModelParams
+from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -49,7 +49,7 @@ class Inputs:
 
 @contextlib.contextmanager
 def gather_inputs(params: Params) -> Iterator[Inputs]:
-    """Yield what there is; raises ConfigurationError if the model's config is not at hand."""
+    """Yield what there is; raises ConfigurationError if the model's config is not to be had."""
     with tempfile.TemporaryDirectory() as scratch:
         model_dir, assumed = _find_model(params, Path(scratch))
         slices = _find_slices(params)
@@ -70,6 +70,8 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
         config = make_config(model.location, classes, image_size=size, norm=model.norm)
         write_json(scratch / "model" / "config.json", config)
         return scratch / "model", (_CLASSES_ASSUMED,)
+    if folder is None and model.kind in ("hub", "builtin") and model.location not in BUILTIN_CLASSIFIERS:
+        folder = _fetch_model(model, scratch / "fetched")
     if folder is None and model.kind == "path":
         folder = Path(model.location)
     if folder is None or not (folder / "config.json").is_file():
@@ -80,6 +82,24 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     (scratch / "model").mkdir()
     shutil.copyfile(folder / "config.json", scratch / "model" / "config.json")
     return scratch / "model", ()
+
+
+def _fetch_model(model: ModelParams, folder: Path) -> Path:
+    """Return a folder with the config.json of a model of the Hub, filled with nothing else, or of a built-in one."""
+    from tasks.data.sources.commits import pin_commit
+    from tasks.data.sources.models import fetch_config, store_model
+
+    if model.kind == "builtin":
+        return store_model(model)
+    assert model.revision is not None
+    try:
+        # The commit stays, so that what is rehearsed is what will be downloaded.
+        fetch_config(model, folder, commit=pin_commit(model.location, model.revision, kind="model"))
+    except StageError as error:
+        raise ConfigurationError(
+            f"model.source: {error}; config.json is all that is needed, and a path: to a folder with it will do"
+        ) from None
+    return folder
 
 
 def _find_slices(params: Params) -> dict[str, Path] | None:

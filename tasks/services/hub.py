@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_CONFIG = "config.json"
 _MAX_CARD_BYTES = 2**20
 _LANGUAGE, _MOST_LANGUAGES = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*"), 20
 """As cards name them: ISO 639-1, 639-2 or 639-3."""
@@ -62,22 +63,11 @@ def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool
     Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
     Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
     """
-    from huggingface_hub import snapshot_download
-
     wanted = (*SMALL_FILES, *WEIGHTS_FILES) if has_weights else tuple(name for name in SMALL_FILES if name != INDEX)
-
-    def fetch() -> str:
-        # Folders of a repository ("*/*") hold other formats of the same model.
-        return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
-
-    with _translate_read_errors(f"model {repo_id}", commit), network.log_while_running(f"downloading model {repo_id}"):
-        snapshot = Path(_call(fetch))
-    files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
-    for file in files:
-        _require_stated_hash(file, f"model {repo_id} at {commit}")
+    files = _fetch_files(repo_id, commit, wanted)
     names = {file.name for file in files}
-    if "config.json" not in names:
-        raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
+    if _CONFIG not in names:
+        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
     if has_weights and not any(name.endswith(".safetensors") for name in names):
         raise DataError(
             f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
@@ -89,6 +79,31 @@ def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool
         place = link_file if file.suffix == ".safetensors" else shutil.copyfile
         place(file.resolve(), folder / file.name)
     _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
+
+
+def download_config(repo_id: str, commit: str, folder: Path) -> None:
+    """Fill `folder` with the model's config.json alone. Raises as `download_model`."""
+    files = _fetch_files(repo_id, commit, [_CONFIG])
+    if not files:
+        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(files[0].resolve(), folder / _CONFIG)
+
+
+def _fetch_files(repo_id: str, commit: str, wanted: Sequence[str]) -> list[Path]:
+    """Return those files of a model's repository that have these names, in the local cache, as the Hub states them."""
+    from huggingface_hub import snapshot_download
+
+    def fetch() -> str:
+        # Folders of a repository ("*/*") hold other formats of the same model.
+        return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
+
+    with _translate_read_errors(f"model {repo_id}", commit), network.log_while_running(f"downloading model {repo_id}"):
+        snapshot = Path(_call(fetch))
+    files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
+    for file in files:
+        _require_stated_hash(file, f"model {repo_id} at {commit}")
+    return files
 
 
 def _require_stated_hash(file: Path, place: str) -> None:

@@ -81,6 +81,15 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
     return folder
 
 
+def fetch_config(model: ModelParams, folder: Path, *, commit: str) -> None:
+    """Fill `folder` with the config.json of a model of the Hub, and with nothing else of it; raises as store_model."""
+    hub.download_config(model.location, commit, folder)
+    with _translate_errors(f"model.source {model.source}: config.json"):
+        _check_sizes([folder / "config.json"], model.source)
+        # No weights say how large it may be.
+        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), _MOST_LAYERS)
+
+
 def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     if model.kind == "builtin":
         files = sorted(Path(tiny_model.__file__).parent.glob("*.py"))

@@ -10,12 +10,19 @@ import pytest
 
 from tasks.params import load_params
 from tests.conftest import PROJECT
+from tests.hub_server import HubServer
 from tests.tiny import make_tiny_model
 from tests.warm.sources import link_sources
 
 
 def _run(
-    folder: Path, gpu: str, *options: str, price: str = "null", preset: str = "qwen2-arxiv", more_cells: str = ""
+    folder: Path,
+    gpu: str,
+    *options: str,
+    price: str = "null",
+    preset: str = "qwen2-arxiv",
+    more_cells: str = "",
+    **given: str,
 ) -> subprocess.CompletedProcess[str]:
     text = (PROJECT / "presets" / f"{preset}.yaml").read_text()
     if (folder / "model").is_dir():
@@ -27,8 +34,8 @@ def _run(
     text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
     (folder / "params.yaml").write_text(text.replace("\n  2gpu:", f"{more_cells}\n  2gpu:"))
     command = [sys.executable, "-m", "tasks.rehearsal", gpu, *options]
-    given = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given)
+    environment = {**os.environ, "COLUMNS": "200", **given}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +90,32 @@ def test_a_precision_that_the_card_emulates_is_refused_with_2(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_model_whose_config_is_not_at_hand_says_how_to_get_it(tmp_path: Path) -> None:
-    done = _run(tmp_path, "H100-80")
+def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(tmp_path: Path) -> None:
+    weights = make_tiny_model(tmp_path / "whole")
+    with HubServer() as hub:
+        hub.add_repo("model", "Qwen/Qwen2-0.5B-Instruct", weights)
+        done = _run(tmp_path, "1x H100-80", "--leave-out", **hub.environment(cache=tmp_path / "cache", token="hf_none"))
+        asked = [request.line for request in hub.requests]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "1gpu fits." in done.stdout
+    assert any("config.json" in line for line in asked)
+    assert not [line for line in asked if "safetensors" in line or "tokenizer" in line]
+    assert "Qwen/Qwen2-0.5B-Instruct@main" in (tmp_path / ".work/download/revisions.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_model_whose_config_is_not_to_be_had_says_how_to_go_on(tmp_path: Path) -> None:
+    done = _run(tmp_path, "H100-80", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "`dvc repro download`" in done.stderr
+    assert "model Qwen/Qwen2-0.5B-Instruct at main: HF_HUB_OFFLINE is set" in done.stderr
+    assert "a path: to a folder with it will do" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_built_in_model_is_at_hand_in_a_fresh_clone(tmp_path: Path) -> None:
+    done = _run(tmp_path, "2x T4", preset="embedded")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2proc fits." in done.stdout
 
 
 @pytest.mark.slow
