@@ -32,11 +32,11 @@ def _main() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from rich.console import Console
 
-    from tasks.rehearsal.cell import rehearse_cell
-    from tasks.rehearsal.telling import explain_misfit, tell_cell, tell_left_out, tell_what_is_assumed
+    from tasks.rehearsal.cell import RehearsedCell, rehearse_cell
+    from tasks.rehearsal.telling import explain_misfit, tell_all_cells, tell_cell, tell_left_out, tell_what_is_assumed
     from training.process.failure import UnfitModelError
 
-    console, unfit, baseline = Console(), dict[str, str](), None
+    console, unfit, told = Console(), dict[str, str](), list[RehearsedCell]()
     with gather_inputs(params) as inputs:
         if params.train.micro_batch_size == AUTO:
             params = _settle_for_card(params, inputs, card, leaves_out=arguments.leave_out)
@@ -51,10 +51,12 @@ def _main() -> None:
                     raise ConfigurationError(f"cells.{name}: {error}") from None
                 unfit[name] = str(error)
                 continue
-            baseline = baseline or found
-            tell_cell(console, found, baseline, params, card)
+            told.append(found)
+            tell_cell(console, found, told[0], params, card)
             if (why := explain_misfit(found, num_cards=num_cards, card=card)) is not None:
                 unfit[name] = why
+        if len(told) > 1:
+            tell_all_cells(console, told, params, card, num_cards=num_cards)
         tell_what_is_assumed(console, card, inputs.assumed)
     if arguments.leave_out and len(unfit) < len(params.cells):
         if unfit:

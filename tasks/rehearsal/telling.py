@@ -1,4 +1,4 @@
-"""A rehearsal on the terminal: one table and one paragraph per cell."""
+"""A rehearsal on the terminal: one table and one paragraph per cell, and a table of all cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,14 @@ from rich.table import Table
 from tasks.machine.gpu_checks import GIB_PER_CONTEXT, IN_PIECES
 from tasks.params import Params
 from tasks.params.choices import read_unit
-from tasks.process.wording import NOT_AVAILABLE, OTHER_TRAINING, format_plural, format_three_digits, format_usd
+from tasks.process.wording import (
+    NOT_AVAILABLE,
+    OTHER_TRAINING,
+    format_optional,
+    format_plural,
+    format_three_digits,
+    format_usd,
+)
 from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.cell import RehearsedCell
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
@@ -29,6 +36,29 @@ def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, pa
     table.add_row("the card has", _format_gib(card.memory_gib))
     console.print(table)
     console.print(_describe(cell, baseline, params, card), soft_wrap=True, highlight=False, markup=False)
+
+
+def tell_all_cells(
+    console: Console, cells: Sequence[RehearsedCell], params: Params, card: Card, *, num_cards: int
+) -> None:
+    """Print the cells below each other, the first one as what the others are held against."""
+    table = Table(title=f"{num_cards} x {card.name} ({LABEL})")
+    table.add_column("cell")
+    table.add_column(f"GiB of {_format_gib(card.memory_gib)}", justify="right")
+    table.add_column("fits")
+    table.add_column(f"{read_unit(params.workload)}s per second", justify="right")
+    table.add_column("times as fast", justify="right")
+    for cell in cells:
+        speed = model_tokens_per_second(cell.load, card) if cell.load.is_modelled else None
+        ratio = model_speedup(cell.load, cells[0].load, card) if speed is not None and cell is not cells[0] else None
+        table.add_row(
+            cell.name,
+            _format_gib(cell.fit.needed_gib),
+            "no" if cell.fit.missing_gib or cell.num_missing_cards else "yes",
+            format_optional(speed, _format_range),
+            format_optional(ratio, _format_range),
+        )
+    console.print(table)
 
 
 def explain_misfit(cell: RehearsedCell, *, num_cards: int, card: Card) -> str | None:

@@ -66,7 +66,12 @@ def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(
     assert told in other
     assert told not in speedup
     # Wherever a figure is: all tables, all paragraphs, and at the end.
-    assert done.stdout.count("modelled, not measured") == 7
+    assert done.stdout.count("modelled, not measured") == 8
+    _, _, all_cells = done.stdout.partition("GiB of ")
+    rows = [line.split("│")[1:-1] for line in all_cells.splitlines() if line.startswith("│")]
+    assert [(row[0].strip(), row[2].strip()) for row in rows] == [("1gpu", "yes"), ("large", "yes"), ("2gpu", "yes")]
+    assert rows[0][4].strip() == "n/a"
+    assert f"{rows[2][4].strip()} times as fast as 1gpu" in speedup
     assert "products at 40% to 75% of the dense peak" in done.stdout
     assert "No rows are sliced yet" in done.stdout
 
