@@ -1,8 +1,8 @@
 """Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and what lies around them."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
 from training.step.local_update import Room, find_room
+
+Key = TypeVar("Key")
+_TOGETHER_BYTES = 1 << 25
+"""Of a rank's rows that go in one exchange, unless one tensor alone has more."""
 
 
 class Shards:
@@ -25,18 +29,49 @@ class Shards:
         """Ranks that hold one copy."""
         self.copy, self.place = divmod(ranks.rank, self.number)
 
-    def gather_whole(self, tensor: Tensor) -> Tensor:
-        """Return all rows of this rank's copy, on the CPU; one that is no shard as it is. To be called by all ranks."""
-        if not isinstance(tensor, DTensor):
-            return tensor.detach().cpu()
+    def generate_whole(self, tensors: Iterable[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Tensor]]:
+        """Yield all rows of this rank's copy of each, on the CPU; what is no shard as it is. To be called by all ranks.
+
+        Small ones go together: an exchange of a norm's few numbers takes as long as one of a megabyte.
+        """
+        waiting, num_bytes = list[tuple[Key, Tensor]](), 0
+        for key, tensor in tensors:
+            waiting.append((key, tensor))
+            if isinstance(tensor, DTensor):
+                num_bytes += tensor.to_local().nbytes
+            if num_bytes >= _TOGETHER_BYTES:
+                yield from self._gather(waiting)
+                waiting, num_bytes = [], 0
+        yield from self._gather(waiting)
+
+    def _gather(self, tensors: Sequence[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Tensor]]:
+        mine = [self._pad(tensor).view(torch.uint8).flatten() for _, tensor in tensors if isinstance(tensor, DTensor)]
+        parts = self._exchange(mine[0] if len(mine) == 1 else torch.cat(mine)) if mine else []
+        start = 0
+        for key, tensor in tensors:
+            if not isinstance(tensor, DTensor):
+                yield key, tensor.detach().cpu()
+                continue
+            end = start + self.count_rows(tensor) * math.prod(tensor.shape[1:]) * tensor.element_size()
+            # Apart from what else was exchanged with it, also where one rank has all.
+            whole = torch.cat([part[start:end] for part in parts]).view(tensor.dtype)
+            yield key, whole.view(-1, *tensor.shape[1:])[: tensor.shape[0]]
+            start = end
+
+    def _pad(self, tensor: DTensor) -> Tensor:
+        """Return this rank's rows on the CPU, as many as every rank has."""
         mine = tensor.to_local().detach().cpu()
         padded = torch.zeros((self.count_rows(tensor), *tensor.shape[1:]), dtype=mine.dtype)
         padded[: len(mine)] = mine
+        return padded
+
+    def _exchange(self, mine: Tensor) -> list[Tensor]:
+        """Return these bytes of every rank of this one's copy."""
         if self._ranks.world_size == 1:
-            return padded[: tensor.shape[0]]
-        parts = [torch.empty_like(padded) for _ in range(self._ranks.world_size)]
-        dist.all_gather(parts, padded)
-        return torch.cat(parts[self.copy * self.number : (self.copy + 1) * self.number])[: tensor.shape[0]]
+            return [mine]
+        parts = [torch.empty_like(mine) for _ in range(self._ranks.world_size)]
+        dist.all_gather(parts, mine)
+        return parts[self.copy * self.number : (self.copy + 1) * self.number]
 
     def select_own_rows(self, whole: Tensor, like: DTensor) -> Tensor:
         """Return this rank's rows of a whole tensor: those that it has of `like`."""

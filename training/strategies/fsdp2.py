@@ -235,44 +235,40 @@ class Fsdp2(AroundReplica):
         return self._sent.is_finite
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name, gathered one by one."""
-        for name, part in self.replica.full_parameters():
-            yield name, self._shards.gather_whole(part)
+        """Yield what is trained, by name, gathered piece by piece."""
+        return self._shards.generate_whole(self.replica.full_parameters())
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name, gathered one by one."""
-        for name, part in self.replica.full_gradient():
-            yield name, self._shards.gather_whole(part)
+        """Yield the gradient, by name, gathered piece by piece."""
+        return self._shards.generate_whole(self.replica.full_gradient())
 
     def digest(self) -> Digests:
         """Return the digest of each copy, which its ranks have gathered; as many as there are if they differ."""
         found = []
         for tensors in (dict(self.module.named_parameters()), self.replica.collect_moments()):
             digest = TensorDigest()
-            for name, tensor in sorted(tensors.items()):
-                digest.add(name, self._shards.gather_whole(tensor))
+            for name, tensor in self._shards.generate_whole(sorted(tensors.items())):
+                digest.add(name, tensor)
             found.append(self._shards.list_copies(self._ranks.gather_text(digest.hex())))
         return Digests(*found)
 
     def snapshot(self) -> Iterator[Part]:
-        """Yield weights and state, gathered tensor by tensor; rank 0 keeps them, as a rank of ddp would have them."""
-        tied = map_tied_names(self.module)
-        weights: dict[str, Tensor] = {}
-        for name, tensor in self.module.state_dict().items():
-            first = tied.get(name, name)
-            weights[name] = (
-                weights[first] if first in weights else self._keep_on_first(self._shards.gather_whole(tensor))
-            )
-        yield Part(WEIGHTS, weights if self._ranks.is_first else None)
+        """Yield weights and state, gathered piece by piece; rank 0 keeps them, as a rank of ddp would have them."""
+        tied, named = map_tied_names(self.module), self.module.state_dict()
+        firsts = ((name, tensor) for name, tensor in named.items() if name not in tied)
+        weights = {name: self._keep_on_first(whole) for name, whole in self._shards.generate_whole(firsts)}
+        yield Part(WEIGHTS, {name: weights[tied.get(name, name)] for name in named} if self._ranks.is_first else None)
         weights.clear()
         state = self.replica.state()
-        state["optimizer"]["state"] = {
-            index: {
-                name: self._keep_on_first(self._shards.gather_whole(value)) if isinstance(value, Tensor) else value
-                for name, value in kept.items()
-            }
-            for index, kept in state["optimizer"]["state"].items()
-        }
+        # Not the dicts that the optimizer goes on with.
+        kept = {index: dict(of_part) for index, of_part in state["optimizer"]["state"].items()}
+        moments = [
+            ((index, name), value) for index, of_part in kept.items() for name, value in of_part.items()
+            if isinstance(value, Tensor)
+        ]  # fmt: skip
+        for (index, name), whole in self._shards.generate_whole(moments):
+            kept[index][name] = self._keep_on_first(whole)
+        state["optimizer"]["state"] = kept
         yield Part(STATE, state if self._ranks.is_first else None)
 
     def _keep_on_first(self, whole: Tensor) -> Tensor:
