@@ -14,7 +14,7 @@ import torch
 from tests.gpu.steps import read_told
 from tests.tiny import make_config
 from tests.true_models import make_true_case
-from training.data.plan import make_micro_batches, make_segment_plan
+from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.strategies import find_strategy
 from training.workloads import find_workload
@@ -24,33 +24,40 @@ _LARGE = 100_000
 
 
 def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
-    """Train a few steps as the preset of its workload says, and write the memory (GiB) to standard output."""
+    """Warm up, train a few steps as the preset of its workload says, and write the memory (GiB) to standard output."""
     case = make_true_case(folder, model, num_steps=_NUM_STEPS + 1)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
     config = read_told(told, folder)
     workload = find_workload(config.workload)
-    found: dict[str, Any]
+    found: dict[str, Any] = {}
     with join_ranks(config) as ranks:
         try:
             trainer: Any = find_strategy(config.strategy).build(_make_model(workload, config), workload, config, ranks)
             source = workload.open_slice(config.segments[0].slice_dir)
             plan = make_segment_plan(source, config, config.segments[0])
-            # The largest last: by then there are moments.
-            steps = sorted({1, 2, plan.find_largest_step()}, key=lambda step: step == plan.find_largest_step())
-            for step in steps:
+
+            def make(step: int) -> list[Any]:
                 parts = make_micro_batches(
                     source, plan.step(step), rank=0, world_size=1, seq_len=config.seq_len, seed=(1, step)
                 )
-                micro_batches = [part.to(ranks.device) for part in parts]
+                return [part.to(ranks.device) for part in parts]
+
+            largest = plan.find_largest_step()
+            first = make_micro_batch(source, plan.step(largest), 0, seq_len=config.seq_len, seed=(config.seed, 0))
+            trainer.warm_up(first.to(ranks.device))
+            found["warm_up_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            torch.cuda.reset_peak_memory_stats()
+            for step in sorted({1, 2, largest}, key=lambda step: step == largest):
+                micro_batches = make(step)
                 trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
-            found = {
+            found |= {
                 "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
                 "held_gib": torch.cuda.memory_allocated() / 2**30,
                 "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
                 "parameters": sum(part.numel() for part in trainer.replica.parameters),
             }
         except torch.OutOfMemoryError as error:
-            found = {"error": str(error)}
+            found["error"] = str(error)
     json.dump(found, sys.stdout)
 
 
