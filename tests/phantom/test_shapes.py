@@ -36,3 +36,11 @@ def test_steps_of_packs_of_one_length_have_equally_many_kernels_wait_for_nothing
     assert len({step["kernels"] for step in steps}) == 1, steps
     assert not any(step["waits"] for step in steps)
     assert len({step["reserved_bytes"] for step in found["steps"]}) == 1
+
+
+def test_packs_of_any_length_and_number_of_rows_are_compiled_in_two_graphs(
+    on_phantom: Callable[..., Path], tmp_path: Path
+) -> None:
+    found = _run(tmp_path, on_phantom("H100-80"), packing=True, compile=True)
+    assert found["graphs"] == 2
+    assert not any(step["waits"] for step in found["steps"][1:])
