@@ -131,6 +131,7 @@ def test_no_step_waits_for_the_device(card: str, on_phantom: OnPhantom, tmp_path
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found.pop(A_WAIT) == "called a synchronizing CUDA operation"
-    assert len(found) == len(WORKLOADS) * (3 if card == "H100-80" else 2) * 2
+    # One process and ddp in each precision, what shares the state out in one.
+    assert len(found) == len(WORKLOADS) * ((3 if card == "H100-80" else 2) * 2 + 2)
     assert {name: steps for name, steps in found.items() if steps != list(range(1, NUM_STEPS + 1))} == {}
     assert "phantom:" not in done.stderr
