@@ -43,13 +43,22 @@ def _train(folder: Path, **changes: Any) -> dict[str, Any]:
 
 _CELLS: dict[str, dict[str, Any]] = {
     "packed rows": {"packing": True, "precision": "bf16"},
+    # As the presets for GPUs have it.
+    "packed rows, compiled": {"packing": True, "compile": True, "precision": "bf16"},
     "packs of one length, compiled": {"packing": "fixed", "compile": True, "precision": "bf16"},
     "packed rows on 2": {"packing": True, "precision": "bf16", "world_size": 2},
     "padded rows on 8": {"precision": "fp32", "world_size": 8, "global_batch_size": 16},
     "classes": {"workload": "sequence_classification", "precision": "fp16"},
     "classes on 2": {"workload": "sequence_classification", "precision": "bf16", "world_size": 2},
+    "classes on 8": {
+        "workload": "sequence_classification", "precision": "bf16", "world_size": 8, "global_batch_size": 16,
+        "options": {"bucket_mib": 0.05, "bucket_view": False, "gradient_hook": "fp16"},
+    },
     "images": {"workload": "image_classification", "precision": "fp32"},
     "images on 2": {"workload": "image_classification", "precision": "fp16", "world_size": 2},
+    "images on 8": {
+        "workload": "image_classification", "precision": "bf16", "world_size": 8, "global_batch_size": 16
+    },
     "images normalised on 1": {
         "workload": "image_classification", "precision": "bf16", "micro_batch_size": 4, "statistics_rows": 4
     },
@@ -66,6 +75,14 @@ _CELLS: dict[str, dict[str, Any]] = {
     "responses on 2": {
         "workload": "instruction", "packing": True, "strategy": "fsdp2", "precision": "bf16", "world_size": 2
     },
+    "responses on 8": {
+        "workload": "instruction", "packing": True, "precision": "bf16", "world_size": 8, "global_batch_size": 16
+    },
+    "layers recomputed, by SGD": {"activation_checkpointing": "layers", "optimizer": "sgd", "precision": "bf16"},
+    "ranks that meet later, 2": {
+        "strategy": "local_sgd", "world_size": 2, "precision": "bf16", "options": {"every_steps": 2}
+    },
+    "gradients in 8 bits from 2": {"strategy": "compressed", "world_size": 2, "options": {"compression": "int8"}},
     "shards on the host of 2": {
         "strategy": "fsdp2", "precision": "bf16", "world_size": 2, "options": {"offload": "cpu", "mixed": "bf16"}
     },
@@ -119,6 +136,13 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
     assert sorted(min(one.devices) for one in ranks) == list(range(num_ranks))
     assert all(len(one.devices) == 1 for one in ranks), [one.devices for one in ranks]
     assert all(one.launches > 100 for one in ranks)
+    (setting,) = facts["settings"]
+    if cell.get("workload") != "image_classification":
+        is_whole = cell.get("packing") and cell["precision"] == "bf16"
+        told = setting["kernels"]["attention_kernel"]
+        assert told == "flash, all documents of a pack at once" if is_whole else told
+    # Of attention, which is never cuDNN's: on an H100 it would build one for every new shape.
+    assert cell.get("workload") == "image_classification" or not any(one.plans for one in ranks)
     assert all((one.collectives > 0) is (num_ranks > 1) for one in ranks)
     assert len({one.collectives for one in ranks}) == 1
 
