@@ -73,3 +73,18 @@ def test_layers_of_fsdp2_that_stay_gathered_give_the_same_bits_with_fewer_gather
         assert counted["number"] % per_round == 0
         numbers.append(counted["number"] / per_round)
     assert numbers[0] == numbers[1]
+
+
+def test_what_fsdp2_gathers_in_many_exchanges_is_the_same_though_ranks_have_other_numbers_of_rows(
+    ranks: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    spread = {"strategy": "fsdp2", "world_size": 3, "cell": "ranks", "global_batch_size": 12}
+    # 131 rows of the embedding on 3 ranks: 44, 44 and 43.
+    model = make_tiny_model(tmp_path / "model", hidden_size=32, vocab_size=131)
+    at_once, in_parts = (make_config(tmp_path / name, model, slices[:1], **spread) for name in ("at_once", "in_parts"))
+    ranks.train(at_once)
+    codes = ranks.launch(in_parts, entry="tests.training.small_exchanges")
+    assert codes == [0] * 3, last_words(in_parts)
+    assert are_bitwise_equal(weights_at_end(at_once), weights_at_end(in_parts))
+    for what in ("parameter_checksums", "optimizer_checksums"):
+        assert facts_of(at_once)[what] == facts_of(in_parts)[what]

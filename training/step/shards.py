@@ -32,16 +32,17 @@ class Shards:
     def generate_whole(self, tensors: Iterable[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Tensor]]:
         """Yield all rows of this rank's copy of each, on the CPU; what is no shard as it is. To be called by all ranks.
 
-        Small ones go together: an exchange of a norm's few numbers takes as long as one of a megabyte.
+        Small ones go together, since every exchange has a price of its own, however little it carries.
         """
         waiting, num_bytes = list[tuple[Key, Tensor]](), 0
         for key, tensor in tensors:
-            waiting.append((key, tensor))
-            if isinstance(tensor, DTensor):
-                num_bytes += tensor.to_local().nbytes
-            if num_bytes >= _TOGETHER_BYTES:
+            # As many on every rank, whatever rows it has, so that all exchange the same ones together.
+            size = self.count_bytes(tensor) if isinstance(tensor, DTensor) else 0
+            if waiting and num_bytes + size > _TOGETHER_BYTES:
                 yield from self._gather(waiting)
                 waiting, num_bytes = [], 0
+            waiting.append((key, tensor))
+            num_bytes += size
         yield from self._gather(waiting)
 
     def _gather(self, tensors: Sequence[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Tensor]]:
@@ -52,11 +53,15 @@ class Shards:
             if not isinstance(tensor, DTensor):
                 yield key, tensor.detach().cpu()
                 continue
-            end = start + self.count_rows(tensor) * math.prod(tensor.shape[1:]) * tensor.element_size()
+            end = start + self.count_bytes(tensor)
             # Apart from what else was exchanged with it, also where one rank has all.
             whole = torch.cat([part[start:end] for part in parts]).view(tensor.dtype)
             yield key, whole.view(-1, *tensor.shape[1:])[: tensor.shape[0]]
             start = end
+
+    def count_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of a rank's rows of it, padded so that every rank has as many."""
+        return self.count_rows(tensor) * math.prod(tensor.shape[1:]) * tensor.element_size()
 
     def _pad(self, tensor: DTensor) -> Tensor:
         """Return this rank's rows on the CPU, as many as every rank has."""
@@ -102,9 +107,9 @@ def describe_units(units: Sequence[nn.Module], shards: Shards, *, is_mixed: bool
     own = [_list_own(unit, units) for unit in units]
     casts = [False] + [is_mixed] * (len(own) - 1)
     return {
-        "unit_bytes": [sum(_count_bytes(part, shards) for part in parts) for parts in own],
+        "unit_bytes": [sum(shards.number * shards.count_bytes(part) for part in parts) for parts in own],
         "gathered_bytes": [
-            sum(_count_bytes(part, shards) // (2 if is_cast and part.ndim > 1 else 1) for part in parts)
+            sum(shards.number * shards.count_bytes(part) // (2 if is_cast and part.ndim > 1 else 1) for part in parts)
             for parts, is_cast in zip(own, casts, strict=True)
         ],
         "num_parameters": sum(map(len, own)),
@@ -115,8 +120,3 @@ def _list_own(unit: nn.Module, units: Sequence[nn.Module]) -> list[nn.Parameter]
     inner = [other for other in unit.modules() if other is not unit and other in units]
     not_its_own = {id(part) for other in inner for part in other.parameters()}
     return [part for part in unit.parameters() if id(part) not in not_its_own]
-
-
-def _count_bytes(part: nn.Parameter, shards: Shards) -> int:
-    """Return the bytes of a parameter, padded so that every rank has as many rows."""
-    return shards.count_rows(part) * shards.number * math.prod(part.shape[1:]) * part.element_size()

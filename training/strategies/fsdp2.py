@@ -256,8 +256,11 @@ class Fsdp2(AroundReplica):
         """Yield weights and state, gathered piece by piece; rank 0 keeps them, as a rank of ddp would have them."""
         tied, named = map_tied_names(self.module), self.module.state_dict()
         firsts = ((name, tensor) for name, tensor in named.items() if name not in tied)
-        weights = {name: self._keep_on_first(whole) for name, whole in self._shards.generate_whole(firsts)}
-        yield Part(WEIGHTS, {name: weights[tied.get(name, name)] for name in named} if self._ranks.is_first else None)
+        found = {name: self._keep_on_first(whole) for name, whole in self._shards.generate_whole(firsts)}
+        weights = {name: found[tied.get(name, name)] for name in named}
+        found.clear()
+        yield Part(WEIGHTS, weights if self._ranks.is_first else None)
+        # Whoever has written them may hold the part still, and the moments are twice as large.
         weights.clear()
         state = self.replica.state()
         # Not the dicts that the optimizer goes on with.
