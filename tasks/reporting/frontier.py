@@ -7,6 +7,7 @@ from tasks.gates.measured import select_arm
 from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate
+from tasks.records.measurement import ArmSpeed
 from tasks.reporting.results import Results
 
 CARDS_GB = (16, 24, 40, 80)
@@ -23,10 +24,8 @@ class Place:
     number: int
     """Its place among the cells, from 0."""
     seconds_per_token: Estimate
-    """Of all ranks together, with a 95 % interval."""
-    speedup: float
-    """Over the baseline, turn by turn: two cells' seconds may be of other turns. 1 of the baseline, and where no
-    speedup has an interval."""
+    """Of all ranks together, with a 95 % interval: the baseline's, and of the other cells those / the speedup, which is
+    of turns that both had. Their own seconds may be of other turns than each other's."""
     memory_gib: float
     """Allocated by the rank that has most."""
     needed_gb: float
@@ -54,24 +53,32 @@ def _make_place(results: Results, number: int, memory: CellMemory) -> Place:
     assert results.measurement is not None
     arm, largest = select_arm(results.measurement, memory.cell), memory.largest
     assert largest.allocated_gib is not None
-    step, seconds = arm.step_seconds, 1 / arm.tokens_per_second
     return Place(
         cell=memory.cell,
         number=number,
-        seconds_per_token=Estimate(
-            value=seconds, low=seconds * step.low / step.value, high=seconds * step.high / step.value
-        ),
-        speedup=1.0 if arm.speedup is None else arm.speedup.value,
+        seconds_per_token=_compute_seconds(select_arm(results.measurement, results.baseline.cell), arm.speedup)
+        if arm.speedup is not None
+        else _compute_own_seconds(arm),
         memory_gib=largest.allocated_gib,
         needed_gb=compute_needed_gib(largest.allocated_gib, largest.reserved_gib) * _GB_PER_GIB,
         is_proven=results.cells[number].standing.state == "proven",
     )
 
 
+def _compute_own_seconds(arm: ArmSpeed) -> Estimate:
+    step, seconds = arm.step_seconds, 1 / arm.tokens_per_second
+    return Estimate(value=seconds, low=seconds * step.low / step.value, high=seconds * step.high / step.value)
+
+
+def _compute_seconds(baseline: ArmSpeed, speedup: Estimate) -> Estimate:
+    seconds = 1 / baseline.tokens_per_second
+    return Estimate(value=seconds / speedup.value, low=seconds / speedup.high, high=seconds / speedup.low)
+
+
 def find_best(places: Sequence[Place], card_gb: float) -> Place | None:
-    """Return the proven cell with the largest speedup that needs no more than the card has; None: none."""
+    """Return the proven cell with the fewest seconds per token that needs no more than the card has; None: none."""
     fit = [place for place in places if place.is_proven and place.needed_gb <= card_gb]
-    return max(fit, key=lambda place: place.speedup, default=None)
+    return min(fit, key=lambda place: place.seconds_per_token.value, default=None)
 
 
 def is_of_cpu(results: Results) -> bool:

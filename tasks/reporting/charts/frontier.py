@@ -10,8 +10,9 @@ POSITION = 75
 NEEDS_SPEEDUP = True
 SECTION = "memory"
 CAPTION = (
-    "Time per unit of work, all ranks together, with 95 % intervals, over the most memory that a rank allocated. No "
-    "other cell is better in both than those that the dashed line joins."
+    "Time per unit of work, all ranks together, with 95 % intervals, over the most memory that a rank allocated: the "
+    "first cell's own time, and of the others that time divided by their speedup. No other cell is better in both than "
+    "those that the dashed line joins."
 )
 
 

@@ -2,11 +2,16 @@
 
 import dataclasses
 import itertools
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
+from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
 from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
@@ -274,7 +279,7 @@ def _compare_three_cells() -> TimedComparison:
     )  # fmt: skip
 
 
-def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside() -> None:
+def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison, trials = _compare_three_cells(), Trials()
     _, two, four = comparison.cells
     for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):
@@ -288,6 +293,18 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside() -> Non
         )  # fmt: skip
     assert list(select_turns_for(comparison, trials, two).turns) == list(range(7))
     assert list(select_turns_for(comparison, trials, four).turns) == list(range(5))
+    # A prediction from each of them is given those turns, and no others.
+    given: list[Callable[[Cell], Trials]] = []
+    monkeypatch.setattr(
+        session, "predict_cells", lambda _probed, _workers, _speedups, select, **_: given.append(select)
+    )
+    asked: Any = SimpleNamespace(
+        comparison=comparison, machine=SimpleNamespace(num_gpus=0), num_devices=0, device="cpu"
+    )
+    bench: Any = SimpleNamespace(facts=lambda _: [{"bytes_per_real_byte": 1.0}], make_ready=None)
+    measured: Any = SimpleNamespace(headline=Headline(baseline="1proc", most_share=0.05), beside=trials)
+    session._predict(asked, bench, {}, measured, threading.Event(), [])
+    assert [list(select(cell).turns) for select in given for cell in (two, four)] == [list(range(7)), list(range(5))]
 
 
 def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> None:

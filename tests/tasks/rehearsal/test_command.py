@@ -96,9 +96,11 @@ def test_a_precision_that_the_card_emulates_is_refused_with_2(folder: Path) -> N
 
 @pytest.mark.slow
 def test_of_a_model_of_the_hub_its_config_alone_is_fetched_and_its_commit_kept(tmp_path: Path) -> None:
-    weights = make_tiny_model(tmp_path / "whole")
+    whole = make_tiny_model(tmp_path / "whole")
+    (whole / "tokenizer.json").write_text("{}")
+    assert (whole / "model.safetensors").is_file()
     with HubServer() as hub:
-        hub.add_repo("model", "Qwen/Qwen2-0.5B-Instruct", weights)
+        hub.add_repo("model", "Qwen/Qwen2-0.5B-Instruct", whole)
         done = _run(tmp_path, "1x H100-80", "--leave-out", **hub.environment(cache=tmp_path / "cache", token="hf_none"))
         asked = [request.line for request in hub.requests]
     assert done.returncode == 0, done.stderr[-3000:]
