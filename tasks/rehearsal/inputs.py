@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tasks.data.builtin.image_networks import make_config
 from tasks.params import Params
-from tasks.params.choices import has_labels, has_prompts, read_unit
+from tasks.params.choices import read_unit
 from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.longest_rows import write_longest_rows
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import write_json
 
@@ -109,23 +108,3 @@ def _find_slices(params: Params) -> dict[str, Path] | None:
     if found is None or found.workload != params.workload or not set(wanted) <= found.slices.keys():
         return None
     return {part: _SLICES / part for part in wanted}
-
-
-def write_longest_rows(folder: Path, params: Params, number: int) -> Path:
-    """Write the rows of the largest step, all as long as they may be."""
-    folder.mkdir()
-    size, length = params.dataset.image_size, params.train.seq_len
-    arrays = {"row_ids": np.arange(number, dtype=np.int64)}
-    if read_unit(params.workload) == "image":
-        assert size is not None
-        arrays["images"] = np.zeros((number, 3, size, size), dtype=np.uint8)
-    else:
-        arrays["tokens"] = np.zeros(number * length, dtype=np.int32)
-        arrays["offsets"] = np.arange(number + 1, dtype=np.int64) * length
-    if has_labels(params.workload):
-        arrays["labels"] = np.zeros(number, dtype=np.int64)
-    if has_prompts(params.workload):
-        arrays["prompts"] = np.ones(number, dtype=np.int64)
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    return folder

@@ -25,7 +25,7 @@ from tasks.ranks.cell_ranks import choose_device, make_ranks_config
 from tasks.records.fingerprint import MachineFile
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.cards import GIB
-from tasks.rehearsal.inputs import write_longest_rows
+from tasks.rehearsal.longest_rows import write_longest_rows
 from tasks.strategies import count_shares
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import digest_json, write_json
