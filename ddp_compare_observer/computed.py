@@ -1,7 +1,6 @@
 """What the model computes: its outermost calls, the losses, the backward passes."""
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.fed import Loaders
+from ddp_compare_observer.losses import watch_losses
 from ddp_compare_observer.record import Guard, is_main_thread
 from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, read_bytes
 from ddp_compare_observer.setting import find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
-_IGNORED = -100
 _HEADS = 512
 _HEAD_TOKENS = 64
 _ONE_IN = 64
@@ -75,13 +74,16 @@ class Computing:
                 else:
                     self._guard(self._steps.add_backward)
                 self._times.switch(timeline.BACKWARD)
-                return backward(tensors, *arguments, **named)
+                backward(tensors, *arguments, **named)
+                if self._steps.is_sampled:
+                    self._times.switch(timeline.OBSERVER)
+                    self._guard(self._steps.see_gradient)
             finally:
                 self._times.leave()
                 self._is_backward = False
 
         torch.autograd.backward = observed_backward
-        self._watch_loss("cross_entropy")
+        watch_losses(self._guard, self._times, self._steps)
 
     def learn_models(self) -> None:
         """Until the next optimizer step has come every model is looked at, to find those that are called outermost."""
@@ -200,6 +202,8 @@ class Computing:
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
+            if self._steps.is_read:
+                micro.has_integers = not all(one.is_floating_point() for _, one in found)
             # Rows are compared in the first pass over them alone.
             is_asked = self._steps.is_read or ids is None or not all(one % _ONE_IN for one in ids)
             if self._steps.is_sampled or given is None or (given.is_first_pass and is_asked):
@@ -247,42 +251,6 @@ class Computing:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss):
             value = float(loss.detach())
         self._steps.add_backward(value, self._lines.find())
-
-    def _watch_loss(self, name: str) -> None:
-        original = getattr(torch.nn.functional, name)
-        parameters = inspect.signature(original).parameters
-        defaults = {key: one.default for key, one in parameters.items()}
-
-        @functools.wraps(original)
-        def observed(*arguments: Any, **named: Any) -> Any:
-            output = original(*arguments, **named)
-            if torch.compiler.is_compiling() or not self._steps.is_read or not is_main_thread():
-                return output
-            given = defaults | dict(zip(parameters, arguments, strict=False)) | named
-            self._times.charge(self._guard, self._see_loss, output, given)
-            return output
-
-        setattr(torch.nn.functional, name, observed)
-
-    def _see_loss(self, output: Any, given: dict[str, Any]) -> None:
-        target: torch.Tensor = given["target"]
-        micro = self._steps.open_micro
-        if micro is None or not isinstance(output, torch.Tensor) or not output.requires_grad:
-            return
-        micro.num_losses += 1
-        if not self._steps.can_read(output) or given["weight"] is not None or target.is_floating_point():
-            micro.is_weighted = True
-            return
-        kept = target.detach().cpu()
-        micro.num_targets = int((kept != given["ignore_index"]).sum())
-        micro.reduction = given["reduction"]
-        micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
-        if micro.mask is not None and micro.mask.dim() > 1 and micro.mask.shape[1] > 1:
-            mask = micro.mask
-            # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
-            for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
-                if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
-                    micro.labels_are_mask = True
 
 
 def _looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:

@@ -25,6 +25,9 @@ def _load_observer() -> None:
     folder = os.environ.pop("DDP_COMPARE_AUDIT")
     heartbeat = os.environ.pop("DDP_COMPARE_HEARTBEAT", None)
     before = os.environ.pop("DDP_COMPARE_PYTHONPATH", "")
+    if os.environ.pop("DDP_COMPARE_ALONE", ""):
+        # By this one accelerate tells that torchrun has started it, and wraps a model that needs no wrapper.
+        os.environ.pop("LOCAL_RANK", None)
     os.environ.pop("PYTHONPATH", None)
     if before:
         os.environ["PYTHONPATH"] = before

@@ -12,14 +12,14 @@ import sys
 import threading
 from pathlib import Path
 
-from tasks.auditing.checks import ask_all
+from tasks.auditing.checks import ask_all, judge_cells
+from tasks.auditing.findings.plain_baseline import is_wrapped_by_accelerate
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.link import LinkUse, measure_link
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.request import Request, parse_request
 from tasks.auditing.running import launch_script
 from tasks.auditing.speed import compute_speeds
-from tasks.gates.checks import compute_standings
 from tasks.process import wording
 from tasks.process.failure import ConfigurationError, DistributedError, exit_with_one_line
 from tasks.process.lock import lock_machine
@@ -48,17 +48,25 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     folder = work / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
     audit = Audit(request, {cell: [] for cell in request.cells})
     links: dict[str, LinkUse | str] = {}
+    is_alone = False
     for turn in range(request.num_launches):
         # There and back, so that what changes slowly does not always meet the same cell.
         for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
             _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
-            launched = launch_script(request, cell, folder / f"{cell}-{turn + 1}", stop=stop)
+            place = folder / f"{cell}-{turn + 1}"
+            is_baseline = cell == request.baseline
+            launched = launch_script(request, cell, place, stop=stop, is_alone=is_baseline and is_alone)
+            if turn == 0 and is_baseline and is_wrapped_by_accelerate(launched):
+                _log.info("%s: accelerate wraps what torchrun starts; once more, as if python had started it", cell)
+                alone = launch_script(request, cell, place.with_name(f"{place.name}-alone"), stop=stop, is_alone=True)
+                is_alone = bool(alone.num_steps) and not alone.is_failed
+                launched = alone if is_alone else launched
             audit.add(launched)
             require_steps(launched, started_in=request.folder)
             if turn == 0 and (use := measure_link(request, launched, stop=stop)) is not None:
                 links[cell] = use
     gates, speeds = ask_all(audit), compute_speeds(audit)
-    standings = compute_standings(gates, list(request.cells))
+    standings = judge_cells(gates, list(request.cells))
     document = make_document(audit, gates, speeds, standings, links)
     write_text(reports / _PAGE, _make_public(render_html(document, {})))
     write_text(reports / _TEXT, _make_public(render_markdown(document)))

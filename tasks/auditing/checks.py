@@ -27,6 +27,7 @@ from tasks.auditing.findings import (
     start_weights,
 )
 from tasks.auditing.launched import Audit
+from tasks.gates.checks import Standing, compute_standings
 from tasks.records.gate import CellFinding, Finding, Gate
 
 QUESTIONS: Sequence[Question] = (
@@ -42,6 +43,8 @@ _OF_EVERY_LAUNCH: Sequence[Question] = (
 
 Files that a script finds there in a later launch are those of its own first one.
 """
+_OF_THE_SCRIPT_ALONE = (epochs.NAME, clock.NAME)
+"""What these ask bears on what the script says; the speedup is of steps, by the audit's own clock."""
 _WORST = ("failed", "not checked", "passed")
 
 
@@ -54,6 +57,21 @@ def ask_all(audit: Audit) -> list[Gate]:
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=question.NAME, question=question.QUESTION, findings=findings))
     return gates
+
+
+def judge_cells(gates: Sequence[Gate], cells: Sequence[str]) -> dict[str, Standing]:
+    """Return cell -> what the findings leave of its speedup; `cells` has all of them, the baseline first.
+
+    Whatever is found wrong withholds it. What could not be seen leaves it unproven, unless it is about nothing but what
+    the script says of itself.
+    """
+    bearing = [
+        gate.model_copy(update={"findings": [one for one in gate.findings if one.verdict == "failed"]})
+        if gate.name in _OF_THE_SCRIPT_ALONE
+        else gate
+        for gate in gates
+    ]
+    return compute_standings(bearing, cells)
 
 
 def _find(question: Question, audit: Audit, cell: str) -> Finding | None:

@@ -23,6 +23,8 @@ class Launched:
     """The script's own: of the rank that caused the end."""
     ending: str = ""
     """Why it ended, where it did not end by itself with 0."""
+    is_alone: bool = False
+    """Whether the script could not tell that torchrun had started it."""
     was_ended: bool = False
     """Whether the audit ended it, after as many steps as were asked for."""
     beside: "list[Launched]" = field(default_factory=list, repr=False, compare=False)

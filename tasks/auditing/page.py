@@ -72,7 +72,9 @@ def make_document(
         end=[
             Text(
                 "An audit sees from outside. What it could not see is called not observable and is no pass. What a "
-                "step does was looked at in every launch, all else in the first one of each cell."
+                "step does was looked at in every launch, all else in the first one of each cell. How many epochs the "
+                "script was asked for and what its own clock says bear on no step, so that they leave a speedup as it "
+                "is where they could not be seen."
             )
         ],
     )
@@ -84,8 +86,9 @@ def tell_verdict(gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict
     if failed:
         told = f"{wording.format_plural(len(failed), 'finding')}: {wording.join_names(failed)}."
         return f"{told} {_tell_speed(speeds, standings)}"
-    unseen = sum(gate.verdict == "not checked" for gate in gates)
-    told = f"Nothing wrong was seen; {wording.format_plural(unseen, 'question')} of {len(gates)} not observable."
+    asked = [gate for gate in gates if gate.findings]
+    unseen = sum(gate.verdict == "not checked" for gate in asked)
+    told = f"Nothing wrong was seen; {wording.format_plural(unseen, 'question')} of {len(asked)} not observable."
     return f"{told} {_tell_speed(speeds, standings)}"
 
 

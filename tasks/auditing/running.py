@@ -28,10 +28,13 @@ _GRACE_SECONDS = 5.0
 _KILLED_BY_US = -signal.SIGKILL
 
 
-def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.Event) -> Launched:
+def launch_script(
+    request: Request, cell: str, folder: Path, *, stop: threading.Event, is_alone: bool = False
+) -> Launched:
     """Run the script on the ranks of a cell until it ends, hangs or has made the steps asked for.
 
-    Its record and all that it prints are in `folder`. Raises PreemptedError once `stop` is set.
+    Its record and all that it prints are in `folder`. With `is_alone` a single rank looks for accelerate as if python
+    had started it and not torchrun. Raises PreemptedError once `stop` is set.
     """
     folder.mkdir(parents=True)
     world_size = request.cells[cell]
@@ -44,7 +47,7 @@ def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.
             request.words_for(cell),
             python=request.python,
             folder=request.folder,
-            environment=_make_environment(folder, watchdog.file),
+            environment=_make_environment(folder, watchdog.file, is_alone=is_alone),
             world_size=world_size,
             threads_per_rank=max(1, (os.cpu_count() or 1) // max(request.cells.values())),
             log_folder=folder / "logs",
@@ -77,7 +80,8 @@ def launch_script(request: Request, cell: str, folder: Path, *, stop: threading.
         ending = f"{hang}; the stacks of the ranks are in {launch.log_folder}"
     elif exit_code != 0 and not was_ended:
         ending = redact(launch.explain_end())
-    return Launched(cell, folder, ranks, exit_code if hang is None else _KILLED_BY_US, ending, was_ended)
+    exit_code = exit_code if hang is None else _KILLED_BY_US
+    return Launched(cell, folder, ranks, exit_code, ending, is_alone=is_alone, was_ended=was_ended)
 
 
 def count_new_steps(reader: EventReader) -> int:
@@ -89,7 +93,7 @@ def count_new_steps(reader: EventReader) -> int:
         return 0
 
 
-def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
+def _make_environment(folder: Path, heartbeat: Path, *, is_alone: bool) -> dict[str, str]:
     """Return the script's environment: ours, without what this project's commands set for themselves, and the hook."""
     ours = dict(os.environ)
     before = ours.get("PYTHONPATH", "")
@@ -101,6 +105,7 @@ def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
         "DDP_COMPARE_PYTHONPATH": before,
         "DDP_COMPARE_AUDIT": str(folder.absolute()),
         "DDP_COMPARE_HEARTBEAT": str(heartbeat),
+        **({"DDP_COMPARE_ALONE": "1"} if is_alone else {}),
     }
 
 

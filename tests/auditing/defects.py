@@ -141,6 +141,12 @@ DEFECTS = {
         loss_weights.NAME,
         "have the same weight",
     ),
+    "mean of means, of squares": Defect(
+        "regression",
+        {"mse_loss(network(batch), target)": "mse_loss(network(batch)[:, rank:], target[:, rank:])"},
+        loss_weights.NAME,
+        "means over 60 and over 64 targets have the same weight",
+    ),
     "labels = attention mask": Defect(
         "plain_ddp",
         {'labels = micro["labels"]': 'labels = micro["attention_mask"]'},

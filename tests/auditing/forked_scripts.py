@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,19 @@ class ForkedScripts:
             cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def launch(self, words: list[str], *, cell: str, world_size: int, folder: Path) -> Launched:
+    def launch(self, words: list[str], *, cell: str, world_size: int, folder: Path, is_alone: bool = False) -> Launched:
         """Run the script to its end on so many ranks, in `folder`; return what it left."""
         work = folder / f"{cell}-{len(list(folder.glob(cell + '-*')))}"
         work.mkdir(parents=True)
-        asked = {"words": words, "world_size": world_size, "work": str(work), "folder": str(folder)}
+        asked = {
+            "words": words, "world_size": world_size, "work": str(work), "folder": str(folder), "is_alone": is_alone,
+        }  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         codes: list[int] = json.loads(self._process.stdout.readline())
-        return read_launched(work, cell, codes)
+        return replace(read_launched(work, cell, codes), is_alone=is_alone)
 
     def close(self) -> None:
         """End it."""
@@ -120,6 +123,8 @@ def _run(asked: dict[str, Any], rank: int, port: int) -> int:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"]), "LOCAL_WORLD_SIZE":
         str(asked["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+    if asked["is_alone"]:
+        os.environ.pop("LOCAL_RANK")
     sys.argv = asked["words"]
     sys.path.insert(0, str(Path(asked["words"][0]).parent))
     arm_when_torch_comes(asked["work"], rank=rank, heartbeat=None)

@@ -66,6 +66,22 @@ while True:
     optimizer.step()
 """
 
+_ACCELERATED = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+rows = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=8 // accelerator.num_processes)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, rows = accelerator.prepare(model, optimizer, rows)
+for batch in rows:
+    accelerator.backward(torch.nn.functional.mse_loss(model(batch), batch))
+    optimizer.step()
+    optimizer.zero_grad()
+accelerator.end_training()
+"""
+
 
 def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProcess[str]":
     (folder / "a script.py").write_text(script)
@@ -105,6 +121,26 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
     verdicts = {gate["name"]: gate["verdict"] for gate in found}
     assert verdicts["Same parameters on all ranks"] == verdicts["Exchanged once per update"] == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "verdict", "says"),
+    [
+        (_ACCELERATED, "passed", "Linear is called as it is; it was started as if without torchrun"),
+        # One that will not do without is left as torchrun starts it.
+        (f"import os; os.environ['LOCAL_RANK']\n{_ACCELERATED}", "not checked", "without which it does not train"),
+    ],
+)
+def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(
+    tmp_path: Path, script: str, verdict: str, says: str
+) -> None:
+    done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
+    gate = next(gate for gate in found if gate["name"] == "Baseline is the plain module")
+    assert gate["verdict"] == verdict
+    assert says in gate["findings"][0]["compared"]
 
 
 @pytest.mark.slow

@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.auditing.checks import QUESTIONS, ask_all
+from tasks.auditing.checks import QUESTIONS, ask_all, judge_cells
 from tasks.auditing.findings import (
+    clipping,
+    clock,
     data_wait,
     epochs,
     exchange,
+    loss_weights,
     own_device,
+    plain_baseline,
     plausible_speed,
     rows_of_its_own,
+    same_ids,
     same_parameters,
     start_weights,
 )
@@ -74,6 +79,9 @@ def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory
                 audit.launches[cell] = baseline.launches[cell]
                 continue
             launched = forked.launch(request.words_for(cell), cell=cell, world_size=world_size, folder=folder)
+            if cell == audit.baseline and plain_baseline.is_wrapped_by_accelerate(launched):
+                words = request.words_for(cell)
+                launched = forked.launch(words, cell=cell, world_size=world_size, folder=folder, is_alone=True)
             assert launched.exit_code == 0, launched.ending
             assert all(rank.is_whole for rank in launched.ranks), [rank.lines.get("broken") for rank in launched.ranks]
             audit.launches[cell] = [launched]
@@ -106,6 +114,52 @@ def test_nothing_is_found_in_a_correct_script(correct: Callable[[str], Audit], n
     # What cannot be known says so.
     found = [one for gate in gates for one in gate.findings if one.verdict == "not checked"]
     assert all("not observable" in one.compared for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "accelerated", "classifier", "plain_ddp", "regression", "trainer",
+        pytest.param("lightning_module", marks=needs_lightning),
+    ],
+)  # fmt: skip
+def test_nothing_about_its_steps_stays_open_of_a_correct_script(correct: Callable[[str], Audit], name: str) -> None:
+    audit = correct(name)
+    gates = [gate for gate in ask_all(audit) if gate.name not in TOLD_BY_SECONDS | {clock.NAME}]
+    standings = judge_cells(gates, list(audit.request.cells))
+    assert standings["2proc"].state == "proven", standings["2proc"]
+
+
+@pytest.mark.slow
+def test_of_numbers_with_a_fraction_there_are_no_ids_and_a_mean_of_squares_is_weighed(
+    correct: Callable[[str], Audit],
+) -> None:
+    gates = {gate.name: gate for gate in ask_all(correct("regression"))}
+    assert gates[same_ids.NAME].findings == []
+    assert gates[loss_weights.NAME].compared.startswith("2proc: a target weighs the same in every micro-batch of 16")
+    assert "2proc: nothing clips it: in 10 steps looked at" in gates[clipping.NAME].compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ("clamp_(-0.01, 0.01)", "not checked"),
+        # As a scaler for fp16 leaves it.
+        ("mul_(0.25)", "passed"),
+    ],
+)
+def test_a_gradient_that_the_script_itself_changes_is_no_pass(
+    audit_script: Callable[..., Audit], correct: Callable[[str], Audit], tmp_path: Path, change: str, verdict: str
+) -> None:
+    text = (SCRIPTS / "regression.py").read_text()
+    changed = f"            loss.backward()\n            [one.grad.{change} for one in network.parameters()]\n"
+    (tmp_path / "regression.py").write_text(text.replace("            loss.backward()\n", changed))
+    audit = audit_script(tmp_path / "regression.py", folder=tmp_path, baseline=correct("regression"))
+    found = clipping.find(audit, "2proc")
+    assert found is not None
+    assert found.verdict == verdict, found.compared
 
 
 @pytest.mark.slow

@@ -38,6 +38,8 @@ _HOSTILE = {
     "replaces what it can": "import builtins, json, os, sys, threading\nos.write = os.getpid = json.dumps = None\n"
     "threading.current_thread = threading.main_thread = None\nsys.modules['__main__'] = object()\n",
     "forges lines": _OPEN_RECORD + _FORGED,
+    "compiles losses": "import torch\nfor loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss()):\n"
+    "    torch.jit.script(loss)\n",
     "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_compare')]:\n"
     "    del sys.modules[name]\n",
 }

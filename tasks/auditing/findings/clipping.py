@@ -17,6 +17,7 @@ QUESTION = "Is the gradient clipped by the same norm on every rank?"
 REMEDY = "clip after the exchange, by the norm of the whole gradient (FSDP: its own clip_grad_norm_, or DTensors)"
 
 _APART = 1e-3
+_FEWEST_STEPS = 2
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
@@ -41,7 +42,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
                     f"{cell}: step {steps[0]['step']} was clipped{f' at {where}' * bool(where)} by the norm {told}"
                 )
     if not num_compared:
-        return make_unobservable(cell, "no clip_grad_norm_ was seen; what a script does by hand cannot be")
+        return _find_untouched(audit, cell)
     if problems and holds_whole_model(ranks) and do_parameters_differ(ranks):
         return make_unobservable(cell, "every rank has a model of its own, and so a norm")
     return make_finding(
@@ -49,4 +50,20 @@ def find(audit: Audit, cell: str) -> Finding | None:
         otherwise=f"{cell}: the norm was the same on all ranks, {wording.format_plural(num_compared, 'time')} in "
         f"{wording.format_plural(num_steps, 'step')} looked at, of {audit.first(cell).num_steps:,}",
         numbers={"compared": num_compared, "different": len(problems)},
+    )
+
+
+def _find_untouched(audit: Audit, cell: str) -> Finding:
+    """Look whether the optimizer finds the gradient as the backward pass has left it: then nothing has clipped it."""
+    kept = [step["is_gradient_kept"] for rank in audit.ranks(cell) for step in rank.steps if "is_gradient_kept" in step]
+    known = [one for one in kept if one is not None]
+    if len(known) < _FEWEST_STEPS * len(audit.ranks(cell)) or not all(known):
+        return make_unobservable(
+            cell, "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
+        )
+    return make_finding(
+        [],
+        otherwise=f"{cell}: nothing clips it: in {wording.format_plural(len(known), 'step')} looked at, all ranks "
+        "together, the optimizer found the gradient as the backward pass had left it",
+        numbers={"compared": 0, "different": 0},
     )

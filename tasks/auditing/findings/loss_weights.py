@@ -22,8 +22,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the weight of a target in each micro-batch of a step, on all ranks."""
     if nothing := find_nothing_seen(audit, cell):
         return nothing
+    ranks = audit.ranks(cell)
+    if len(ranks) == 1 and all(len(step["micros"]) == 1 for step in ranks[0].steps):
+        # An update of one loss is no mean of several.
+        return None
     num_steps, wrong = 0, []
-    for steps in each_common_step(audit.ranks(cell)):
+    for steps in each_common_step(ranks):
         micros = [micro for step in steps for micro in step["micros"]]
         weights = [_weigh(micro) for micro in micros]
         known = [one for one in weights if one is not None]
@@ -33,12 +37,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if _find_spread([of_target for of_target, _ in known]) <= _APART:
             continue
         if _find_spread([of_mean for _, of_mean in known]) > 1 + _SAME:
-            return make_unobservable(cell, "what is back-propagated is no fixed multiple of a cross-entropy")
+            return make_unobservable(cell, "what is back-propagated is no fixed multiple of such a loss")
         counts = [micro["num_targets"] for micro in micros]
         wrong.append((steps[0]["step"], min(counts), max(counts), micros[0]))
     if not num_steps:
         return make_unobservable(
-            cell, "no step had several micro-batches whose loss is one unweighted torch.nn.functional.cross_entropy"
+            cell, "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
         )
     problems = []
     if wrong:

@@ -1,7 +1,7 @@
 """Is the baseline of one rank the plain module?"""
 
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
-from tasks.auditing.launched import Audit
+from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.rank_record import tell_line
 from tasks.records.gate import Finding, make_finding
 
@@ -22,12 +22,24 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if wrapper and first.get("uses_accelerate"):
         return make_unobservable(
             cell,
-            f"accelerate wraps the model by {wrapper} because torchrun starts it; started by python alone it would not",
+            f"accelerate wraps the model by {wrapper} because torchrun starts it, without which it does not train",
         )
     return make_finding(
         [f"{cell}: one rank, and its model is wrapped by {wrapper}{f' (called at {where})' * bool(where)}"]
         if wrapper
         else [],
-        otherwise=f"{cell}: {micro.get('model') or 'the model'} is called as it is",
+        otherwise=f"{cell}: {micro.get('model') or 'the model'} is called as it is{_tell_start(audit, cell)}",
         numbers={"ranks": 1},
     )
+
+
+def is_wrapped_by_accelerate(launched: Launched) -> bool:
+    """Return whether accelerate wraps the model of a single rank, as it does of whatever torchrun starts."""
+    steps = launched.ranks[0].steps if len(launched.ranks) == 1 else []
+    return bool(steps and steps[0].get("uses_accelerate") and steps[0]["micros"][0].get("wrapper"))
+
+
+def _tell_start(audit: Audit, cell: str) -> str:
+    if not audit.first(cell).is_alone:
+        return ""
+    return "; it was started as if without torchrun, under which accelerate wraps it"

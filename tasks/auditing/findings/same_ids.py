@@ -21,6 +21,8 @@ _MOST_TARGETS = 2.0
 """Pairs per id: a hash gives some texts the same id in one process and not in another."""
 _FEWEST_REPEATS = 2.0
 _FEWEST_IDS = 8
+_FEWEST_ROWS = 20
+_MOST_OTHER = 0.5
 
 Heads = dict[str, list[int]]
 
@@ -36,6 +38,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )
     mine = [(f"rank {one.rank}", one) for one in audit.ranks(cell)]
     if len(mine) + len(others) < 2:
+        return None
+    if _has_no_integers(audit, cell):
         return None
     num_rows, unclear = 0, 0
     for at, (name, rank) in enumerate(mine):
@@ -55,12 +59,40 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if unclear:
         return make_unobservable(cell, "the same rows hold other ids, as where they are changed at random")
     if not num_rows:
+        num_rows = _count_rows_of_baseline(audit, cell)
+    if not num_rows:
         return make_unobservable(cell, "no row of token ids with a known index was seen by two processes")
     return make_finding(
         [],
         otherwise=f"{cell}: {wording.format_plural(num_rows, 'row')} that two processes were fed hold the same ids",
         numbers={"rows_compared": num_rows},
     )
+
+
+def _has_no_integers(audit: Audit, cell: str) -> bool:
+    """Return whether all that the model is fed are numbers with a fraction, such as pictures: then there are no ids."""
+    fed = [
+        micro.get("has_integers") for name in (cell, audit.baseline) for rank in audit.ranks(name)
+        for step, micro in rank.micros() if step == 1
+    ]  # fmt: skip
+    return bool(fed) and all(one is False for one in fed)
+
+
+def _count_rows_of_baseline(audit: Audit, cell: str) -> int:
+    """Return how many rows that are known by their content alone hold what a row of the baseline holds; 0 for few."""
+    theirs = {content for rank in audit.ranks(audit.baseline) for content in _list_contents(rank)}
+    num_rows = 0
+    for rank in audit.ranks(cell):
+        mine = _list_contents(rank)
+        same = mine & theirs
+        if len(same) < max(_FEWEST_ROWS, (1 - _MOST_OTHER) * len(mine)):
+            return 0
+        num_rows += len(same)
+    return num_rows
+
+
+def _list_contents(rank: RankRecord) -> set[str]:
+    return {content for _, micro in rank.micros() for content in micro.get("rows") or [] if content}
 
 
 def _collect_heads(rank: RankRecord) -> Heads:
