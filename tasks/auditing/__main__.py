@@ -66,7 +66,7 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
             if turn == 0 and (use := measure_link(request, launched, stop=stop)) is not None:
                 links[cell] = use
     gates, speeds = ask_all(audit), compute_speeds(audit)
-    standings = judge_cells(gates, list(request.cells))
+    standings = judge_cells(gates, speeds, list(request.cells))
     document = make_document(audit, gates, speeds, standings, links)
     write_text(reports / _PAGE, _make_public(render_html(document, {})))
     write_text(reports / _TEXT, _make_public(render_markdown(document)))

@@ -27,7 +27,9 @@ from tasks.auditing.findings import (
     start_weights,
 )
 from tasks.auditing.launched import Audit
+from tasks.auditing.speed import Speed
 from tasks.gates.checks import Standing, compute_standings
+from tasks.measuring.intervals import FEWEST_LAUNCHES
 from tasks.records.gate import CellFinding, Finding, Gate
 
 QUESTIONS: Sequence[Question] = (
@@ -45,6 +47,8 @@ Files that a script finds there in a later launch are those of its own first one
 """
 _OF_THE_SCRIPT_ALONE = (epochs.NAME, clock.NAME)
 """What these ask bears on what the script says; the speedup is of steps, by the audit's own clock."""
+_NOTHING_TOLD = 1.1
+"""How many times its lower end an interval's upper one is, at least, if it tells nothing where it holds 1."""
 _WORST = ("failed", "not checked", "passed")
 
 
@@ -59,11 +63,11 @@ def ask_all(audit: Audit) -> list[Gate]:
     return gates
 
 
-def judge_cells(gates: Sequence[Gate], cells: Sequence[str]) -> dict[str, Standing]:
+def judge_cells(gates: Sequence[Gate], speeds: Sequence[Speed], cells: Sequence[str]) -> dict[str, Standing]:
     """Return cell -> what the findings leave of its speedup; `cells` has all of them, the baseline first.
 
     Whatever is found wrong withholds it. What could not be seen leaves it unproven, unless it is about nothing but what
-    the script says of itself.
+    the script says of itself; so does a speedup without an interval, or with one that tells nothing.
     """
     bearing = [
         gate.model_copy(update={"findings": [one for one in gate.findings if one.verdict == "failed"]})
@@ -71,7 +75,27 @@ def judge_cells(gates: Sequence[Gate], cells: Sequence[str]) -> dict[str, Standi
         else gate
         for gate in gates
     ]
-    return compute_standings(bearing, cells)
+    standings = compute_standings(bearing, cells)
+    for speed in speeds:
+        doubt = _find_doubt(speed)
+        if doubt and standings[speed.cell].state == "proven":
+            standings[speed.cell] = Standing(state="unproven", reason=f"{speed.cell}: {doubt}")
+    return standings
+
+
+def _find_doubt(speed: Speed) -> str:
+    """Return why the launches do not tell how fast a cell is; empty where they do."""
+    if speed.speedup is None:
+        return ""
+    if not speed.has_interval:
+        return f"fewer than {FEWEST_LAUNCHES} launches of a cell give no interval"
+    low, high = speed.speedup.low, speed.speedup.high
+    if low < 1 < high and high > _NOTHING_TOLD * low:
+        return (
+            f"the launches differ so much that it may be slower or faster ({low:.2f} to {high:.2f} times as fast); "
+            "LAUNCHES=... takes more of them"
+        )
+    return ""
 
 
 def _find(question: Question, audit: Audit, cell: str) -> Finding | None:

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.checks import ask_all
+from tasks.auditing.checks import ask_all, judge_cells
 from tasks.auditing.findings import clock, global_batch, plausible_speed, same_parameters, same_step
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.request import parse_request
 from tasks.auditing.speed import compute_speeds
 from tasks.auditing.split import split_steps, sum_other_work
-from tasks.gates.checks import compute_standings
 from tasks.records.gate import CellFinding
 from tasks.reporting.markdown import render_markdown
 from tests.auditing.forked_scripts import ForkedScripts
@@ -222,7 +221,7 @@ def test_a_baseline_that_waits_makes_no_speedup_that_is_called_proven(forked: Fo
     assert found.verdict == "not checked"
     assert "2proc: not observable: it is more times as fast as it has times the ranks of 1proc" in found.compared
     gates, speeds = ask_all(audit), compute_speeds(audit)
-    standings = compute_standings(gates, list(audit.request.cells))
+    standings = judge_cells(gates, speeds, list(audit.request.cells))
     assert standings["2proc"].state != "proven"
     told = render_markdown(make_document(audit, gates, speeds, standings, {}))
     # On a busy machine it may be withheld for another reason, but it is never called proven.

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.auditing.checks import ask_all
+from tasks.auditing.checks import ask_all, judge_cells
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document
 from tasks.auditing.rank_record import RankRecord, read_rank
 from tasks.auditing.request import parse_request
 from tasks.auditing.running import count_new_steps
 from tasks.auditing.speed import compute_speeds
-from tasks.gates.checks import compute_standings
 from tasks.ranks.live import EventReader
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
@@ -42,7 +41,7 @@ def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) 
     rank = _write_record(tmp_path / "rank-0.jsonl", lines)
     audit = Audit(request, {"1proc": [Launched("1proc", tmp_path, [rank], 0)]})
     gates = ask_all(audit)
-    document = make_document(audit, gates, compute_speeds(audit), compute_standings(gates, ["1proc"]))
+    document = make_document(audit, gates, compute_speeds(audit), judge_cells(gates, [], ["1proc"]))
     page = render_html(document, {})
     assert "<img" not in page
     assert page.count("&lt;img src=x") > 3

@@ -1,10 +1,12 @@
 """The figures of an audit's report, worked out by hand from a record that is made up."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.auditing.checks import judge_cells
 from tasks.auditing.findings import plausible_speed, rows_of_its_own
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.page import make_document, tell_verdict
@@ -12,7 +14,7 @@ from tasks.auditing.rank_record import RankRecord
 from tasks.auditing.request import Request
 from tasks.auditing.speed import compute_speeds
 from tasks.auditing.split import split_steps, sum_other_work
-from tasks.gates.checks import compute_standings
+from tasks.records.estimate import Estimate
 from tasks.records.gate import CellFinding, Gate
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
@@ -71,8 +73,20 @@ def test_two_launches_give_no_interval_and_the_report_says_so() -> None:
     audit = _make_audit(2)
     speeds = compute_speeds(audit)
     assert not speeds[1].has_interval
-    told = tell_verdict([], speeds, compute_standings([], list(_REQUEST.cells)))
-    assert "2proc is 1.25x as fast, no interval" in told
+    told = tell_verdict([], speeds, judge_cells([], speeds, list(_REQUEST.cells)))
+    assert "2proc is 1.25x as fast, no interval, unproven" in told
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"),
+    [(1.2, 1.3, "proven"), (0.17, 8.65, "unproven"), (0.97, 1.02, "proven"), (0.5, 0.9, "proven")],
+)
+def test_a_speedup_that_may_as_well_be_none_is_unproven(low: float, high: float, state: str) -> None:
+    base, two = compute_speeds(_make_audit())
+    speeds = [base, replace(two, speedup=Estimate(value=(low * high) ** 0.5, low=low, high=high))]
+    standing = judge_cells([], speeds, list(_REQUEST.cells))["2proc"]
+    assert standing.state == state
+    assert ("may be slower or faster" in (standing.reason or "")) == (state == "unproven")
 
 
 def test_the_time_split_is_the_mean_over_ranks_and_other_work_stands_apart() -> None:
@@ -98,7 +112,9 @@ def test_more_times_as_fast_than_ten_percent_above_the_ranks_is_not_believed(sec
 def test_a_failed_finding_withholds_the_speedup_everywhere_on_the_page(verdict: str) -> None:
     audit = _make_audit()
     gates = [_make_gate(verdict)]
-    document = make_document(audit, gates, compute_speeds(audit), compute_standings(gates, list(_REQUEST.cells)))
+    document = make_document(
+        audit, gates, compute_speeds(audit), judge_cells(gates, compute_speeds(audit), list(_REQUEST.cells))
+    )
     page, text = render_html(document, {}), render_markdown(document)
     assert ("1.25x" in text) is ("1.25x" in page) is (verdict != "failed")
     assert ("half of it" in text) is (verdict == "failed")
