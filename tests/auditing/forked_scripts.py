@@ -123,7 +123,7 @@ def _run(asked: dict[str, Any], rank: int, port: int) -> int:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"]), "LOCAL_WORLD_SIZE":
         str(asked["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    if asked["is_alone"]:
+    if asked.get("is_alone"):
         os.environ.pop("LOCAL_RANK")
     sys.argv = asked["words"]
     sys.path.insert(0, str(Path(asked["words"][0]).parent))
