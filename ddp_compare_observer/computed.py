@@ -11,10 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
+from ddp_compare_observer.drawn import has_drawn_since, name_computed, read_random_states
 from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.losses import watch_losses
 from ddp_compare_observer.record import Guard, is_main_thread
-from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, read_bytes
+from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, looks_like_mask
 from ddp_compare_observer.setting import find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
@@ -54,6 +55,7 @@ class Computing:
         self._is_backward = False
         self._models: dict[int, _Model] = {}
         self._num_models = 0
+        self._drawing: tuple[Micro, list[torch.Tensor], torch.device] | None = None
         self._heads = 0
 
     def watch(self) -> None:
@@ -173,10 +175,14 @@ class Computing:
         try:
             self._guard(self._begin_forward, model, module, arguments, named, is_training)
             self._times.switch(timeline.FORWARD if is_training else timeline.EVALUATION)
-            return original(module, *arguments, **named)
+            output = original(module, *arguments, **named)
+            if self._drawing is not None:
+                self._times.switch(timeline.OBSERVER)
+                self._guard(self._see_drawn, *self._drawing)
+            return output
         finally:
             self._times.leave()
-            self._is_inside = False
+            self._is_inside, self._drawing = False, None
             if not is_training:
                 self._times.name_the_rest(timeline.EVALUATION)
 
@@ -208,7 +214,16 @@ class Computing:
             is_asked = self._steps.is_read or ids is None or not all(one % _ONE_IN for one in ids)
             if self._steps.is_sampled or given is None or (given.is_first_pass and is_asked):
                 self._describe(micro, found)
+        # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
+        is_first = self._steps.is_read and all(one.module != model.number for one in self._steps.micros)
         self._steps.add(micro, module)
+        if is_first and (name := name_computed(module, wrapper)):
+            micro.computed = name
+            device = model.learner().device
+            self._drawing = micro, read_random_states(device), device
+
+    def _see_drawn(self, micro: Micro, before: list[torch.Tensor], device: torch.device) -> None:
+        micro.has_drawn = has_drawn_since(before, device)
 
     def _describe(self, micro: Micro, found: list[tuple[str, torch.Tensor]]) -> None:
         first = found[0][1]
@@ -218,7 +233,7 @@ class Computing:
             return
         mask = next((tensor for name, tensor in found if name.rpartition(".")[2] == _MASK), None)
         if mask is None:
-            mask = next((tensor for name, tensor in found[1:] if _looks_like_mask(name, tensor, first)), None)
+            mask = next((tensor for name, tensor in found[1:] if looks_like_mask(name, tensor, first)), None)
         labels = next((tensor for name, tensor in found if name.rpartition(".")[2] == "labels"), None)
         if first.device.type != "cpu":
             first = first.detach().cpu()
@@ -251,14 +266,6 @@ class Computing:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss):
             value = float(loss.detach())
         self._steps.add_backward(value, self._lines.find())
-
-
-def _looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:
-    """Return whether an input without a name is one 0 or 1 for each token."""
-    if not name.startswith("0.") or tensor.shape != first.shape or tensor.dim() < 2 or tensor.is_floating_point():
-        return False
-    content = read_bytes(tensor) if is_on_host(tensor) else b""
-    return 1 in content and not content.translate(None, b"\0\1")
 
 
 def _is_wrapper(module: Any) -> bool:

@@ -136,3 +136,11 @@ def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:
     """Return the digests of those tensors that are large enough to be told from each other."""
     found = [tensor for tensor in tensors if tensor.numel() >= _SHOWN]
     return set(digest_tensors(found)["digests"]) if found else set()
+
+
+def looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:
+    """Return whether an input without a name is one 0 or 1 for each token."""
+    if not name.startswith("0.") or tensor.shape != first.shape or tensor.dim() < 2 or tensor.is_floating_point():
+        return False
+    content = read_bytes(tensor) if is_on_host(tensor) else b""
+    return 1 in content and not content.translate(None, b"\0\1")

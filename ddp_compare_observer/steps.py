@@ -40,6 +40,8 @@ class Micro:
     precision: str = ""
     attention: str = ""
     is_training: bool | None = None
+    computed: str = ""
+    has_drawn: bool | None = None
     num_samples: int = 0
     shape: list[int] | None = None
     has_integers: bool | None = None

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.gates.measured import select_arm
+from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _MEASURE_AGAIN = "Measure again: make rebench"
-_OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority"}
+_OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority", "run_at_start"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own.
+
+What Python ran at their start is held machine by machine (tasks/gates/run_at_start.py).
 
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
@@ -37,6 +40,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     if reference is not None and cell in outputs.params.other_trainings:
         changed = {name: getattr(own, name) for name in _OF_THE_BATCH}
         reference = {**reference, "train": {**reference["train"], **changed}}
+    known, own_starts = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
             problems.append(f"{where}: nothing was recorded of what it trained with")
@@ -53,12 +57,15 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
         if faults := setting.get("planned_faults"):
             problems.append(f"{where}: FAULT={faults} was set, whose faults stay in a finished training")
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
+        problems += find_other_starts(setting, where, known, own_starts)
         if _are_trainings_seconds_told(outputs, cell):
             problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
     problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
     timed = (
         [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
     )
+    for setting in [] if outputs.measurement is None else outputs.measurement.settings.get(cell, []):
+        timed += find_other_starts(setting, f"{cell}, timed blocks", known, own_starts)
     return problems + [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(timed)]
 
 
@@ -97,6 +104,7 @@ def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
         expected = _flatten_setting(reference) | {"train.seed": seed}
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "its first seed")
         problems += _compare_starts(setting, reference, where, "its first seed")
+        problems += find_other_starts(setting, where, collect_known_starts([("its first seed", reference)]))
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         problems += _compare_priorities(setting, reference, where, "its first seed")
     return list(dict.fromkeys(problems))
@@ -125,6 +133,20 @@ def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str
         for one in (mine, its)
     )
     return _compare_values(found, expected, f"{where}: the ranks used", whose)
+
+
+def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, KnownStarts]:
+    """Return what is known of each machine from the other cells, the baseline first, and from the cell's own starts."""
+    starts: list[tuple[str, str, dict[str, Any]]] = []
+    for name, run in outputs.runs.items():
+        timed = [] if outputs.measurement is None else outputs.measurement.settings.get(name, [])
+        starts += [(name, where, setting) for where, setting in _list_settings(run) if setting is not None]
+        starts += [(name, f"{name}, timed blocks", setting) for setting in timed]
+    first = outputs.params.baseline
+    starts.sort(key=lambda start: start[0] != first)
+    # The baseline is what others are held to, itself too.
+    others = ((where, setting) for name, where, setting in starts if name != cell or name == first)
+    return collect_known_starts(others), collect_known_starts(one[1:] for one in starts if one[0] == cell)
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:

@@ -17,6 +17,7 @@ from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, read_segment
 from tasks.records.slices import SlicesManifest
+from tasks.services.final_figures import Figures, Rows, collect_final_figures, make_tables
 from training.process.files import digest_file, digest_json
 
 _MAX_CHARACTERS = 6_000
@@ -43,12 +44,8 @@ _SYSTEM_METRICS = {
 _NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
 """Names in reports/."""
 
-Rows = list[dict[str, Any]]
-"""A table: every row has the same columns."""
 Tags = dict[str | None, dict[str, str]]
 """The tags of each cell's run and, under None, of the comparison's."""
-Figures = dict[str | None, dict[str, float]]
-"""The final figures of each cell's run, by name, and under None of the comparison's."""
 
 STEP_ANCHOR, EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
 """Every point has one of these metrics and is stored whole or not at all: it tells which points a store has."""
@@ -127,7 +124,7 @@ class Report:
     files: dict[str, Path]
     """Path inside the report -> file."""
     figures: Figures
-    """The final figures; a withheld one is absent."""
+    """The final figures; a withheld one is absent, an unproven one has another name."""
     tables: dict[str, Rows]
     """Name -> rows; a withheld figure is None."""
     tags: Tags
@@ -245,69 +242,6 @@ def _list_system_values(reading: Mapping[str, Any]) -> Iterator[tuple[str, float
         for number, value in enumerate(reading[key] or []):
             if value is not None:
                 yield f"system/{name.format(number)}", value * factor
-
-
-def collect_final_figures(results: Mapping[str, Any]) -> Figures:
-    """Return what results.json found: cell -> figures, and under None those of the base model.
-
-    Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here. Where
-    the stage `measure` ran, speedup and efficiency are what it found.
-    """
-    figures: Figures = {None: {}}
-    for cell in results["cells"]:
-        found = {**cell, **cell.get("whole", {}), **_collect_measured_figures(results, cell)}
-        figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}
-    for model in results["quality"]["models"]:
-        is_base = model["model"] == "base"
-        for key in ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens"):
-            if model.get(key) is not None:
-                name = f"final/{'base_' if is_base else ''}heldout_{key}"
-                figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
-    return figures
-
-
-def _collect_measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures of the stage `measure` of one cell; none where it did not run."""
-    arms = (results.get("measurement") or {}).get("arms", [])
-    arm = next((arm for arm in arms if arm["cell"] == cell["cell"] and not arm["is_wrapped_baseline"]), None)
-    if arm is None:
-        return {}
-    figures = {
-        "step_seconds": arm["step_seconds"]["value"],
-        "speedup_of_whole_training": cell["whole"]["speedup"],
-        **{f"measured_{name}": arm[name] for name in ("tokens_per_second", "samples_per_second", "mfu")},
-        **{name: arm[name] for name in ("gpu_utilisation", "gpu_watts", "joules_per_token")},
-    }
-    if (speedup := cell["measured_speedup"]) is not None:
-        figures |= {"speedup": speedup["value"], "speedup_low": speedup["low"], "speedup_high": speedup["high"]}
-        figures["parallel_efficiency"] = cell["measured_efficiency"]["value"]
-    return figures
-
-
-def make_tables(results: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return the tables that stand in the comparison's run: name -> rows, each of the same columns.
-
-    A figure that is withheld, or that nobody measured, is None.
-    """
-    figures = collect_final_figures(results)
-    names = sorted({key for cell, found in figures.items() if cell is not None for key in found})
-    return {
-        "gates": [
-            {"name": gate["name"], **{key: found[key] for key in ("cell", "verdict", "compared")}}
-            for gate in results["gates"]
-            for found in gate["findings"]
-        ],
-        "cells": [
-            {
-                "cell": cell["cell"],
-                "world_size": cell["world_size"],
-                "state": cell["standing"]["state"],
-                **{key.removeprefix("final/"): figures[cell["cell"]].get(key) for key in names},
-            }
-            for cell in results["cells"]
-        ],
-        "epochs": [{"cell": cell["cell"], **epoch} for cell in results["cells"] for epoch in cell["epochs"]],
-    }
 
 
 def make_gate_tags(results: Mapping[str, Any]) -> Tags:

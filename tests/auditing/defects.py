@@ -231,6 +231,12 @@ DEFECTS = {
         same_step.NAME,
         "2proc: precision autocast bfloat16, 1proc float32",
     ),
+    "functional dropout on several ranks alone": Defect(
+        "plain_ddp",
+        {"self.embedding(input_ids) *": "F.dropout(self.embedding(input_ids), 0.1 * (world_size > 1)) *"},
+        same_step.NAME,
+        "2proc: Model draws random numbers in its forward pass, 1proc's does not",
+    ),
     "other rows": Defect(
         "plain_ddp",
         {"sampler = DistributedSampler(texts": _FEWER},

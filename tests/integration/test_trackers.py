@@ -71,8 +71,8 @@ class Place:
     def follow(self):
         return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
 
-    def report(self, *, speedup: float | None) -> None:
-        results = report_results(self.params, speedup=speedup)
+    def report(self, *, speedup: float | None, is_proven: bool = True) -> None:
+        results = report_results(self.params, speedup=speedup, is_proven=is_proven)
         write_report(self.folder / "reports", results)
         (self.folder / "reports" / "report.md").write_text(f"# Speedup {speedup}\n")
         (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
@@ -249,6 +249,18 @@ def test_a_figure_that_is_withheld_later_vanishes_with_all_that_showed_it(place:
     if tracker != "mlflow":  # which keeps the files of deleted runs until `mlflow gc`
         assert "# Speedup 1.5" not in said
         assert "passed: 1,600 rows" not in said
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_a_speedup_has_the_name_of_what_it_is_now_and_no_other(
+    place: Place, tracker: str, order: tuple[bool, bool]
+) -> None:
+    for is_proven in order:
+        place.report(speedup=1.5, is_proven=is_proven)
+    _require_every_value_once(tracker, place.folder)
+    found = STORES[tracker].read_values(place.folder)["2proc"]
+    name = "final/speedup" if order[-1] else "final/unproven_speedup"
+    assert {key: [value for _, value in found[key]] for key in found if "speedup" in key} == {name: [1.5]}
 
 
 def test_two_at_once_are_each_whole_and_one_that_is_away_holds_up_no_other(

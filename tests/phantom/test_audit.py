@@ -85,6 +85,12 @@ def _change(changes: dict[str, str]) -> str:
     return script
 
 
+def _list_draws(audit: Audit) -> set[bool]:
+    """Return whether the forward passes of which it is known drew random numbers."""
+    micros = [micro for rank in audit.ranks("2proc") for _, micro in rank.micros()]
+    return {micro["has_drawn"] for micro in micros if micro.get("has_drawn") is not None}
+
+
 @pytest.mark.slow
 def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     on_phantom: Callable[..., Path], tmp_path: Path
@@ -97,6 +103,7 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     # What events on the stream say has come without waiting, and is read a step later at most.
     parts = [set(step.get("device_seconds", {})) for step in launched.ranks[1].steps]
     assert all({"forward", "backward", "optimizer", "script"} <= found for found in parts[1:])
+    assert _list_draws(audit) == {False}
     # Numbers mean nothing on such a card; which rows were fed is known on the host.
     gates = {gate.name: gate for gate in ask_all(audit)}
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "passed"
@@ -108,7 +115,10 @@ def test_defects_that_need_no_number_of_a_card_are_found_on_one_that_is_not_ther
 ) -> None:
     on_phantom(num_cards=2)
     wrong = {"sampler=DistributedSampler(rows), ": "", "if is_last else": "if True else"}
-    gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
+    wrong["self.embedding(input_ids) *"] = "torch.nn.functional.dropout(self.embedding(input_ids), 0.1) *"
+    audit = _audit(tmp_path, _change(wrong))
+    assert _list_draws(audit) == {True}
+    gates = {gate.name: gate for gate in ask_all(audit)}
     assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].compared
     assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].compared
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "failed"

@@ -10,11 +10,16 @@ _RUN_AT_START = ("sitecustomize", "usercustomize")
 
 
 def collect_interpreter() -> dict[str, Any]:
-    """Return `watched_by`, the names of debuggers and profilers, and the sha256 of each module that ran at the start.
+    """Return `watched_by`, the names of debuggers and profilers.
 
     To be called from the main thread, which trains: a profiler of another one slows that one.
     """
-    return {"watched_by": _list_watchers(), **{name: _digest_module(name) for name in _RUN_AT_START}}
+    return {"watched_by": _list_watchers()}
+
+
+def collect_run_at_start() -> dict[str, str | None]:
+    """Return the sha256 of each module that ran at the start, None for one that is not there."""
+    return {name: _digest_module(name) for name in _RUN_AT_START}
 
 
 def _list_watchers() -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import socket
 from importlib.metadata import version
 from typing import Any
 
@@ -17,7 +18,7 @@ from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
 from training.record.environment import collect_environment, find_lasting_faults
-from training.record.interpreter import collect_interpreter
+from training.record.interpreter import collect_interpreter, collect_run_at_start
 from training.strategies import find_strategy
 from training.workloads import find_workload
 
@@ -31,13 +32,23 @@ _NOT_WORK = {
 def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
     """Return, on all ranks, what rank 0 runs with, and under `ranks_differ` what is otherwise on which other rank.
 
+    What Python ran at the start may differ between machines: `run_at_start` has it of each one's first rank, by the
+    machine's name, and a rank differs if it ran something else than that one.
+
     To be called by all ranks, between steps, once the model is built.
     """
-    mine = _collect_setting(config, ranks, model)
+    mine = _collect_setting(config, ranks, model) | {
+        "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
+    }  # fmt: skip
     text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
-    first, *others = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
-    differ = {f"rank {rank}": _compare_settings(first, other) for rank, other in enumerate(others, start=1)}
-    return {**first, "ranks_differ": {rank: found for rank, found in differ.items() if found}}
+    gathered = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
+    machines: dict[str, dict[str, str | None]] = {}
+    differ = {}
+    for rank, one in enumerate(gathered):
+        there = machines.setdefault(one.pop("machine"), one["run_at_start"])
+        differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, one)
+    found = {rank: values for rank, values in differ.items() if values}
+    return {**gathered[0], "run_at_start": machines, "ranks_differ": found}
 
 
 def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:

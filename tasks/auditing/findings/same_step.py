@@ -1,8 +1,9 @@
 """Does a step of the cell compute what one of the baseline computes? All but how its rows are spread over ranks."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from math import isfinite
-from statistics import median
+from statistics import mean, median
 
 from tasks.auditing.evidence import (
     count_samples,
@@ -27,6 +28,10 @@ _OF_TORCH = frozenset({
 })  # fmt: skip
 """Of a wrapper around one the options are not known."""
 _LEARNING = "tensors with a gradient"
+_DRAWS, _DRAWS_NONE = "draws random numbers in its forward pass", "draws no random numbers in its forward pass"
+_DRAWN_BY = "random numbers of "
+_OFTEN = 0.5
+"""What is drawn in fewer of the forward passes, as when layers are made at the first one, is no habit of the model."""
 _APART = 0.01
 _OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
 """What is masked at random, or long and short rows in another order, differs by less over so many samples."""
@@ -60,6 +65,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def _tell_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
+    if mine.get(name) in (_DRAWS, _DRAWS_NONE):
+        does, its = ("draws", "does not") if mine[name] == _DRAWS else ("draws no", "does")
+        return f"{name.removeprefix(_DRAWN_BY)} {does} random numbers in its forward pass, {baseline}'s {its}"
     return f"{name} {mine.get(name)}, {baseline} {base.get(name)}"
 
 
@@ -81,6 +89,7 @@ def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
     found |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
     modes = {str(micro["is_training"]) for rank in ranks for micro in _list_read(rank)}
     found["training mode"] = ", ".join(sorted(modes))
+    found |= _list_draws(ranks)
     if is_whole:
         gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
         learning = {len(gradient.get("digests", [])) for gradient in gradients}
@@ -91,6 +100,21 @@ def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
             limits = {_tell(clip["limit"]) for clip in clips if clip.get("limit") is not None}
             found["clipping"] = ", ".join(sorted(limits)) or "none"
     return {name: value for name, value in found.items() if value}
+
+
+def _list_draws(ranks: Sequence[RankRecord]) -> dict[str, str]:
+    """Return whether each model draws random numbers, by torch's generators; without those that do now and then."""
+    seen: dict[str, list[bool]] = defaultdict(list)
+    for rank in ranks:
+        for micro in _list_read(rank):
+            if micro.get("has_drawn") is not None:
+                seen[str(micro.get("computed"))].append(bool(micro["has_drawn"]))
+    shares = {name: mean(drawn) for name, drawn in seen.items()}
+    return {
+        f"{_DRAWN_BY}{name}": _DRAWS if share else _DRAWS_NONE
+        for name, share in shares.items()
+        if not 0 < share < _OFTEN
+    }
 
 
 def _tell(value: float) -> str:

@@ -14,7 +14,7 @@ from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import SCHEMA_FILE, Results, read_results, write_results
-from tasks.services.tracked import collect_final_figures
+from tasks.services.final_figures import collect_final_figures
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, waterfall, with_speedup, write_measurement
 

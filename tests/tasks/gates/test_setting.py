@@ -38,7 +38,7 @@ DEFECTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
         "the ranks used environment.NCCL_ALGO Tree, 1proc None",
     ),
     "a profiler in one arm": (
-        lambda one: one | {"interpreter": {"watched_by": ["profile"], "sitecustomize": None}},
+        lambda one: one | {"interpreter": {"watched_by": ["profile"]}},
         "the ranks used interpreter.watched_by ['profile'], 1proc None",
     ),
     "another torch": (

@@ -271,6 +271,7 @@ def setting_of(params: dict[str, Any]) -> dict[str, Any]:
         "versions": {"python": "3.11.9", "torch": "2.15.0", "cuda": None},
         "kernels": {"attention": "sdpa", "deterministic": False, "matmul_precision": "highest"},
         "environment": {"OMP_NUM_THREADS": "1"},
+        "run_at_start": {"first": {"sitecustomize": "f145" * 16, "usercustomize": None}},
         "ranks_differ": {},
     }
 

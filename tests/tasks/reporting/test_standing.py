@@ -14,7 +14,8 @@ from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import Results
-from tasks.services.tracked import collect_final_figures, make_gate_tags
+from tasks.services.final_figures import collect_final_figures
+from tasks.services.tracked import make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
     edit_json,
@@ -196,6 +197,11 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     tags = make_gate_tags(results.model_dump(mode="json"))
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
     assert data_files.collect_metrics(results)["2proc"]["state"] == "unproven"
+    figures = collect_final_figures(results.model_dump(mode="json"))["2proc"]
+    assert figures["final/unproven_speedup"] == results.cells[1].speedup
+    compared = [key for key in figures if any(word in key for word in ("speedup", "efficiency", "karp"))]
+    assert len(compared) == (6 if is_measured else 3)
+    assert all(key.startswith("final/unproven_") for key in compared)
 
 
 def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results, measured_results: Results) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tasks.params import Params
+from tasks.services.final_figures import collect_final_figures, make_tables
 from tasks.services.follower import attempt_within, describe_error
 from tasks.services.tracked import (
-    collect_final_figures,
     collect_report,
     describe_comparison,
     flatten,
@@ -137,6 +137,33 @@ def test_a_withheld_speedup_is_no_figure(params: Params) -> None:
         "final/heldout_perplexity": 25.75,
     }
     assert withheld[None] == {"final/base_heldout_loss": 3.25, "final/base_heldout_perplexity": 25.75}
+
+
+def test_an_unproven_speedup_says_so_in_the_name_of_every_figure_and_column(params: Params) -> None:
+    unproven = report_results(params, speedup=1.5, is_proven=False)
+    unproven["cells"][1]["karp_flatt"] = 0.25
+    figures = collect_final_figures(unproven)
+    assert figures["1proc"]["final/speedup"] == 1.5
+    assert {key: value for key, value in figures["2proc"].items() if "speedup" in key or "karp" in key} == {
+        "final/unproven_speedup": 1.5,
+        "final/unproven_karp_flatt": 0.25,
+    }
+    tables = make_tables(unproven)
+    for rows in (tables["cells"], tables["epochs"]):
+        assert len({tuple(row) for row in rows}) == 1
+        assert {(row["cell"], row["speedup"], row["unproven_speedup"]) for row in rows} == {
+            ("1proc", 1.5, None),
+            ("2proc", None, 1.5),
+        }
+
+
+def test_a_figure_that_a_withheld_cell_still_has_is_not_shown(params: Params) -> None:
+    left = report_results(params, speedup=None)
+    for part in (left["cells"][1]["whole"], *left["cells"][1]["epochs"]):
+        part |= {"speedup": 1.5, "parallel_efficiency": 0.75}
+    assert not [key for key in collect_final_figures(left)["2proc"] if "speedup" in key or "efficiency" in key]
+    rows = [row for table in ("cells", "epochs") for row in make_tables(left)[table] if row["cell"] == "2proc"]
+    assert {row.get(key) for row in rows for key in ("speedup", "parallel_efficiency")} == {None}
 
 
 def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_kept(

@@ -13,8 +13,9 @@ from tests.conftest import PROJECT
 
 def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
     """Return what a new Python tells that ran `line` first, with `folder` in front of its path."""
-    told = f"import json, sys; {line}\nfrom training.record.interpreter import collect_interpreter\n"
-    command = [sys.executable, "-c", f"{told}print(json.dumps(collect_interpreter()))"]
+    told = f"import json, sys; {line}\nfrom training.record import interpreter as it\n"
+    told += "print(json.dumps(it.collect_interpreter() | it.collect_run_at_start()))"
+    command = [sys.executable, "-c", told]
     done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(folder)}, capture_output=True, check=True)
     found: dict[str, object] = json.loads(done.stdout)
     return found

@@ -1,8 +1,10 @@
 """What a training ran with stands in its record by value, and what changed under it is not recorded at all."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from tests.training.conftest import facts_of
 from training.process.failure import ChangedInputError
 from training.process.files import write_json
 from training.process.unwritten import digest_code
+
+_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_a_segment_says_what_its_ranks_ran_with(
@@ -44,7 +48,8 @@ def test_a_segment_says_what_its_ranks_ran_with(
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
     assert setting["ranks_differ"] == {}
     assert setting["packages"] == {}
-    assert set(setting["interpreter"]) == {"watched_by", "sitecustomize", "usercustomize"}
+    assert set(setting["interpreter"]) == {"watched_by"}
+    assert set(setting["run_at_start"][socket.gethostname()]) == {"sitecustomize", "usercustomize"}
     assert setting["planned_faults"] == "rank=1,step=1,kind=slow:2"
 
 
@@ -72,14 +77,44 @@ def test_a_rank_with_another_environment_is_named_in_the_record(
         "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
     )
     (tmp_path / "rank.py").write_text(rank)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
+        [*_TORCHRUN, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
         cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     (setting,) = facts_of(config)["settings"]
     assert setting["ranks_differ"] == {"rank 1": {"environment.MKL_CBWR": "COMPATIBLE"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["another", None])
+def test_what_python_ran_at_the_start_is_recorded_machine_by_machine(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, machine: str | None
+) -> None:
+    """One rank of two has it, and is on another machine, or beside the first."""
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
+    write_json(tmp_path / "config.json", config)
+    own = tmp_path / "own" / "usercustomize.py"
+    own.parent.mkdir()
+    own.write_text("ran = True\n")
+    rank = (
+        "import os, runpy, socket, sys; sys.argv[0] = 'training'\n"
+        "if os.environ['RANK'] == '1':\n"
+        f"    sys.path.insert(0, {str(own.parent)!r}); import usercustomize\n"
+        f"    name = {machine!r} or socket.gethostname(); socket.gethostname = lambda: name\n"
+        "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
+    )
+    (tmp_path / "rank.py").write_text(rank)
+    done = subprocess.run(
+        [*_TORCHRUN, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (setting,) = facts_of(config)["settings"]
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    told = {name: one["usercustomize"] for name, one in setting["run_at_start"].items()}
+    assert told == {socket.gethostname(): None} | ({machine: digest} if machine else {})
+    assert setting["ranks_differ"] == ({} if machine else {"rank 1": {"run_at_start.usercustomize": digest}})
 
 
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(
