@@ -249,9 +249,9 @@ def read_outputs(
         certificate=CertificateFile.read_if_there(measurements),
         twins=Twins.read_if_there(measurements),
         measurement=_read_measurement(measurements, params),
-        runs={cell: _read_run(runs / cell) for cell in params.cells},
+        runs={cell: read_run(runs / cell) for cell in params.cells},
         seeds={
-            seed: {cell: _read_run(runs / cell / SEEDS_FOLDER / str(seed)) for cell in params.cells}
+            seed: {cell: read_run(runs / cell / SEEDS_FOLDER / str(seed)) for cell in params.cells}
             for seed in params.seeds[1:]
         },
         evaluation=EvaluationFile.read(evaluation),
@@ -301,7 +301,8 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
     return measurement
 
 
-def _read_run(folder: Path) -> RunOutputs:
+def read_run(folder: Path) -> RunOutputs:
+    """Return a cell's training as the stage `train` left it; raises DataError as above."""
     facts = RunFile.read(folder)
     places = [folder / entry.folder for entry in facts.segments]
     if not places:
