@@ -114,6 +114,12 @@ class SegmentOutputs:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
 
+    def find_weights_digest(self, model_name: str) -> str | None:
+        """Return the sha256 of the checkpoint at its end, as its receipt has it; None where the receipt names none."""
+        name = f"{model_name}_{self.facts.range}-epoch-{self.facts.epoch}.pt"
+        sealed = SegmentReceipt.read(self.folder).files.get(name)
+        return None if sealed is None else sealed.sha256
+
     @cached_property
     def ledger(self) -> Ledger:
         """What all samples that the segment learned from come to."""

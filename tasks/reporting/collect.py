@@ -23,6 +23,7 @@ from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.goodput import compute_goodput
 from tasks.reporting.hardware import collect_hardware
+from tasks.reporting.own_noise import explain_left_out
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
@@ -80,6 +81,7 @@ def collect_results(outputs: Outputs) -> Results:
         cost=compute_cost(outputs, given, measurement) if given else None,
         time_to_quality=compute_time_to_quality(outputs, found),
         goodput=compute_goodput(outputs, measurement),
+        noise_left_out=explain_left_out(outputs),
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
