@@ -9,8 +9,8 @@ import numpy as np
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
-from tasks.records.run import SealedFile, SegmentReceipt
-from training.process.files import write_json
+from tasks.records.run import SealedFile
+from training.process.files import digest_json, write_json
 from training.record.ledger_file import LEDGER, LEDGER_DTYPE
 from training.state.receipt import RECEIPT
 
@@ -62,8 +62,9 @@ def write_ledger(
 
 def seal_segment(segment: Path) -> None:
     """Write as much of a segment's receipt as says what its files are."""
-    files = {file.name: SealedFile.describe(file) for file in sorted(segment.iterdir()) if file.name != RECEIPT}
-    SegmentReceipt(files=files).write(segment)
+    files = [file for file in sorted(segment.iterdir()) if file.name != RECEIPT]
+    content = {"files": {file.name: SealedFile.describe(file).model_dump() for file in files}}
+    write_json(segment / RECEIPT, content | {"digest": digest_json(content)})
 
 
 def outputs_of(folder: Path) -> Outputs:

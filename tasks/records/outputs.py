@@ -21,14 +21,13 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt, read_segment
+from tasks.records.run import SEEDS_FOLDER, RunFile, read_receipt, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from tasks.records.twins import Twins
-from training.process.files import digest_file
-from training.record.ledger_file import LEDGER
-from training.record.segment_facts import SegmentFacts
+from training.record.ledger_file import LEDGER, STEPS
+from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ class SegmentOutputs:
 
     def read_steps(self) -> Steps:
         """Return every optimizer step of the segment; RunOutputs keeps those of the run."""
-        path = self.folder / "steps.jsonl"
+        path = self.folder / STEPS
+        require_sealed(path)
         try:
             with path.open(encoding="utf-8") as lines:
                 events = (event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
@@ -106,7 +106,8 @@ class SegmentOutputs:
 
     def read_heldout_losses(self, rows: str) -> list[tuple[int, float]]:
         """Return (step, loss) of every look at the held-out rows whose slice has that digest, in mid-training."""
-        path = self.folder / "steps.jsonl"
+        path = self.folder / STEPS
+        require_sealed(path)
         try:
             with path.open(encoding="utf-8") as lines:
                 found = [json.loads(line) for line in lines if "heldout_loss" in line]
@@ -117,7 +118,7 @@ class SegmentOutputs:
     def find_weights_digest(self, model_name: str) -> str | None:
         """Return the sha256 of the checkpoint at its end, as its receipt has it; None where the receipt names none."""
         name = f"{model_name}_{self.facts.range}-epoch-{self.facts.epoch}.pt"
-        sealed = SegmentReceipt.read(self.folder).files.get(name)
+        sealed = read_receipt(self.folder).files.get(name)
         return None if sealed is None else sealed.sha256
 
     @cached_property
@@ -128,10 +129,8 @@ class SegmentOutputs:
     def samples(self) -> Iterator[Samples]:
         """Yield every sample that the segment learned from, part by part."""
         path = self.folder / LEDGER
+        require_sealed(path)
         try:
-            wanted = SegmentReceipt.read(self.folder).files[LEDGER].sha256
-            if (found := digest_file(path)) != wanted:
-                raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
             yield from read_samples(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
@@ -313,7 +312,14 @@ def read_run(folder: Path) -> RunOutputs:
     places = [folder / entry.folder for entry in facts.segments]
     if not places:
         raise DataError(f"{RunFile.path_in(folder)}: no segments; run the stage train again")
-    return RunOutputs(facts, [SegmentOutputs(place, read_segment(place)) for place in places])
+    segments = [SegmentOutputs(place, read_segment(place)) for place in places]
+    for entry, segment in zip(facts.segments, segments, strict=True):
+        if (found := segment.facts.fingerprint) != entry.fingerprint:
+            other = ValueError(
+                f"fingerprint is {found}, run.json names {entry.fingerprint}: another training's segment"
+            )
+            raise damaged(segment.folder / SEGMENT_FILE, other)
+    return RunOutputs(facts, segments)
 
 
 def _read_parts(path: Path) -> Iterator[Numbers]:

@@ -15,9 +15,10 @@ from tasks.params import Params
 from tasks.process import wording
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
-from tasks.records.run import CellFacts, read_segment
+from tasks.records.run import CellFacts, read_segment, require_sealed
 from tasks.records.slices import SlicesManifest
 from training.process.files import digest_file, digest_json
+from training.record.ledger_file import STEPS
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""
@@ -208,7 +209,8 @@ def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
     facts = read_segment(folder)
     now = datetime.datetime.fromisoformat(facts.started_at).timestamp()
     points = []
-    with (folder / "steps.jsonl").open(encoding="utf-8") as lines:
+    require_sealed(folder / STEPS)
+    with (folder / STEPS).open(encoding="utf-8") as lines:
         for event in map(json.loads, lines):
             now += event["seconds"]
             points.append(make_step_point(event, timestamp_ms=int(now * 1000)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.growth.finished import write_ledger
+from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
@@ -166,8 +166,9 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def edit_segment(folder: Path, cell: str, part: str = "0-8", epoch: int = 1, **changes: Any) -> None:
-    """Change some keys of one segment.json."""
+    """Change some keys of one segment.json; its receipt agrees."""
     edit_json(segment_folder(folder, cell, part, epoch) / "segment.json", **changes)
+    seal_segment(segment_folder(folder, cell, part, epoch))
 
 
 def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None], part: str = "0-8") -> None:
@@ -179,11 +180,22 @@ def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None
 
 
 def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **changes: Any) -> None:
-    """Change some keys of one line of steps.jsonl."""
-    path = segment_folder(folder, cell, part) / "steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """Change some keys of one line of steps.jsonl; its receipt agrees."""
+    segment = segment_folder(folder, cell, part)
+    lines = read_lines(segment)
     lines[index] |= changes
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(segment, lines)
+
+
+def read_lines(segment: Path) -> list[dict[str, Any]]:
+    """Return the lines of a segment's steps.jsonl."""
+    return [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
+
+
+def write_lines(segment: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Write a segment's steps.jsonl; its receipt agrees."""
+    (segment / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal_segment(segment)
 
 
 def segment_folder(folder: Path, cell: str, part: str = "0-8", epoch: int = 1) -> Path:
