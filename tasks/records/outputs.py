@@ -21,7 +21,7 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import SEEDS_FOLDER, RunFile, read_receipt, read_segment, require_sealed
+from tasks.records.run import SEEDS_FOLDER, RunFile, count_targets, read_receipt, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
@@ -36,11 +36,14 @@ class Steps:
 
     step: NDArray[np.int64]
     loss: NDArray[np.float64]
+    """As logged: 0 where there was no target, which is no loss."""
     learning_rate: NDArray[np.float64]
     num_samples: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
     num_positions: NDArray[np.int64]
     """Those tokens and padding."""
+    num_targets: NDArray[np.int64]
+    """Labels learned from."""
     seconds: NDArray[np.float64]
     other_seconds: NDArray[np.float64]
     """Part of `seconds` in which no step ran."""
@@ -48,6 +51,11 @@ class Steps:
     """(steps, ranks): what each rank did without waiting for another; 0 where that is not known."""
     rank_own_positions: NDArray[np.int64]
     """(steps, ranks): how many positions it computed in those seconds."""
+
+    @property
+    def with_loss(self) -> NDArray[np.int64]:
+        """Places of the steps that have a loss: that learned from at least one label."""
+        return np.flatnonzero(self.num_targets)
 
 
 @dataclass(frozen=True)
@@ -266,7 +274,7 @@ def read_outputs(
 _STEP = np.dtype(
     [
         *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
-        *(("num_tokens", np.int64), ("num_positions", np.int64)),
+        *(("num_tokens", np.int64), ("num_positions", np.int64), ("num_targets", np.int64)),
         *(("seconds", np.float64), ("other_seconds", np.float64)),
     ]
 )
@@ -281,8 +289,9 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
             own_seconds.extend(event["rank_own_seconds"])
             own_positions.extend(event["rank_own_positions"])
             num_positions = event["num_tokens"] + event["num_padding_tokens"]
+            num_targets = count_targets(event)
             before, after = ("step", "loss", "learning_rate", "num_samples", "num_tokens"), ("seconds", "other_seconds")
-            yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
+            yield (*(event[name] for name in before), num_positions, num_targets, *(event[name] for name in after))
 
     columns = np.fromiter(read_scalars(), dtype=_STEP)
     return Steps(

@@ -277,5 +277,8 @@ def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:
 
 
 def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
-    per_point, steps, losses = statistics.thin_out_losses(run.steps.step, run.steps.loss, max_points=_MAX_CURVE_POINTS)
+    at = run.steps.with_loss
+    per_point, steps, losses = statistics.thin_out_losses(
+        run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS
+    )
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

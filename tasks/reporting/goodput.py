@@ -149,7 +149,8 @@ def pair_scales(outputs: Outputs) -> list[Span]:
     if not ends or [(one.range, one.epoch) for one in found] != [(segments[0].range, 0), *ends]:
         return []
     total = sum(one.num_samples for one in segments)
-    progress = measure_progress(outputs.baseline.steps.loss[: segments[0].num_steps].tolist())
+    steps = outputs.baseline.steps
+    progress = measure_progress([steps.loss[at] for at in steps.with_loss.tolist() if at < segments[0].num_steps])
     spans = zip(segments, found[:-1], found[1:], strict=True)
     return [
         Span(part.num_samples / total, begin, end, () if number else progress)

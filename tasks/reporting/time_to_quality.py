@@ -120,8 +120,10 @@ class TimeToQuality(Record):
 def find_crossing(values: Sequence[tuple[float, float]], target: float) -> float | None:
     """Return at which x the loss first is the target or below; (x, loss) by x, between which it falls evenly.
 
-    None if it never is. The first point counts as reached where it already is.
+    None if it never is. The first point counts as reached where it already is. A loss that is no finite number, as of
+    nothing that was to be predicted, is none: its point is passed over.
     """
+    values = [(x, loss) for x, loss in values if math.isfinite(loss)]
     for place, (x, loss) in enumerate(values):
         if loss <= target:
             if place == 0:

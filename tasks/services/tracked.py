@@ -15,7 +15,7 @@ from tasks.params import Params
 from tasks.process import wording
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
-from tasks.records.run import CellFacts, read_segment, require_sealed
+from tasks.records.run import CellFacts, count_targets, read_segment, require_sealed
 from tasks.records.slices import SlicesManifest
 from training.process.files import digest_file, digest_json
 from training.record.ledger_file import STEPS
@@ -193,8 +193,10 @@ def flatten(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def make_step_point(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
-    """Return the metrics of a step event; those that the training did not take are absent."""
+    """Return the metrics of a step event; those that the training did not take, or of no target, are absent."""
     values = {key: float(event[key]) for key in _STEP_METRICS if event.get(key) is not None}
+    if count_targets(event) == 0:
+        del values["loss"]  # logged as 0
     if event.get("seconds"):
         values["step_seconds"] = float(event["seconds"])
         values["tokens_per_second"] = event["num_tokens"] / event["seconds"]
