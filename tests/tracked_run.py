@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import MachineFile
@@ -82,6 +83,7 @@ def write_run(folder: Path, params: Params) -> None:
             started_at=f"2026-03-0{index + 1}T12:00:00+00:00",
         )  # fmt: skip
         write(folder / name / "segment.json", asdict(facts))
+        seal_segment(folder / name)
         segments.append(SegmentEntry(range=str(part), epoch=1, fingerprint=name, folder=name))
     RunFile(
         **cell_facts(folder.name, params).model_dump(), train=params.train.model_dump(), workload=params.workload,

@@ -9,9 +9,10 @@ import numpy as np
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
-from tasks.records.run import SealedFile, SegmentReceipt
-from training.process.files import write_json
+from tasks.records.run import SealedFile
+from training.process.files import digest_json, write_json
 from training.record.ledger_file import LEDGER, LEDGER_DTYPE
+from training.state.receipt import RECEIPT
 
 _ROWS_PER_STEP = 16
 _HELDOUT_ROWS = 20
@@ -54,9 +55,16 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
 def write_ledger(
     segment: Path, *, rank: np.ndarray, step: np.ndarray, row_id: np.ndarray, num_tokens: np.ndarray
 ) -> None:
-    """Write the ledger of a finished segment, and as much of a receipt as says what it is."""
+    """Write the ledger of a finished segment, and seal what is there."""
     np.stack([rank, step, row_id, num_tokens], axis=1).astype(LEDGER_DTYPE).tofile(segment / LEDGER)
-    SegmentReceipt(files={LEDGER: SealedFile.describe(segment / LEDGER)}).write(segment)
+    seal_segment(segment)
+
+
+def seal_segment(segment: Path) -> None:
+    """Write as much of a segment's receipt as says what its files are."""
+    files = [file for file in sorted(segment.iterdir()) if file.name != RECEIPT]
+    content = {"files": {file.name: SealedFile.describe(file).model_dump() for file in files}}
+    write_json(segment / RECEIPT, content | {"digest": digest_json(content)})
 
 
 def outputs_of(folder: Path) -> Outputs:

@@ -36,6 +36,7 @@ from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
 from tasks.records.certificate import CertifiedFile, OfEach
+from tasks.records.run import read_segment
 from tasks.strategies import count_shares
 from training.config import TrainingConfig
 
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _TOLD = ("cell", "strategy", "world_size", "global_batch_size", "device", "precision", "exact")
 """What the certificate says of the ranks' config."""
+_REPLACED = ("precision", "compile")
+"""What the ranks of a certificate may be told otherwise than those of the training: make_certificate_config."""
 _SECONDS_TO_WRITE_AN_UPDATE = 300.0
 """While rank 0 writes several GB, the others are silent."""
 
@@ -127,6 +130,10 @@ def certify(subject: Subject) -> CertifiedFile:
         ),
         updates=updates,
         micro_batch_size=told.micro_batch_size,
+        settings=[] if refusal else _read_settings(told),
+        replaced={
+            f"train.{name}": its for name in _REPLACED if (its := getattr(subject.trained, name)) != getattr(told, name)
+        },
         packed_kernels=packed,
         verdict=verdict,
         problem=problem,
@@ -134,6 +141,12 @@ def certify(subject: Subject) -> CertifiedFile:
     )
     _log.info("%s: update equivalence %s%s", config.cell, verdict, f": {problem}" if problem else "")
     return certificate
+
+
+def _read_settings(told: TrainingConfig) -> list[dict[str, Any]]:
+    """Return what the ranks put down of themselves; raises DataError if their segment is not there."""
+    (segment,) = told.segments
+    return read_segment(told.work_dir / "segments" / segment.fingerprint).settings
 
 
 def _compare_packed_kernels(subject: Subject, certified: TrainingConfig) -> Compared | None:

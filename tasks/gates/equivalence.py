@@ -2,6 +2,7 @@
 
 from tasks.gates.measured import select_arm
 from tasks.gates.other_training import make_inapplicable_finding
+from tasks.gates.setting import find_certificate_problems
 from tasks.process import wording
 from tasks.records.certificate import CertifiedCell
 from tasks.records.facts import Record
@@ -54,7 +55,9 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
             gaps.append(f"{cell} has no certificate of updates of {batch} samples")
             continue
         found.append(one)
-        problems += _find_problems(one)
+        problems += _find_problems(one) + find_certificate_problems(one, outputs.runs[cell])
+        is_unsaid = one.verdict == "passed" and not one.settings
+        gaps += [f"{cell} has a certificate that does not say what its updates were made with"] * is_unsaid
         gaps += [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(_list_parts(one)) < 2)
         gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
     for name in ("code_digest", "base_model_digest", "machine_digest"):

@@ -1,17 +1,19 @@
 """Did a cell train with what it should have, and with what the baseline did? By their own records, value by value.
 
-The same is asked of the ranks that were timed, of every start of them.
+The same is asked of the ranks that were timed, of every start of them, and of those whose updates were certified.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from tasks.gates.measured import select_arm
 from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
+from tasks.records.certificate import CertifiedCell
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
+from training.record.environment import select_decisive
 
 _MEASURE_AGAIN = "Measure again: make rebench"
 _OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority", "run_at_start"}
@@ -25,6 +27,10 @@ _OF_EVERY_START = ("packages", "options")
 """What cells may differ in, and the starts of one cell may not: those of its training, its timed ones, other seeds'."""
 _OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps", "adam_beta1", "adam_beta2")
 """Keys of `train` in which another training may differ, openly; it was then asked for those values."""
+_OF_TIME = {"interpreter", "planned_faults"}
+"""What changes the seconds of an update, and nothing of what becomes of it."""
+_OF_THE_PRECISION = {"kernels.attention_kernel"}
+"""What follows from the precision: another one, where a certificate is in another on purpose."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
@@ -93,6 +99,32 @@ def _find_timed_problems(
     return problems
 
 
+def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list[str]:
+    """Return in what the certified updates were made otherwise than those of the training, by both records.
+
+    What a certificate changes on purpose it names with the training's value. In weak scaling its step is the timed one.
+    """
+    problems, where = [], f"{certified.cell}, certificate of updates of {certified.global_batch_size} samples"
+    spread = {name: getattr(certified, name) for name in ("strategy", "world_size", "device")}
+    own = {name: getattr(run.facts, name) for name in spread}
+    problems += _compare_values(spread, own, f"{where}: the ranks had", "the training")
+    left_out = _OF_THE_PRECISION if certified.replaced else set()
+    for setting in certified.settings:
+        found = _flatten_decisive(setting) | certified.replaced
+        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        for _, trained in _list_settings(run):
+            if trained is None:
+                continue  # which the gate on the setting says
+            expected = _flatten_decisive(trained)
+            expected["train.global_batch_size"] = certified.global_batch_size
+            mine, its = (
+                {name: value for name, value in one.items() if name not in left_out} for one in (found, expected)
+            )
+            problems += _compare_values(mine, its, f"{where}: the ranks used", "the training")
+            problems += _compare_starts(setting, trained, where, "the training")
+    return [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(problems)]
+
+
 def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
     """Return in what the cell's training from another seed ran otherwise than its first one, by their own records."""
     reference = next(_list_settings(outputs.runs[cell]))[1]
@@ -158,17 +190,23 @@ def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None
             yield segment.title, setting
 
 
-def _flatten_setting(setting: dict[str, Any] | None) -> dict[str, Any]:
-    """Return `section.name` -> value of everything in which cells must not differ."""
+def _flatten_setting(setting: dict[str, Any] | None, *, without: Set[str] = frozenset()) -> dict[str, Any]:
+    """Return `section.name` -> value of everything in which cells must not differ, `without` these sections."""
     values: dict[str, Any] = {}
     for section, content in (setting or {}).items():
-        if section in _OF_THE_CELL:
+        if section in _OF_THE_CELL | without:
             continue
         if isinstance(content, dict):
             values |= {f"{section}.{name}": value for name, value in content.items()}
         else:
             values[section] = content
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
+
+
+def _flatten_decisive(setting: dict[str, Any]) -> dict[str, Any]:
+    """Return the same without what changes no update: a certificate is kept whatever that was when it was made."""
+    decisive = {**setting, "environment": select_decisive(setting.get("environment", {}))}
+    return _flatten_setting(decisive, without=_OF_TIME)
 
 
 def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[str]:

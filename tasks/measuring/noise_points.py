@@ -120,7 +120,7 @@ def _measure(point: Point, params: Params, slices: Path, base_model: Path) -> No
         "noise scale %s: %s samples (%.3g to %s), by %d batches, %s",
         where, value, found.low, high, found.num_batches, found.coordinates,
     )  # fmt: skip
-    return NoiseScaleFile(points=[found])
+    return NoiseScaleFile(points=[found.model_copy(update={"weights_digest": point.weights_digest})])
 
 
 def load_state(point: Point, params: Params) -> dict[str, Any] | None:

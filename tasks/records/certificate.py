@@ -42,6 +42,10 @@ class CertifiedCell(Record):
     the certificate itself is in that precision."""
     exact: bool = False
     """Whether its weights must not depend on the number of ranks."""
+    settings: list[dict[str, Any]] = Field(default_factory=list)
+    """What its ranks updated with, by value and by their own record, as segment.json has it of a training."""
+    replaced: dict[str, Any] = Field(default_factory=dict)
+    """`train.` and a name -> the training's value, where both computed with another one on purpose."""
     num_steps: int
     """Updates that were compared."""
     gradient: Difference | None = None

@@ -36,6 +36,13 @@ class NoiseScale(Record):
     second moments; training: as they stand beside the checkpoint; batches: of a few batches at these weights alone."""
     instead: str | None = None
     """Why those of batches stand for the training's; null where they do not, or at the base model, which has none."""
+    weights_digest: str | None = None
+    """Of the weights that the gradients were taken at: sha256 of the checkpoint, or the digest of the base model."""
+
+    @property
+    def point(self) -> str:
+        """What messages call the point."""
+        return f"{self.range} epoch {self.epoch}" if self.epoch else "the base model"
 
     @property
     def coordinates(self) -> str:

@@ -21,14 +21,13 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt, read_segment
+from tasks.records.run import SEEDS_FOLDER, RunFile, count_targets, read_receipt, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from tasks.records.twins import Twins
-from training.process.files import digest_file
-from training.record.ledger_file import LEDGER
-from training.record.segment_facts import SegmentFacts
+from training.record.ledger_file import LEDGER, STEPS
+from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,14 @@ class Steps:
 
     step: NDArray[np.int64]
     loss: NDArray[np.float64]
+    """As logged: 0 where there was no target, which is no loss."""
     learning_rate: NDArray[np.float64]
     num_samples: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
     num_positions: NDArray[np.int64]
     """Those tokens and padding."""
+    num_targets: NDArray[np.int64]
+    """Labels learned from."""
     seconds: NDArray[np.float64]
     other_seconds: NDArray[np.float64]
     """Part of `seconds` in which no step ran."""
@@ -49,6 +51,11 @@ class Steps:
     """(steps, ranks): what each rank did without waiting for another; 0 where that is not known."""
     rank_own_positions: NDArray[np.int64]
     """(steps, ranks): how many positions it computed in those seconds."""
+
+    @property
+    def with_loss(self) -> NDArray[np.int64]:
+        """Places of the steps that have a loss: that learned from at least one label."""
+        return np.flatnonzero(self.num_targets)
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ class SegmentOutputs:
 
     def read_steps(self) -> Steps:
         """Return every optimizer step of the segment; RunOutputs keeps those of the run."""
-        path = self.folder / "steps.jsonl"
+        path = self.folder / STEPS
+        require_sealed(path)
         try:
             with path.open(encoding="utf-8") as lines:
                 events = (event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
@@ -106,13 +114,20 @@ class SegmentOutputs:
 
     def read_heldout_losses(self, rows: str) -> list[tuple[int, float]]:
         """Return (step, loss) of every look at the held-out rows whose slice has that digest, in mid-training."""
-        path = self.folder / "steps.jsonl"
+        path = self.folder / STEPS
+        require_sealed(path)
         try:
             with path.open(encoding="utf-8") as lines:
                 found = [json.loads(line) for line in lines if "heldout_loss" in line]
             return [(int(one["step"]), float(one["heldout_loss"])) for one in found if one["heldout_rows"] == rows]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
+
+    def find_weights_digest(self, model_name: str) -> str | None:
+        """Return the sha256 of the checkpoint at its end, as its receipt has it; None where the receipt names none."""
+        name = f"{model_name}_{self.facts.range}-epoch-{self.facts.epoch}.pt"
+        sealed = read_receipt(self.folder).files.get(name)
+        return None if sealed is None else sealed.sha256
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -122,10 +137,8 @@ class SegmentOutputs:
     def samples(self) -> Iterator[Samples]:
         """Yield every sample that the segment learned from, part by part."""
         path = self.folder / LEDGER
+        require_sealed(path)
         try:
-            wanted = SegmentReceipt.read(self.folder).files[LEDGER].sha256
-            if (found := digest_file(path)) != wanted:
-                raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
             yield from read_samples(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
@@ -249,9 +262,9 @@ def read_outputs(
         certificate=CertificateFile.read_if_there(measurements),
         twins=Twins.read_if_there(measurements),
         measurement=_read_measurement(measurements, params),
-        runs={cell: _read_run(runs / cell) for cell in params.cells},
+        runs={cell: read_run(runs / cell) for cell in params.cells},
         seeds={
-            seed: {cell: _read_run(runs / cell / SEEDS_FOLDER / str(seed)) for cell in params.cells}
+            seed: {cell: read_run(runs / cell / SEEDS_FOLDER / str(seed)) for cell in params.cells}
             for seed in params.seeds[1:]
         },
         evaluation=EvaluationFile.read(evaluation),
@@ -261,7 +274,7 @@ def read_outputs(
 _STEP = np.dtype(
     [
         *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
-        *(("num_tokens", np.int64), ("num_positions", np.int64)),
+        *(("num_tokens", np.int64), ("num_positions", np.int64), ("num_targets", np.int64)),
         *(("seconds", np.float64), ("other_seconds", np.float64)),
     ]
 )
@@ -276,8 +289,9 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
             own_seconds.extend(event["rank_own_seconds"])
             own_positions.extend(event["rank_own_positions"])
             num_positions = event["num_tokens"] + event["num_padding_tokens"]
+            num_targets = count_targets(event)
             before, after = ("step", "loss", "learning_rate", "num_samples", "num_tokens"), ("seconds", "other_seconds")
-            yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
+            yield (*(event[name] for name in before), num_positions, num_targets, *(event[name] for name in after))
 
     columns = np.fromiter(read_scalars(), dtype=_STEP)
     return Steps(
@@ -301,12 +315,20 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
     return measurement
 
 
-def _read_run(folder: Path) -> RunOutputs:
+def read_run(folder: Path) -> RunOutputs:
+    """Return a cell's training as the stage `train` left it; raises DataError as above."""
     facts = RunFile.read(folder)
     places = [folder / entry.folder for entry in facts.segments]
     if not places:
         raise DataError(f"{RunFile.path_in(folder)}: no segments; run the stage train again")
-    return RunOutputs(facts, [SegmentOutputs(place, read_segment(place)) for place in places])
+    segments = [SegmentOutputs(place, read_segment(place)) for place in places]
+    for entry, segment in zip(facts.segments, segments, strict=True):
+        if (found := segment.facts.fingerprint) != entry.fingerprint:
+            other = ValueError(
+                f"fingerprint is {found}, run.json names {entry.fingerprint}: another training's segment"
+            )
+            raise damaged(segment.folder / SEGMENT_FILE, other)
+    return RunOutputs(facts, segments)
 
 
 def _read_parts(path: Path) -> Iterator[Numbers]:

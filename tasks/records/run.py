@@ -1,24 +1,21 @@
 """data/runs/<cell>/: one cell's training, and its segments."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, TypeAdapter
 
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
-from tasks.records.stage_file import StageFile, read_checked
-from training.process.files import digest_file
+from tasks.records.stage_file import StageFile, damaged, read_checked
+from training.process.files import digest_file, digest_json
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 from training.state.receipt import RECEIPT
 
 SEEDS_FOLDER = "seeds"
 """Below a run: the same cell trained from other seeds, each in a folder with the seed as its name."""
 _SEGMENT = TypeAdapter(SegmentFacts)
-
-
-def read_segment(folder: Path) -> SegmentFacts:
-    """Return what the ranks wrote of the segment in that folder; raises DataError if it is missing or damaged."""
-    return read_checked(folder / SEGMENT_FILE, _SEGMENT)
 
 
 class SealedFile(Record):
@@ -42,6 +39,43 @@ class SegmentReceipt(StageFile):
 
     files: dict[str, SealedFile]
     """Name -> what is there."""
+
+
+def read_receipt(folder: Path) -> SegmentReceipt:
+    """Return what seals the segment in that folder; raises DataError if it is missing, or is not as it was written."""
+    path = SegmentReceipt.path_in(folder)
+    receipt = SegmentReceipt.read(folder)
+    content = json.loads(path.read_bytes())
+    if content.pop("digest", None) != digest_json(content):
+        raise damaged(path, ValueError("it was altered: its own digest does not match"))
+    return receipt
+
+
+def require_sealed(file: Path) -> None:
+    """Raise DataError, naming the file, unless its bytes are those that the receipt beside it vouches for."""
+    files = read_receipt(file.parent).files
+    try:
+        if (found := digest_file(file)) != (wanted := files[file.name].sha256):
+            raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
+    except (OSError, ValueError, KeyError) as error:
+        raise damaged(file, error) from None
+
+
+def read_segment(folder: Path) -> SegmentFacts:
+    """Return what the ranks wrote of the segment in that folder.
+
+    Raises DataError, naming the file, if it is missing, damaged or not what the segment's receipt vouches for.
+    """
+    require_sealed(folder / SEGMENT_FILE)
+    return read_checked(folder / SEGMENT_FILE, _SEGMENT)
+
+
+def count_targets(event: Mapping[str, Any]) -> int:
+    """Return from how many labels a step learned, by its line of steps.jsonl; of none it has no loss, and logs 0.
+
+    The number stands there where it is not that of the tokens (training/record/segment.py).
+    """
+    return int(event.get("num_targets", event["num_tokens"]))
 
 
 class NodeEntry(NodeFacts):

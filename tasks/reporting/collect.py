@@ -23,6 +23,7 @@ from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.goodput import compute_goodput
 from tasks.reporting.hardware import collect_hardware
+from tasks.reporting.own_noise import explain_left_out
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
@@ -80,6 +81,7 @@ def collect_results(outputs: Outputs) -> Results:
         cost=compute_cost(outputs, given, measurement) if given else None,
         time_to_quality=compute_time_to_quality(outputs, found),
         goodput=compute_goodput(outputs, measurement),
+        noise_left_out=explain_left_out(outputs),
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
@@ -275,5 +277,8 @@ def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:
 
 
 def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
-    per_point, steps, losses = statistics.thin_out_losses(run.steps.step, run.steps.loss, max_points=_MAX_CURVE_POINTS)
+    at = run.steps.with_loss
+    per_point, steps, losses = statistics.thin_out_losses(
+        run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS
+    )
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -95,11 +95,11 @@ def _collect_validation(results: Results, cell: CellResults, part: Figures) -> l
 
 
 def write_losses(path: Path, outputs: Outputs) -> None:
-    """Write losses.csv: one line per cell and optimizer step."""
+    """Write losses.csv: one line per cell and optimizer step with a target; others have no loss."""
     rows = (
-        [cell, step, loss]
+        [cell, run.steps.step[at], run.steps.loss[at]]
         for cell, run in outputs.runs.items()
-        for step, loss in zip(run.steps.step, run.steps.loss, strict=True)
+        for at in run.steps.with_loss
     )
     _write_csv(path, ["cell", "step", "loss"], rows)
 

@@ -21,6 +21,7 @@ from tasks.records.measurement import Measurement
 from tasks.records.noise_scale import NoiseScale
 from tasks.records.outputs import Outputs
 from tasks.records.predicted import BatchSpeed
+from tasks.reporting.own_noise import select_own_points
 
 _TIE = 0.02
 """Points that are no further from the best are as good: of these the one with the fewest ranks and smallest batch."""
@@ -123,13 +124,13 @@ def measure_progress(losses: Sequence[float]) -> list[float]:
 
 def compute_goodput(outputs: Outputs, measurement: Measurement | None) -> Goodput | None:
     """Return what is predicted from the noise scale and `measurement`, as it may be shown; None without the former."""
-    found, own = outputs.evaluation.noise_scales, outputs.params.train.global_batch_size
-    scales = pair_scales(found, outputs)
+    own = outputs.params.train.global_batch_size
+    scales = pair_scales(outputs)
     if not scales:
         return None
     points = _list_points(measurement, scales, own)
     return Goodput(
-        noise_scales=found,
+        noise_scales=select_own_points(outputs),
         mean_noise_scale=_invert(compute_data(scales, 2 * own, own).value, own),
         own_batch_size=own,
         points=points,
@@ -137,20 +138,23 @@ def compute_goodput(outputs: Outputs, measurement: Measurement | None) -> Goodpu
     )
 
 
-def pair_scales(found: Sequence[NoiseScale], outputs: Outputs) -> list[Span]:
+def pair_scales(outputs: Outputs) -> list[Span]:
     """Return every segment, with the noise where it begins and where it ends, and of the first how its loss fell.
 
-    Empty unless all are known.
+    Empty unless all are known, of this training's own weights.
     """
+    found = select_own_points(outputs)
     segments = [one.facts for one in outputs.baseline.segments]
-    if [(one.range, one.epoch) for one in found[1:]] != [(one.range, one.epoch) for one in segments] or not segments:
+    ends = [(one.range, one.epoch) for one in segments]
+    if not ends or [(one.range, one.epoch) for one in found] != [(segments[0].range, 0), *ends]:
         return []
     total = sum(one.num_samples for one in segments)
-    progress = measure_progress(outputs.baseline.steps.loss[: segments[0].num_steps].tolist())
-    ends = zip(segments, found[:-1], found[1:], strict=True)
+    steps = outputs.baseline.steps
+    progress = measure_progress([steps.loss[at] for at in steps.with_loss.tolist() if at < segments[0].num_steps])
+    spans = zip(segments, found[:-1], found[1:], strict=True)
     return [
         Span(part.num_samples / total, begin, end, () if number else progress)
-        for number, (part, begin, end) in enumerate(ends)
+        for number, (part, begin, end) in enumerate(spans)
     ]
 
 

@@ -95,6 +95,8 @@ class Results(Record):
     """When cells that are another training had a model as good as the baseline's; null where there are none."""
     goodput: Goodput | None = None
     """Which batch on how many ranks is predicted to be the soonest; null where gradient noise was not measured."""
+    noise_left_out: str | None = None
+    """Which points of the gradient noise were taken at other weights than this training's; null where none was."""
     history: History | None = None
     """This comparison among its earlier runs; null in results of an earlier version."""
 

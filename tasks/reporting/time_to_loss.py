@@ -1,13 +1,14 @@
 """Time to quality: the training seconds until each cell's loss first came as low as was asked.
 
-Cells of the same training come there at the same step, so that their seconds differ by speed alone.
+Cells of the same training come there at the same step, so that their seconds differ by speed alone. A step without any
+target has no loss: it takes its seconds, and is none of the steps that the loss is smoothed over or reached in.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.records.facts import Record
-from tasks.records.outputs import Outputs
+from tasks.records.outputs import Outputs, RunOutputs
 
 NEAR_SHARE = 0.005
 """How far above the baseline's last smoothed loss counts as having come there.
@@ -57,16 +58,22 @@ def find_first_reached(losses: NDArray[np.float64], *, target: float, window: in
     return int(reached[0]) + window - 1 if len(reached) else None
 
 
-def compute_time_to_loss(outputs: Outputs) -> TimeToLoss:
-    """Return when each cell came to the loss that params.yaml states, or to where the baseline ended."""
-    fewest = min(len(run.steps.loss) for run in outputs.runs.values())
+def compute_time_to_loss(outputs: Outputs) -> TimeToLoss | None:
+    """Return when each cell came to the loss that params.yaml states, or to where the baseline ended.
+
+    None where a cell has no step with a target.
+    """
+    fewest = min(len(run.steps.with_loss) for run in outputs.runs.values())
+    if not fewest:
+        return None
     window = max(1, min(_MOST_STEPS, fewest // _SHARE_OF_STEPS))
     stated = outputs.params.quality.target_loss
-    last = float(smooth_losses(outputs.baseline.steps.loss, window)[-1])
+    last = float(smooth_losses(_select_losses(outputs.baseline), window)[-1])
     target = last * (1 + NEAR_SHARE) if stated is None else stated
     cells = []
     for cell, run in outputs.runs.items():
-        index = find_first_reached(run.steps.loss, target=target, window=window)
+        found = find_first_reached(_select_losses(run), target=target, window=window)
+        index = None if found is None else int(run.steps.with_loss[found])
         cells.append(
             CellTimeToLoss(
                 cell=cell,
@@ -75,3 +82,8 @@ def compute_time_to_loss(outputs: Outputs) -> TimeToLoss:
             )
         )
     return TimeToLoss(target_loss=target, is_stated=stated is not None, window_steps=window, cells=cells)
+
+
+def _select_losses(run: RunOutputs) -> NDArray[np.float64]:
+    """Return the losses of the steps that have one."""
+    return run.steps.loss[run.steps.with_loss]

@@ -21,6 +21,7 @@ from tasks.records.facts import Record
 from tasks.records.gate import Standing
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.goodput import compute_data, pair_scales
+from tasks.reporting.own_noise import explain_left_out
 
 _FEWEST_FOR_INTERVAL = 3
 """Seeds; two say next to nothing of their spread."""
@@ -119,8 +120,10 @@ class TimeToQuality(Record):
 def find_crossing(values: Sequence[tuple[float, float]], target: float) -> float | None:
     """Return at which x the loss first is the target or below; (x, loss) by x, between which it falls evenly.
 
-    None if it never is. The first point counts as reached where it already is.
+    None if it never is. The first point counts as reached where it already is. A loss that is no finite number, as of
+    nothing that was to be predicted, is none: its point is passed over.
     """
+    values = [(x, loss) for x, loss in values if math.isfinite(loss)]
     for place, (x, loss) in enumerate(values):
         if loss <= target:
             if place == 0:
@@ -253,12 +256,13 @@ def _predict(outputs: Outputs, cell: str, per_token: Estimate | None) -> dict[st
 
     Or why nothing is predicted.
     """
-    params, spans = outputs.params, pair_scales(outputs.evaluation.noise_scales, outputs)
+    params, spans = outputs.params, pair_scales(outputs)
     if (other := params.cells[cell].other_training) is not None:
         why = f"it is another training by more than its batch: it {other.how}"
         return {"not_predicted": why}
     if not spans:
-        return {"not_predicted": "the gradient noise scale is not known where each of the baseline's segments ends"}
+        unknown = "the gradient noise scale is not known where each of the baseline's segments ends"
+        return {"not_predicted": explain_left_out(outputs) or unknown}
     data = compute_data(spans, params.train_of(cell).global_batch_size, params.train.global_batch_size)
     found = {"predicted_data": data, "prediction_doubt": explain_unlike_rows(params, cell)}
     if per_token is None:

@@ -15,10 +15,11 @@ from tasks.params import Params
 from tasks.process import wording
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
-from tasks.records.run import CellFacts, read_segment
+from tasks.records.run import CellFacts, count_targets, read_segment, require_sealed
 from tasks.records.slices import SlicesManifest
 from tasks.services.final_figures import Figures, Rows, collect_final_figures, make_tables
 from training.process.files import digest_file, digest_json
+from training.record.ledger_file import STEPS
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""
@@ -189,8 +190,10 @@ def flatten(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def make_step_point(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
-    """Return the metrics of a step event; those that the training did not take are absent."""
+    """Return the metrics of a step event; those that the training did not take, or of no target, are absent."""
     values = {key: float(event[key]) for key in _STEP_METRICS if event.get(key) is not None}
+    if count_targets(event) == 0:
+        del values["loss"]  # logged as 0
     if event.get("seconds"):
         values["step_seconds"] = float(event["seconds"])
         values["tokens_per_second"] = event["num_tokens"] / event["seconds"]
@@ -205,7 +208,8 @@ def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
     facts = read_segment(folder)
     now = datetime.datetime.fromisoformat(facts.started_at).timestamp()
     points = []
-    with (folder / "steps.jsonl").open(encoding="utf-8") as lines:
+    require_sealed(folder / STEPS)
+    with (folder / STEPS).open(encoding="utf-8") as lines:
         for event in map(json.loads, lines):
             now += event["seconds"]
             points.append(make_step_point(event, timestamp_ms=int(now * 1000)))

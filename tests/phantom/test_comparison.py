@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from tasks.gates.setting import find_certificate_problems
+from tasks.records.certificate import CertifiedCell
+from tasks.records.outputs import read_run
 from tests.phantom.cards import CARDS
 from tests.phantom.counts import read_counts
 from tests.workspace import Workspace
@@ -34,6 +37,11 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     assert [gpu["name"] for gpu in read("fingerprint/machine.json")["gpus"]] == [CARDS["H100-80"].name] * 2
     (certified,) = read("measurements/certificate.json")["cells"]
     assert (certified["device"], certified["num_steps"], len(certified["updates"])) == ("cuda", 8, 8)
+    # In fp32, where the packs of a card run in other kernels; the training's own precision is named beside it.
+    assert certified["settings"][0]["train"]["precision"] == "fp32"
+    assert certified["replaced"] == {"train.precision": "bf16"}
+    trained = read_run(workspace.folder / "data/runs/2proc")
+    assert find_certificate_problems(CertifiedCell.model_validate(certified), trained) == []
     speed = read("measurements/speed.json")
     assert [len(starts[-1]) for starts in speed["devices_of_starts"].values()] == [1, 2]
     # torch's profiler asks CUPTI, which the phantom has not: its ranks end, and cost the timeline and nothing else.

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from tasks.gates.setting import find_certificate_problems
 from tasks.process.lock import lock_machine, make_lock_name
+from tasks.records.certificate import CertificateFile
+from tasks.records.outputs import read_run
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.exhibit import Mutation
-from tests.museum.project import Size, change_params, copy_project, make_project, run_stage
+from tests.museum.project import Size, change_params, copy_project, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError, StageProcess
 
 pytestmark = pytest.mark.slow
@@ -123,6 +126,7 @@ def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_
     change_params(copied, {"train.compile": True, "train.precision": "bf16", "cells.2proc.world_size": 1})
     found = certificate_of(copied)
     assert (found["verdict"], found["problem"], found["precision"]) == ("passed", None, "fp32")
+    assert found["replaced"] == {"train.precision": "bf16"}
 
 
 _RAISE = '(_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB"))'
@@ -176,6 +180,19 @@ def test_another_setting_is_measured_anew(certified: Path, tmp_path: Path) -> No
     change_params(project, {**changes, "measure.twin_seconds": 0})
     assert certificate_of(project)["verdict"] == "passed"
     assert "0 of 1 cells are certified already" in (project / "stages.log").read_text()
+
+
+def test_a_certificate_of_other_settings_names_each_and_the_trainings_value(copied: Path) -> None:
+    change_params(copied, {"train.learning_rate": 7e-3, "train.weight_decay": 0.1})
+    assert certificate_of(copied)["verdict"] == "passed"
+    change_params(copied, {"train.learning_rate": 2e-3, "train.weight_decay": 0.01})
+    start_training(copied, "2proc").finish()
+    (certified,) = CertificateFile.read(copied / "data/measurements").cells
+    where, again = "2proc, certificate of updates of 8 samples: the ranks used train.", "Measure again: make rebench"
+    assert find_certificate_problems(certified, read_run(copied / "data/runs/2proc")) == [
+        f"{where}learning_rate 0.007, the training 0.002. {again}",
+        f"{where}weight_decay 0.1, the training 0.01. {again}",
+    ]
 
 
 @pytest.mark.parametrize("changes", [

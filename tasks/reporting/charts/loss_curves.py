@@ -1,15 +1,19 @@
 """Training loss of the cells laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, draw_curve, is_always_shown
-from tasks.reporting.results import Results
+from tasks.reporting.drawing import Axes, add_legend, draw_curve
+from tasks.reporting.results import LossCurve, Results
 
 TITLE = "Training loss"
 POSITION = 50
 NEEDS_SPEEDUP = False
 SECTION = "quality"
 CAPTION = "Loss per optimizer step, lower is better; curves of the same training lie on each other."
-is_shown = is_always_shown
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether a cell has learned from a target."""
+    return bool(_list_curves(results))
 
 
 def describe_chart(results: Results) -> str:
@@ -17,7 +21,7 @@ def describe_chart(results: Results) -> str:
     told = "; ".join(
         f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f} in "
         f"{wording.format_plural(curve.steps[-1], 'step')}"
-        for curve in results.loss_curves
+        for curve in _list_curves(results)
     )
     per_point = results.loss_curves[0].steps_per_point
     mean = f" Each point is the mean of {per_point} steps." if per_point > 1 else ""
@@ -26,7 +30,7 @@ def describe_chart(results: Results) -> str:
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell."""
-    for number, curve in enumerate(results.loss_curves):
+    for number, curve in enumerate(_list_curves(results)):
         told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
         draw_curve(axes, number, curve.cell, curve.steps, curve.losses, told)
     axes.set_xlabel("optimizer step")
@@ -34,3 +38,7 @@ def draw(results: Results, axes: Axes) -> None:
     axes.margins(x=0.02)
     axes.grid()
     add_legend(axes)
+
+
+def _list_curves(results: Results) -> list[LossCurve]:
+    return [curve for curve in results.loss_curves if curve.losses]

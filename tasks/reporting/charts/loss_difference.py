@@ -61,7 +61,7 @@ def draw(results: Results, axes: Axes) -> None:
 
 def _list_others(results: Results) -> list[LossCurve]:
     first, *others = results.loss_curves
-    return [curve for curve in others if curve.steps == first.steps]
+    return [curve for curve in others if curve.steps and curve.steps == first.steps]
 
 
 def _compute_differences(results: Results, curve: LossCurve) -> list[float]:

@@ -31,10 +31,7 @@ def make_blocks(results: Results) -> list[Block]:
     measured = _show_measured(results)
     goodput = results.goodput
     if goodput is None:
-        return [
-            *measured,
-            Text("The gradient noise scale was not measured: quality.noise_batches is 0, or a range is too short."),
-        ]
+        return [*measured, Text(_explain_unknown(results))]
     blocks: list[Block] = [Text(describe_noise(goodput, most_ranks=results.most_ranks))]
     if goodput.best is not None:
         points = Fold("Every number of ranks and batch", [_tabulate_points(goodput)])
@@ -44,6 +41,13 @@ def make_blocks(results: Results) -> list[Block]:
     assumed = Fold("What this takes for granted", [Items(_ASSUMPTIONS)])
     noise = Fold("The noise of gradients along the training", [_tabulate_noise(goodput), _list_coordinates(goodput)])
     return [*measured, *blocks, noise, assumed]
+
+
+def _explain_unknown(results: Results) -> str:
+    """Return why no batch is predicted, in one sentence."""
+    if results.noise_left_out is None:
+        return "The gradient noise scale was not measured: quality.noise_batches is 0, or a range is too short."
+    return f"No batch is predicted, since {results.noise_left_out}."
 
 
 def _show_measured(results: Results) -> list[Block]:
@@ -181,7 +185,7 @@ def _tabulate_noise(goodput: Goodput) -> Table:
     return tabulate(
         "Gradient noise scale along the baseline's training, in samples, 95 % intervals",
         [
-            ("After", _name_point),
+            ("After", lambda one: one.point),
             ("Rows of", lambda one: one.range),
             ("Noise scale", show),
             ("Batches", lambda one: f"{one.num_batches} of {one.batch_size}"),
@@ -194,9 +198,5 @@ def _list_coordinates(goodput: Goodput) -> Items:
     """Say once of what the noise is at which points; in the table it would be a column as wide as the page."""
     points: dict[str, list[str]] = {}
     for one in goodput.noise_scales:
-        points.setdefault(one.coordinates, []).append(_name_point(one))
+        points.setdefault(one.coordinates, []).append(one.point)
     return Items([f"{', '.join(names)}: {coordinates}." for coordinates, names in points.items()])
-
-
-def _name_point(one: NoiseScale) -> str:
-    return f"{one.range} epoch {one.epoch}" if one.epoch else "the base model"

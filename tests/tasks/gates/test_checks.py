@@ -19,8 +19,10 @@ from tests.tasks.reporting.comparison import (
     edit_segment,
     edit_steps,
     outputs_of,
+    read_lines,
     segment_folder,
     write_comparison,
+    write_lines,
     write_twins,
 )
 
@@ -245,12 +247,11 @@ def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_pa
 def test_beyond_the_twins_the_loss_may_part_a_little_but_not_on_average(tmp_path: Path, params: dict[str, Any]) -> None:
     def write_losses(cell: str, factor: float) -> None:
         for part, first in (("0-8", 1), ("8-16", 151)):
-            path = segment_folder(tmp_path, cell, part) / "steps.jsonl"
-            line = json.loads(path.read_text().splitlines()[0])
+            segment = segment_folder(tmp_path, cell, part)
+            line = read_lines(segment)[0]
             losses = [4.0 * (factor if first + index > 100 else 1) for index in range(150)]
             edit_segment(tmp_path, cell, part, num_steps=150, traffic={})
-            lines = [line | {"step": first + index, "loss": loss} for index, loss in enumerate(losses)]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            write_lines(segment, [line | {"step": first + index, "loss": loss} for index, loss in enumerate(losses)])
 
     write_losses("1proc", 1.0)
     write_twins(tmp_path, losses=[4.0] * 4)

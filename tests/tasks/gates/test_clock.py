@@ -4,7 +4,6 @@ In the comparison as written 1proc has 4 steps of 3, 3, 2 and 2 s, 2proc of 2, 2
 segment also has 0.5 s of checkpoints and 0.125 s of log points, and the wall clock passed just that.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from tests.tasks.reporting.comparison import (
     edit_segment,
     edit_steps,
     outputs_of,
+    read_lines,
     segment_folder,
     write_comparison,
+    write_lines,
 )
 
 
@@ -102,8 +103,8 @@ def _of_many_steps(folder: Path, slow_seconds: float, *, num_positions: int) -> 
     params = write_comparison(folder, params=PARAMS, seconds=SECONDS)
     for cell in SECONDS:
         for part, first_step in (("0-8", 1), ("8-16", 21)):
-            path = segment_folder(folder, cell, part) / "steps.jsonl"
-            line = json.loads(path.read_text().splitlines()[0])
+            segment = segment_folder(folder, cell, part)
+            line = read_lines(segment)[0]
             lines = [
                 line | {"step": first_step + index, "seconds": 0.05, "num_tokens": 90, "num_padding_tokens": 10}
                 for index in range(20)
@@ -111,7 +112,7 @@ def _of_many_steps(folder: Path, slow_seconds: float, *, num_positions: int) -> 
             is_slow = (cell, part) == ("2proc", "0-8")
             if is_slow:
                 lines[2] |= {"seconds": slow_seconds, "num_tokens": num_positions - 10}
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            write_lines(segment, lines)
             seconds = sum(line["seconds"] for line in lines)
             spans = {"train_seconds": seconds, "span_seconds": seconds + 0.625}
             edit_segment(folder, cell, part, num_steps=20, **spans)
@@ -144,10 +145,10 @@ def test_a_step_of_over_10_times_the_median_fails_with_its_number_and_seconds(
 def test_a_slow_step_that_hardly_changes_the_whole_passes(tmp_path: Path) -> None:
     params = _of_many_steps(tmp_path, 0.6, num_positions=100)
     for part in ("0-8", "8-16"):
-        path = segment_folder(tmp_path, "2proc", part) / "steps.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        segment = segment_folder(tmp_path, "2proc", part)
+        lines = read_lines(segment)
         longer = [line | {"step": 1000 * index + line["step"]} for index in range(4) for line in lines[3:]]
-        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *longer]))
+        write_lines(segment, [*lines, *longer])
         seconds = sum(line["seconds"] for line in [*lines, *longer])
         spans = {"train_seconds": seconds, "span_seconds": seconds + 0.625}
         edit_segment(tmp_path, "2proc", part, num_steps=20 + len(longer), **spans)

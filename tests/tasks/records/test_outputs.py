@@ -1,5 +1,5 @@
 import hashlib
-import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.growth.finished import write_ledger
+from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.process.failure import DataError
 from tasks.reporting.collect import collect_results
 from tests.ledgers import read_ledger
-from tests.tasks.reporting.comparison import outputs_of, segment_folder
+from tests.tasks.reporting.comparison import edit_segment, edit_steps, outputs_of, segment_folder
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,7 @@ def _flip(path: Path) -> None:
 def _seal(segment: Path, content: bytes) -> None:
     """Write a ledger that its receipt vouches for."""
     (segment / "ledger.int32").write_bytes(content)
-    receipt = {"files": {"ledger.int32": {"sha256": hashlib.sha256(content).hexdigest(), "num_bytes": len(content)}}}
-    (segment / "receipt.json").write_text(json.dumps(receipt))
+    seal_segment(segment)
 
 
 def _lower(column: str) -> Callable[[Path], None]:
@@ -127,6 +126,60 @@ def test_a_ledger_that_no_receipt_vouches_for_is_refused(
     receipt.unlink() if content is None else receipt.write_bytes(content)
     with pytest.raises(DataError, match=r"2proc/segments/0-8-epoch-1/(receipt\.json: |ledger\.int32: KeyError)"):
         collect_results(outputs_of(tmp_path, params))
+
+
+def _speed_up(segment: Path, *names: str) -> None:
+    """Let the segment have taken half the seconds, in these of its files, and say so of them alike."""
+    for name in names:
+        content = (segment / name).read_text()
+        halved = re.sub(r'seconds": ([0-9.]+)', lambda found: f'seconds": {float(found[1]) / 2}', content)
+        assert halved != content
+        (segment / name).write_text(halved)
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [(("segment.json",), "segment.json"), (("steps.jsonl",), "steps.jsonl"), (("segment.json", "steps.jsonl"), "seg")],
+)
+def test_what_the_ranks_wrote_is_not_believed_once_it_was_edited(
+    tmp_path: Path, params: dict[str, Any], names: tuple[str, ...], named: str
+) -> None:
+    segment = segment_folder(tmp_path, "2proc")
+    _speed_up(segment, *names)
+    with pytest.raises(DataError, match=rf"2proc/segments/0-8-epoch-1/{named}.*ValueError: sha256 is .*, its receipt"):
+        collect_results(outputs_of(tmp_path, params))
+    seal_segment(segment)
+    run = outputs_of(tmp_path, params).runs["2proc"]
+    assert (run.segments[0].facts.train_seconds == 2.0) == ("segment.json" in names)
+    assert (run.steps.seconds[0] == 1.0) == ("steps.jsonl" in names)
+
+
+def test_a_receipt_that_was_edited_with_the_file_is_not_believed(tmp_path: Path, params: dict[str, Any]) -> None:
+    segment = segment_folder(tmp_path, "2proc")
+    before = hashlib.sha256((segment / "segment.json").read_bytes()).hexdigest()
+    _speed_up(segment, "segment.json")
+    after = hashlib.sha256((segment / "segment.json").read_bytes()).hexdigest()
+    receipt = segment / "receipt.json"
+    receipt.write_text(receipt.read_text().replace(before, after))
+    with pytest.raises(DataError, match=r"receipt\.json: ValueError: it was altered: its own digest does not match"):
+        collect_results(outputs_of(tmp_path, params))
+
+
+def test_the_segment_of_another_training_is_refused_whole_as_it_is(tmp_path: Path, params: dict[str, Any]) -> None:
+    edit_segment(tmp_path, "2proc", fingerprint="ab" * 32)
+    with pytest.raises(DataError, match=r"segment\.json: ValueError: fingerprint is (ab)+, run\.json names (f1)+: ano"):
+        outputs_of(tmp_path, params)
+
+
+def test_losses_on_held_out_rows_are_read_from_steps_that_the_receipt_vouches_for(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    segment = outputs_of(tmp_path, params).runs["2proc"].segments[0]
+    edit_steps(tmp_path, "2proc", heldout_loss=3.5, heldout_rows="r")
+    assert segment.read_heldout_losses("r") == [(2, 3.5)]
+    (segment.folder / "steps.jsonl").write_text((segment.folder / "steps.jsonl").read_text().replace("3.5", "2.5"))
+    with pytest.raises(DataError, match=r"steps\.jsonl: ValueError: sha256 is "):
+        segment.read_heldout_losses("r")
 
 
 @pytest.mark.parametrize("change", [lambda raw: raw[:-8], lambda raw: raw + bytes(8)])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.rehearsal.cards import CARDS
 from tasks.rehearsal.inputs import Inputs
@@ -40,6 +41,7 @@ def _record(folder: Path, config: TrainingConfig, **changes: Any) -> None:
     for file, peak in zip(files, (3.0, 5.0), strict=True):
         facts = json.loads(file.read_bytes())
         file.write_text(json.dumps({**facts, "settings": [setting], "peak_memory_gib": peak}))
+        seal_segment(file.parent)
 
 
 def test_the_most_of_all_segments_is_what_a_rehearsal_is_held_against(config: TrainingConfig) -> None:

@@ -112,6 +112,7 @@ def give_steps(outputs: Outputs, **seconds: np.ndarray) -> None:
         outputs.runs[cell].__dict__["steps"] = Steps(
             step=numbers + 1, loss=np.full(len(taken), 4.0), learning_rate=np.full(len(taken), 1e-3),
             num_samples=np.full(len(taken), 4), num_tokens=np.full(len(taken), 16),
-            num_positions=np.full(len(taken), 32), seconds=np.asarray(taken), other_seconds=np.zeros(len(taken)),
+            num_positions=np.full(len(taken), 32),
+            num_targets=np.full(len(taken), 16), seconds=np.asarray(taken), other_seconds=np.zeros(len(taken)),
             rank_own_seconds=np.zeros((len(taken), 1)), rank_own_positions=np.zeros((len(taken), 1), dtype=np.int64),
         )  # fmt: skip

@@ -2,13 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import ArmSpeed, Measurement, MeasurementFile
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order, setting_of
+from tests.tasks.reporting.comparison import (
+    NUM_PARAMETERS,
+    RANGES,
+    num_labels,
+    read_lines,
+    rows_in_order,
+    setting_of,
+    write_lines,
+)
 from training.data.row_digest import digest_rows
 
 NUM_STEPS = 2
@@ -73,9 +80,9 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
 
 def _set_step_seconds(run: Path, seconds: float) -> None:
     """Let every step of a training have taken so long, and its ranks the same share of it as before."""
-    for file in run.glob("segments/*/steps.jsonl"):
-        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+    for segment in run.glob("segments/*"):
+        lines = read_lines(segment)
         for line in lines:
             line["rank_own_seconds"] = [own * seconds / line["seconds"] for own in line["rank_own_seconds"]]
             line["seconds"] = seconds
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(segment, lines)

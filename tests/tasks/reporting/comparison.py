@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.growth.finished import write_ledger
+from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
@@ -122,7 +122,9 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
     apart = {"max_abs": 1e-6, "relative_l2": 5e-8, "is_bitwise_equal": False, "largest_in": "a.weight"}
     cell = {
         "num_steps": 8,
+        "device": json.loads((folder / "runs" / next(iter(params["cells"])) / "run.json").read_bytes())["device"],
         "precision": "fp32",
+        "settings": [setting_of(params)],
         "gradient": apart,
         "weights": apart | {"relative_l2": 3e-7},
         "noise_floor": {"gradient": 2e-7, "weights": 4e-7},
@@ -136,7 +138,7 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
         {"code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
         | {
             "cells": [
-                {"cell": name, "world_size": facts["world_size"]}
+                {"cell": name, "strategy": facts["strategy"], "world_size": facts["world_size"]}
                 | {"global_batch_size": params["train"]["global_batch_size"]}
                 | cell
                 | changes
@@ -164,8 +166,9 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def edit_segment(folder: Path, cell: str, part: str = "0-8", epoch: int = 1, **changes: Any) -> None:
-    """Change some keys of one segment.json."""
+    """Change some keys of one segment.json; its receipt agrees."""
     edit_json(segment_folder(folder, cell, part, epoch) / "segment.json", **changes)
+    seal_segment(segment_folder(folder, cell, part, epoch))
 
 
 def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None], part: str = "0-8") -> None:
@@ -177,11 +180,22 @@ def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None
 
 
 def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **changes: Any) -> None:
-    """Change some keys of one line of steps.jsonl."""
-    path = segment_folder(folder, cell, part) / "steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """Change some keys of one line of steps.jsonl; its receipt agrees."""
+    segment = segment_folder(folder, cell, part)
+    lines = read_lines(segment)
     lines[index] |= changes
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(segment, lines)
+
+
+def read_lines(segment: Path) -> list[dict[str, Any]]:
+    """Return the lines of a segment's steps.jsonl."""
+    return [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
+
+
+def write_lines(segment: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Write a segment's steps.jsonl; its receipt agrees."""
+    (segment / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal_segment(segment)
 
 
 def segment_folder(folder: Path, cell: str, part: str = "0-8", epoch: int = 1) -> Path:
@@ -243,6 +257,7 @@ def _write_run(
         segment["settings"] = [setting_of(params)]
         write_json(path / "segment.json", segment)
         _write_steps(path, part, epoch, first_step, taken, world_size)
+        (path / f"tiny_qwen2_{part}-epoch-{epoch}.pt").write_bytes(end_checksum(first_step).encode())
         _write_ledger(path, part, epoch, world_size, first_step)
         about = {key: segment[key] for key in ("range", "epoch", "fingerprint")}
         segments.append(about | {"folder": f"segments/{part}-epoch-{epoch}"})
@@ -277,12 +292,15 @@ def setting_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def record_as(folder: Path, params: dict[str, Any]) -> None:
-    """Have every run say that it was trained with these params."""
+    """Have every run say that it was trained with these params, and the certificate that it is of such updates."""
     train = Params.model_validate(params).train.model_dump()
     for cell in params["cells"]:
         edit_json(folder / "runs" / cell / "run.json", train=train)
         for part in params["ranges"]:
             edit_segment(folder, cell, part, settings=[setting_of(params)])
+    certificate = json.loads((folder / "measurements" / "certificate.json").read_bytes())
+    cells = [one | {"settings": [setting_of(params)]} for one in certificate["cells"]]
+    edit_json(folder / "measurements" / "certificate.json", cells=cells)
 
 
 def edit_traffic(

@@ -29,13 +29,18 @@ def add_noise(outputs: Outputs, values: Sequence[float] = (4.0, 12.0, 12.0), *, 
     facts: dict[str, Any] = {"squared_norm": 1.0, "trace": 1.0, "num_batches": 16, "batch_size": 4, "num_parts": 4}
     ends = [("0-8", 0), *((one.facts.range, one.facts.epoch) for one in outputs.baseline.segments)]
     scales = [
-        NoiseScale(**facts, range=part, epoch=epoch, value=value, low=value / 2, high=value * 2)
-        for (part, epoch), value in zip(ends, values, strict=False)
+        NoiseScale(**facts, range=part, epoch=epoch, value=value, low=value / 2, high=value * 2, weights_digest=digest)
+        for (part, epoch), value, digest in zip(ends, values, list_digests(outputs), strict=False)
     ]
     arms = [arm("1proc", 1), arm(cell, 2, seconds=0.04, speedup=PER_TOKEN)]
     timed: Any = measurement(arms=arms)
     evaluation = outputs.evaluation.model_copy(update={"noise_scales": scales})
     return dataclasses.replace(outputs, evaluation=evaluation, measurement=timed)
+
+
+def list_digests(outputs: Outputs) -> list[str | None]:
+    """Return the digests of the baseline's weights at the start and after each segment."""
+    return [outputs.base_model.digest, *(one.find_weights_digest("tiny_qwen2") for one in outputs.baseline.segments)]
 
 
 def judge(outputs: Outputs, standing: Standing = PROVEN) -> TimeToQuality:

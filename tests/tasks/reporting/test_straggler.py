@@ -20,6 +20,7 @@ def _steps(own: Any, positions: Any = None) -> Steps:
     zeros = np.zeros(len(own))
     return Steps(
         step=zeros, loss=zeros, learning_rate=zeros, num_samples=zeros, num_tokens=zeros, num_positions=zeros,
+        num_targets=zeros,
         other_seconds=zeros, seconds=np.ones(len(own)), rank_own_seconds=own,
         rank_own_positions=np.full(own.shape, 100) if positions is None else np.asarray(positions),
     )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
+from tasks.reporting.data_files import write_losses
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import TimeToLoss, compute_time_to_loss, find_first_reached, smooth_losses
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
@@ -62,6 +63,75 @@ def test_a_stated_loss_is_the_one_that_counts(tmp_path: Path) -> None:
     assert times_of(tmp_path, lower) == [(None, None), (None, None)]
 
 
+def _forget_targets(folder: Path, part: str, index: int) -> None:
+    """Let all labels of a step have been left out, in both cells: it logs a loss of 0, as the ranks do."""
+    for cell in ("1proc", "2proc"):
+        edit_steps(folder, cell, part, index=index, loss=0.0, num_targets=0)
+
+
+@pytest.mark.parametrize("target", [3.8, 0.5])
+def test_a_step_without_a_target_is_not_the_one_in_which_a_loss_was_reached(tmp_path: Path, target: float) -> None:
+    params = PARAMS | {"quality": {"target_loss": target}}
+    write_comparison(tmp_path, params=params)
+    _forget_targets(tmp_path, "0-8", 1)
+    # 3.8 is logged by step 3, after 3 + 3 + 2 s and 2 + 2 + 1.2 s: those of step 2 are spent all the same.
+    assert times_of(tmp_path, params) == ([(3, 8.0), (3, 5.2)] if target == 3.8 else [(None, None)] * 2)
+
+
+def test_a_last_step_without_a_target_is_not_where_the_baseline_ended(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    _forget_targets(tmp_path, "8-16", 1)
+    found = found_in(collect_results(outputs_of(tmp_path, params)))
+    assert found.target_loss == pytest.approx(3.8 * 1.005)
+    assert times_of(tmp_path, params) == [(3, 8.0), (3, 5.2)]
+
+
+def test_a_step_whose_tokens_are_all_targets_or_none_says_so_by_its_tokens(tmp_path: Path) -> None:
+    # Of a text of one token there is nothing to predict, and `num_targets` is left out where it is `num_tokens`.
+    params = PARAMS | {"quality": {"target_loss": 0.5}}
+    write_comparison(tmp_path, params=params)
+    for cell in ("1proc", "2proc"):
+        edit_steps(tmp_path, cell, "8-16", index=0, loss=0.0, num_tokens=0)
+    assert outputs_of(tmp_path, params).runs["2proc"].steps.with_loss.tolist() == [0, 1, 3]
+    assert times_of(tmp_path, params) == [(None, None), (None, None)]
+
+
+def test_the_loss_is_smoothed_over_steps_with_a_target_alone(tmp_path: Path) -> None:
+    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
+    losses = np.full(50, 4.0)
+    losses[10::2] = 0.0
+    losses[40:] = [3.0, 0.0] * 5
+    columns = dict.fromkeys([field.name for field in dataclasses.fields(Steps)], np.ones(50))
+    columns |= {"step": np.arange(1, 51), "loss": losses, "num_targets": np.where(losses > 0, 5, 0)}
+    for run in outputs.runs.values():
+        run.__dict__["steps"] = Steps(**columns)
+    found = compute_time_to_loss(outputs)
+    assert found is not None
+    assert (found.window_steps, found.target_loss) == (1, pytest.approx(3.0 * 1.005))
+    assert [(cell.step, cell.train_seconds) for cell in found.cells] == [(41, 41.0)] * 2
+
+
+def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    for part, index in (("0-8", 0), ("0-8", 1), ("8-16", 0), ("8-16", 1)):
+        _forget_targets(tmp_path, part, index)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert results.quality.time_to_loss is None
+    assert "Time to quality" not in markdown_of(results)
+    assert [curve.losses for curve in results.loss_curves] == [[], []]
+
+
+def test_a_step_without_a_target_is_no_point_of_a_curve_and_no_line_of_losses_csv(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    _forget_targets(tmp_path, "0-8", 1)
+    outputs = outputs_of(tmp_path, params)
+    curve = collect_results(outputs).loss_curves[1]
+    assert (curve.steps, curve.losses) == ([1, 3, 4], [4.0, 3.8, 3.7])
+    write_losses(tmp_path / "losses.csv", outputs)
+    lines = (tmp_path / "losses.csv").read_text().splitlines()
+    assert lines[4:] == ["2proc,1,4.0", "2proc,3,3.8", "2proc,4,3.7"]
+
+
 def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path) -> None:
     outputs = outputs_of(tmp_path, write_comparison(tmp_path))
     for num_steps, window in ((39, 1), (40, 2), (999, 49), (5000, 50)):
@@ -71,6 +141,7 @@ def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path
         for run in outputs.runs.values():
             run.__dict__["steps"] = steps  # where cached_property keeps what was read
         found = compute_time_to_loss(outputs)
+        assert found is not None
         assert found.window_steps == window
         assert found.target_loss == pytest.approx(1.005 * losses[-window:].mean())
 

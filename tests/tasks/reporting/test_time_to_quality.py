@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def test_between_two_evaluations_the_loss_falls_evenly_with_the_seconds() -> Non
     assert find_crossing(path, 2.4) is None, "not reached"
     assert find_crossing(path, 5.0) == 0.0
     assert find_crossing([(0.0, 4.0), (1.0, 4.5), (2.0, 3.5)], 4.25) == 0.0
+    assert find_crossing([(0.0, 4.0), (1.0, math.nan), (2.0, 3.0)], 3.5) == pytest.approx(1.0), "none is passed over"
+    assert find_crossing([(0.0, 4.0), (1.0, -math.inf)], 3.5) is None
     assert find_crossing([(0.0, 4.0), (1.0, 4.5), (2.0, 3.5)], 3.75) == pytest.approx(1.75), "it may rise before"
 
 

@@ -115,6 +115,13 @@ def test_a_value_that_a_step_has_not_is_absent() -> None:
     assert "grad_norm" in make_step_point(step_event(2), timestamp_ms=1).values
 
 
+def test_a_step_without_a_target_has_no_loss_to_be_tracked() -> None:
+    event = step_event(4)
+    assert make_step_point(event, timestamp_ms=1).values["loss"] == event["loss"]
+    for without in ({"num_targets": 0}, {"num_tokens": 0}):
+        assert "loss" not in make_step_point(event | {"loss": 0.0} | without, timestamp_ms=1).values
+
+
 def test_replayed_times_are_the_start_of_the_segment_plus_the_seconds_of_its_steps(
     params: Params, tmp_path: Path
 ) -> None:
