@@ -25,6 +25,7 @@ from training.process.failure import DivergedError, GradientNotFiniteError, Rank
 from training.process.heartbeat import Heartbeat, StepSection
 from training.process.ownership import collect_device_facts
 from training.process.stop_request import StopRequest
+from training.record.ledger_file import count_targets
 from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
@@ -132,7 +133,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         made = launch.faults.inject_into_data(make, first_step=record.first_step)
     divergence = DivergenceRule()
     for line in record.earlier_lines:
-        divergence.take(line["step"], line["loss"])
+        divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
     record.mark_exchanges(ranks, num_steps=record.counters.num_steps)
@@ -174,7 +175,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
             facts[-1] = _evaluate(launch, strategy, record, heldout, facts[-1])
         for line in record.add(facts):
             launch.events.send(**line)
-            divergence.take(line["step"], line["loss"])
+            divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
         record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)

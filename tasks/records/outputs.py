@@ -21,12 +21,12 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import SEEDS_FOLDER, RunFile, count_targets, read_receipt, read_segment, require_sealed
+from tasks.records.run import SEEDS_FOLDER, RunFile, read_receipt, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from tasks.records.twins import Twins
-from training.record.ledger_file import LEDGER, STEPS
+from training.record.ledger_file import LEDGER, STEPS, count_targets
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 
 

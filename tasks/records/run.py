@@ -1,7 +1,6 @@
 """data/runs/<cell>/: one cell's training, and its segments."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -68,14 +67,6 @@ def read_segment(folder: Path) -> SegmentFacts:
     """
     require_sealed(folder / SEGMENT_FILE)
     return read_checked(folder / SEGMENT_FILE, _SEGMENT)
-
-
-def count_targets(event: Mapping[str, Any]) -> int:
-    """Return from how many labels a step learned, by its line of steps.jsonl; of none it has no loss, and logs 0.
-
-    The number stands there where it is not that of the tokens (training/record/segment.py).
-    """
-    return int(event.get("num_targets", event["num_tokens"]))
 
 
 class NodeEntry(NodeFacts):

@@ -15,11 +15,11 @@ from tasks.params import Params
 from tasks.process import wording
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
-from tasks.records.run import CellFacts, count_targets, read_segment, require_sealed
+from tasks.records.run import CellFacts, read_segment, require_sealed
 from tasks.records.slices import SlicesManifest
 from tasks.services.final_figures import Figures, Rows, collect_final_figures, make_tables
 from training.process.files import digest_file, digest_json
-from training.record.ledger_file import STEPS
+from training.record.ledger_file import STEPS, count_targets
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""

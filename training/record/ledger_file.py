@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -88,3 +88,11 @@ class LedgerFile:
                 f"{self._folder}: {error.strerror}: the ledger needs {what}, {free:,} bytes are free; what is saved "
                 "stays: make room and run again"
             ) from None
+
+
+def count_targets(line: Mapping[str, Any]) -> int:
+    """Return from how many labels a step learned, by its line of steps.jsonl; of none it has no loss, and logs 0.
+
+    The number stands there where it is not that of the tokens (training/record/segment.py).
+    """
+    return int(line.get("num_targets", line["num_tokens"]))

@@ -25,8 +25,13 @@ class DivergenceRule:
         self._smoothed = 0.0
         self._num_above = 0
 
-    def take(self, step: int, loss: float) -> None:
-        """Take the next step's loss, nats per token; raises DivergedError once the rule says so."""
+    def take(self, step: int, loss: float, *, num_targets: int) -> None:
+        """Take the next step's loss, nats per token; raises DivergedError once the rule says so.
+
+        A step without a target has no loss, and logs 0: as the first one it would have every other go astray.
+        """
+        if not num_targets:
+            return
         if self._first is None:
             self._first = self._smoothed = loss
         self._smoothed = _KEPT * self._smoothed + (1 - _KEPT) * loss

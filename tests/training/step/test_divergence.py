@@ -17,7 +17,7 @@ def _stops_at(losses: Sequence[float]) -> int | None:
     rule = DivergenceRule()
     for step, loss in enumerate(losses, start=1):
         try:
-            rule.take(step, loss)
+            rule.take(step, loss, num_targets=0 if loss == 0 else 7)
         except DivergedError:
             return step
     return None
@@ -37,6 +37,8 @@ def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_step
         [0.01, *[0.9] * 100],  # 90 times as much, and less than a nat more
         [4.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0],
         [11.9 + math.sin(step) for step in range(200)],
+        [0.0, *[4.0] * 20],  # the first step had no target
+        [4.0, *[0.0, 4.0, 4.0] * 20],
     ],
 )
 def test_losses_that_only_vary_are_left_alone(losses: list[float]) -> None:
