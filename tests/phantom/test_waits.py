@@ -36,6 +36,7 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
         _NEVER,
     ),
     "8 bits": ({"strategy": "compressed", "options": {"compression": "int8"}}, _NEVER),
+    "factors": ({"strategy": "compressed"}, _NEVER),
     "stages": ({"strategy": "pipeline"}, _NEVER),
     "stages and shares": (
         {"strategy": "pipeline", "world_size": 4, "options": {"replicas": 2, "zero1": True}}, _NEVER
