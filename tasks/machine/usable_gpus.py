@@ -21,15 +21,18 @@ FIRST_WITH_BF16 = (8, 0)
 _OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 """By the major version of CUDA, all of whose minor ones run on it. Source: NVIDIA, CUDA Compatibility."""
 _BY_ADDRESS = "PCI_BUS_ID"
+_CHOICES_OF_NONE = ("", "-1")
 _CPU = "set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 
 
 def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     """Raise ResourceError or ConfigurationError, in one line, if the cells cannot train on the GPUs as they are asked.
 
-    Nothing is asked where there is no GPU.
+    Nothing is asked where there is no GPU. Where there are some of which none can be used, that is a ResourceError too,
+    unless CUDA_VISIBLE_DEVICES says so.
     """
     if not machine.gpus:
+        _require_no_gpu()
         return
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
     names, driver_cuda = _read_driver()
@@ -41,6 +44,14 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     problem = explain_slow(params, used)
     if problem:
         raise ConfigurationError(problem)
+
+
+def _require_no_gpu() -> None:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _CHOICES_OF_NONE:
+        return
+    with open_gpus() as opened:
+        if opened.every:
+            raise ResourceError(f"{opened.problem}; or {_CPU}")
 
 
 def _read_driver() -> tuple[list[str], int | None]:

@@ -13,7 +13,7 @@ void *phantom_reserve(size_t bytes);
 void phantom_keep(void *start, size_t bytes, int device);
 
 CUresult cuInit(unsigned flags) { (void)flags; return phantom_num_visible() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
-CUresult cuDriverGetVersion(int *version) { *version = CUDA_VERSION; return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int *version) { *version = phantom_driver_cuda(CUDA_VERSION); return CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int *count) { *count = phantom_num_visible(); return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { *device = ordinal; return CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char *name, int size, CUdevice device) {

@@ -56,9 +56,14 @@ static int list_visible(int *places) {
     return num;
 }
 
+int phantom_driver_cuda(int newest) { return find_number("PHANTOM_DRIVER_CUDA", newest); }
+
+int phantom_num_slices(void) { return find_number("PHANTOM_SLICES", -1); }
+
 int phantom_num_visible(void) {
-    int places[NUM_DEVICES];
-    return list_visible(places);
+    int places[NUM_DEVICES], num = list_visible(places), slices = phantom_num_slices();
+    // Of cards that are cut, CUDA shows a process one slice.
+    return slices < 0 ? num : slices && num;
 }
 
 int phantom_place(int device) {

@@ -5,14 +5,18 @@
 #include <stdio.h>
 #include <time.h>
 
-static int place_of(void *handle) { return (int)((uintptr_t)handle - 1); }
+// A handle is the place from 1 on and, of a slice, 256 for each place of it.
+enum { SLICE = 256, MOST_SLICES = 7 };
+static int place_of(void *handle) { return (int)((uintptr_t)handle % SLICE - 1); }
+static int slice_of(void *handle) { return (int)((uintptr_t)handle / SLICE); }
 
 int nvmlInit_v2(void) { return phantom_num_cards() ? 0 : 9; } // 9: no driver
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int error) { return error == 9 ? "Driver Not Loaded" : "refused by the phantom"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "595.00.00"); return 0; }
-int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION; return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = phantom_driver_cuda(CUDA_VERSION); return 0; }
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)phantom_num_cards(); return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     *handle = (void *)(uintptr_t)(index + 1);
@@ -25,18 +29,18 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
     return 0;
 }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
-    snprintf(text, size, "GPU-00000000-0000-0000-0000-0000000000%02x", place_of(handle));
+    int slice = slice_of(handle);
+    if (slice) snprintf(text, size, "MIG-00000000-0000-0000-0000-00000000%02x%02x", slice, place_of(handle));
+    else snprintf(text, size, "GPU-00000000-0000-0000-0000-0000000000%02x", place_of(handle));
     return 0;
 }
 int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
-    (void)handle;
-    snprintf(text, size, "%s", phantom_card()->name);
+    snprintf(text, size, "%s%s", phantom_card()->name, slice_of(handle) ? " MIG 1g.10gb" : "");
     return 0;
 }
 // What other processes hold is not known here.
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *found) {
-    unsigned long long all = phantom_card()->board_memory;
-    (void)handle;
+    unsigned long long all = phantom_card()->board_memory / (slice_of(handle) ? MOST_SLICES + 1 : 1);
     found[0] = all, found[1] = all, found[2] = 0;
     return 0;
 }
@@ -85,7 +89,24 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, int kind, int *status) {
     *status = kind == 2 ? 5 : 0; // 2: NVLink
     return 0;
 }
-int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) { (void)handle; *now = *later = 0; return 0; }
+// A slice has no compute capability of its own to tell; 2: no such handle, 3: not supported, 6: not found.
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    *major = phantom_card()->major, *minor = phantom_card()->minor;
+    return slice_of(handle) ? 3 : 0;
+}
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) {
+    *now = *later = phantom_num_slices() >= 0;
+    return slice_of(handle) ? 2 : 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) { (void)handle; *count = MOST_SLICES; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **slice) {
+    *slice = (void *)((uintptr_t)handle + SLICE * (index + 1));
+    return (int)index < phantom_num_slices() ? 0 : 6;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *slice, void **handle) {
+    *handle = (void *)((uintptr_t)slice % SLICE);
+    return slice_of(slice) ? 0 : 2;
+}
 
 // No NVLink and no fabric: 3 is NVML's word for what a card does not have.
 int nvmlDeviceGetNvLinkState(void *handle, unsigned link, int *state) { (void)handle, (void)link, (void)state; return 3; }

@@ -17,6 +17,10 @@ const struct card *phantom_card(void);
 // How many there are in the machine (PHANTOM_CARDS), and how many of them this process sees (CUDA_VISIBLE_DEVICES).
 int phantom_num_cards(void);
 int phantom_num_visible(void);
+// The newest CUDA that its driver runs (PHANTOM_DRIVER_CUDA; 12040 is 12.4): without, that of the headers.
+int phantom_driver_cuda(int newest);
+// How many slices each card is cut into (PHANTOM_SLICES); -1: MIG is off.
+int phantom_num_slices(void);
 // Which card of the machine the process's device is.
 int phantom_place(int device);
 

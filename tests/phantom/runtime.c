@@ -19,6 +19,8 @@ static cudaError_t fail(cudaError_t error) { return phantom_fail(error); }
 
 // ------------------------------------------------------------------ devices
 cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 0;
+    if (phantom_driver_cuda(CUDART_VERSION) / 1000 < CUDART_VERSION / 1000) return fail(cudaErrorInsufficientDriver);
     *count = phantom_num_visible();
     return *count ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -34,12 +36,13 @@ cudaError_t cudaPeekAtLastError(void) { return last; }
 const char *cudaGetErrorString(cudaError_t error) {
     return error == cudaErrorMemoryAllocation ? "out of memory"
         : error == cudaErrorNotSupported ? "operation not supported"
+        : error == cudaErrorInsufficientDriver ? "CUDA driver version is insufficient for CUDA runtime version"
         : error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "refused by the phantom";
 }
 const char *cudaGetErrorName(cudaError_t error) {
     return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfPhantom";
 }
-cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { *version = phantom_driver_cuda(CUDART_VERSION); return cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
     snprintf(text, (size_t)size, "0000:%02x:00.0", phantom_place(device) + 1);

@@ -12,7 +12,7 @@ LIBRARIES = (
     "libtorch_python.so",
 )
 """Of torch/lib/."""
-_REPLACED = re.compile(r"(__)?cuda[A-Z]\w*|cublas\w+|cudnn\w+|nccl\w+|nvml\w+|cu[A-Z]\w+")
+_REPLACED = re.compile(r"(__)?cuda[A-Z]\w*|cublas\w+|cudnn\w+|cusolver\w+|nccl\w+|nvml\w+|cu[A-Z]\w+")
 _LEFT = re.compile(r"__cuda(Register|Unregister|PushCall|PopCall)\w*|cuFile\w+")
 """Of what the wheel brings itself and needs no card: code that registers its kernels, and files."""
 _BY_NAME = re.compile(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)")
@@ -25,12 +25,12 @@ SILENT = frozenset((_LISTS / "silent.txt").read_text().split())
 """Succeed, and there is nothing to answer."""
 UNANSWERED = _LISTS / "unanswered.txt"
 """What torch wants and no training has called so far; `python -m tests.phantom --known` writes it."""
-_NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "nccl": 5, "nvml": 3, "cu": 801}
+_NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "cusolver": 9, "nccl": 5, "nvml": 3, "cu": 801}
 """What the rest returns, after it has said its name: CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, and so on."""
 
 
 def list_wanted(torch_lib: Path) -> set[str]:
-    """Return the functions of CUDA's runtime and driver, cuBLAS, cuDNN, NCCL and NVML that torch's libraries want."""
+    """Return the functions of CUDA's libraries and of the driver, from cuBLAS to NVML, that torch's libraries want."""
     wanted = set()
     for library in LIBRARIES:
         wanted |= _list_symbols(torch_lib / library, "--undefined-only")

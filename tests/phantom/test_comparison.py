@@ -1,6 +1,6 @@
-"""A comparison on two cards that are not there: from counting them through NVML to the evaluation.
+"""A comparison on two cards that are not there: from counting them through NVML to the report.
 
-The report is left out: every loss is 0 there, and its gates hold losses against each other.
+Numbers of a card mean nothing there, and the report withholds the speedup; what it says of the cards can be held to.
 """
 
 import json
@@ -19,8 +19,10 @@ from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
+_CARD = CARDS["H100-80"]
 
-def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
+
+def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     finished: Workspace, on_phantom: Callable[..., Path], phantom_warm: Path, tmp_path: Path
 ) -> None:
     counts = on_phantom("H100-80", num_cards=2)
@@ -34,7 +36,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     def read(name: str) -> Any:
         return json.loads((workspace.folder / "data" / name).read_bytes())
 
-    assert [gpu["name"] for gpu in read("fingerprint/machine.json")["gpus"]] == [CARDS["H100-80"].name] * 2
+    assert [gpu["name"] for gpu in read("fingerprint/machine.json")["gpus"]] == [_CARD.name] * 2
     (certified,) = read("measurements/certificate.json")["cells"]
     assert (certified["device"], certified["num_steps"], len(certified["updates"])) == ("cuda", 8, 8)
     # In fp32, where the packs of a card run in other kernels; the training's own precision is named beside it.
@@ -56,3 +58,31 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     # Ranks have a card each; a stage that computes in one process takes the first and no other.
     used = {frozenset(one.devices) for one in read_counts(counts) if one.devices}
     assert used == {frozenset({0}), frozenset({1})}
+    assert "phantom:" not in workspace.repro("report").stdout
+    _require_reported(workspace.folder / "reports")
+
+
+def _require_reported(reports: Path) -> None:
+    """Require of a report what it says of two cards, and that it says of which numbers it believes none."""
+    results = json.loads((reports / "results.json").read_bytes())
+    assert results["state"] == "withheld"
+    verdicts = {gate["name"]: gate["verdict"] for gate in results["gates"]}
+    # It holds numbers against each other.
+    assert verdicts["Update equivalence"] == "failed"
+    known = ("Every rank has a device of its own", "Gradients were synchronised", "Every sample exactly once")
+    assert {verdicts[name] for name in known} == {"passed"}
+    assert [gpu["name"] for gpu in results["comparison"]["machine"]["gpus"]] == [_CARD.name] * 2
+    assert [(cell["device"], cell["backend"]) for cell in results["cells"]] == [("cuda", None), ("cuda", "nccl")]
+    one, two = ({arm["arm"]: arm for arm in results["measurement"]["arms"]}[cell] for cell in ("1proc", "2proc"))
+    # A card at rest takes a tenth of its limit; MFU is of the peak of all cards of the arm.
+    at_rest = [0.1 * _CARD.power_watts * number for number in (1, 2)]
+    assert [arm["gpu_watts"] for arm in (one, two)] == pytest.approx(at_rest, rel=0.1)
+    of_a_token = [arm["mfu"] / arm["tokens_per_second"] for arm in (one, two)]
+    assert of_a_token[0] == pytest.approx(2 * of_a_token[1])
+    assert all(0 < arm["peak_memory_gib"] <= arm["peak_reserved_gib"] < 1 for arm in (one, two))
+    page = (reports / "report.md").read_text()
+    assert "1proc 1 of 2 GPUs; by what the ranks said" in page
+    assert f"- **Machine**: {_CARD.name} (79.6 GiB) and {_CARD.name} (79.6 GiB)" in page
+    assert f"| GPUs of one kind | ok | 2 x {_CARD.name} ({_CARD.clock_mhz} MHz, {_CARD.power_watts} W," in page
+    assert "| links between GPUs | ok | 0-1: PCIe through one PCIe switch, peer to peer |" in page
+    assert _CARD.name in (reports / "index.html").read_text()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.measuring.held import count_beside_adapter
 from tasks.params.adapter import LoraParams
 from tests.conftest import PROJECT
@@ -108,11 +109,26 @@ _CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("H100-80", model, {"precision": "bf16"}) for model in MODELS),
     ("H100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": "fixed"}),
     ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
+    ("A100-40", "Llama-3.2-1B", {"precision": "bf16"}),
+    ("A100-40", "OPT-1.3B", {"precision": "bf16"}),
+    ("A100-80", "Llama-3.2-1B", {"precision": "bf16", "micro_batch_size": 64}),
+    ("H200", "OPT-1.3B", {"precision": "bf16", "micro_batch_size": 64, "packing": False}),
+    ("4090", "Qwen2-0.5B", {"precision": "bf16"}),
     ("4090", "BERT-base", {"precision": "fp32"}),
+    ("4090", "ResNet18", {"precision": "bf16"}),
     ("T4", "Qwen2-0.5B", {"precision": "fp16", "micro_batch_size": 4}),
     ("T4", "BERT-base", {"precision": "fp16"}),
     ("T4", "ResNet18", {"precision": "fp16", "strategy": "ddp"}),
 ]
+
+
+def _rehearse_gib(folder: Path, card: str, model: str, **changes: Any) -> float:
+    """Return what a rehearsal says is allocated at most (GiB)."""
+    case = make_true_case(folder / "again", model, num_steps=4)
+    told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
+    step = rehearse_step(read_told(told, folder), capability=CARDS[card].capability)
+    assert step.num_parameters == NUM_PARAMETERS[model]
+    return step.total_bytes / 2**30
 
 
 @pytest.mark.parametrize(("card", "model", "changes"), _CASES, ids=str)
@@ -122,8 +138,23 @@ def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_o
     on_phantom(card)
     found = _measure(tmp_path / "case", model, **changes)
     assert found["parameters"] == NUM_PARAMETERS[model]
-    case = make_true_case(tmp_path / "again", model, num_steps=4)
-    told = make_config(tmp_path / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
-    step = rehearse_step(read_told(told, tmp_path), capability=CARDS[card].capability)
-    assert step.num_parameters == NUM_PARAMETERS[model]
-    assert step.total_bytes / 2**30 == pytest.approx(found["allocated_gib"], rel=0.05)
+    rehearsed = _rehearse_gib(tmp_path, card, model, **changes)
+    assert rehearsed == pytest.approx(found["allocated_gib"], rel=0.05)
+    assert compute_needed_gib(rehearsed) < CARDS[card].memory_bytes / 2**30
+
+
+@pytest.mark.parametrize(
+    ("card", "model", "changes"),
+    [
+        ("4090", "Llama-3.2-1B", {"precision": "bf16"}),
+        ("4090", "OPT-1.3B", {"precision": "bf16"}),
+        ("T4", "Llama-3.2-1B", {"precision": "fp16", "micro_batch_size": 1}),
+    ],
+    ids=str,
+)
+def test_what_a_rehearsal_says_is_too_much_is_out_of_memory_on_the_card(
+    card: str, model: str, changes: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    on_phantom(card)
+    assert compute_needed_gib(_rehearse_gib(tmp_path, card, model, **changes)) > CARDS[card].memory_bytes / 2**30
+    assert _measure(tmp_path / "case", model, **changes)["error"].startswith("CUDA out of memory. Tried to allocate")

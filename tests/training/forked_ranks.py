@@ -110,7 +110,7 @@ def _serve() -> None:
         if config["strategy"] == "deepspeed":
             # Some seconds that its ranks need not take once each; others do without. Its engine imports an optimizer
             # that nobody asked for, and with it torch's compiler.
-            os.environ["DS_ACCELERATOR"] = "cpu"
+            os.environ["DS_ACCELERATOR"] = config["device"]
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
         running = _start(**asked)
         _say(list(running))

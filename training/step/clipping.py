@@ -1,6 +1,6 @@
 """Scaling a gradient down by the norm of the whole, where a rank has a part of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,31 @@ def clip_part(mine: Sequence[Tensor], squares: Tensor, *, most: float) -> Tensor
     norm = squares.sqrt().float()
     scale_down(mine, norm, most=most)
     return norm
+
+
+class Squares:
+    """The squares of the norms of what one rank has of a model, in the places that these have in the whole.
+
+    What says where they belong is on the device from the start: a list that becomes a tensor there in a step would have
+    the host wait for it.
+    """
+
+    def __init__(self, names: Sequence[str], counted: Mapping[str, bool], device: torch.device) -> None:
+        """`names`: of all parameters; `counted`: of those that this rank has, whether they count here or elsewhere."""
+        places = {name: place for place, name in enumerate(names)}
+        self._names, self._number = list(counted), len(names)
+        self._places = torch.tensor([places[name] for name in counted], dtype=torch.int64, device=device)
+        self._counts = torch.tensor([float(value) for value in counted.values()], dtype=torch.float64, device=device)
+
+    def collect(self, gradient: Mapping[str, Tensor]) -> Tensor:
+        """Return them, 0 where there is no gradient: (all parameters,) float64."""
+        found = torch.zeros(self._number, dtype=torch.float64, device=self._counts.device)
+        if gradient:
+            norms = dict(zip(gradient, torch._foreach_norm(list(gradient.values())), strict=True))
+            without = torch.zeros_like(next(iter(norms.values())))
+            every = torch.stack([norms.get(name, without) for name in self._names]).double()
+            found[self._places] = every.square() * self._counts
+        return found
 
 
 def scale_down(mine: Sequence[Tensor], norm: Tensor, *, most: float) -> None:

@@ -49,6 +49,9 @@ SYNCS_STATISTICS = True
 """Whether `model.norm: sync_batch` is for it."""
 
 _TIMER_STEPS = 5
+_NEVER = 2**30
+_TIMED_ANYWAY = 10
+"""Steps that DDP times by itself, whatever it is told of those behind them."""
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
 
 
@@ -129,6 +132,7 @@ class Ddp:
             static_graph=static_graph,
             **_NO_BUFFER_SYNC,
         )
+        self._wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
         self._rebuilt_bucket_bytes: list[int] = []
         self._sent: _Sent | None = None
         if gradient_hook in _IN_16_BIT:
@@ -172,6 +176,14 @@ class Ddp:
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=True):
             self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
+        self._end_timing()
+
+    def _end_timing(self) -> None:
+        """Have DDP time no step by itself: in each that it does, the host waits for what the one before it recorded."""
+        # It notes its final buckets in a step that it times.
+        self._wrapped.logger.set_runtime_stats_and_log()
+        for _ in range(_TIMED_ANYWAY):
+            self._wrapped.reducer.prepare_for_forward()
 
     def describe(self) -> dict[str, Any]:
         """Return `bucket_bytes`: of gradient (fp32) in each exchange, the early one, and DDP's buckets as DDP has them.
@@ -189,11 +201,13 @@ class Ddp:
         DDP's own averages go back to its first step, which is no step like the others.
         """
         self._wrapped._set_ddp_runtime_logging_sample_rate(1)
+        # What it tells in a step is of the one before, of which it timed nothing so far.
+        run()
         found = []
         for _ in range(_TIMER_STEPS):
             run()
             found.append(self._wrapped._get_ddp_logging_data())
-        self._wrapped._set_ddp_runtime_logging_sample_rate(2**30)
+        self._wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
         if not all(facts.get("backward_comm_time") for facts in found):
             return {}
         return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}

@@ -23,7 +23,7 @@ from training.model.part_times import time_parts
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.step.around_replica import AroundReplica
-from training.step.clipping import clip_part
+from training.step.clipping import Squares, clip_part
 from training.step.replica import Replica
 from training.step.spread_state import SpreadState, WholeModel
 from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
@@ -119,6 +119,8 @@ class Pipeline(AroundReplica):
             self._own[name] for name, stages in self._stages_of.items() if len(stages) > 1 and name in self._own
         ]
         """What another rank has as well: a tied embedding, on the first and the last stage."""
+        counted = {name: self.data_rank == 0 and self._stages_of[name][0] in self._stages for name in self._own}
+        self._squares = Squares(list(self._whole.parameters), counted, ranks.device)
 
     def _make_groups(self) -> None:
         """Make the group of this replica's ranks and, with several replicas, that of the ranks with the same stages."""
@@ -214,17 +216,11 @@ class Pipeline(AroundReplica):
         The squares are added in the order of the parameters, wherever the model is cut.
         """
         gradient = {name: part.grad for name, part in self._own.items() if part.grad is not None}
-        names, mine = list(gradient), list(gradient.values())
-        squares = torch.zeros(len(self._whole.parameters), dtype=torch.float64, device=self._ranks.device)
-        if names:
-            places = {name: place for place, name in enumerate(self._whole.parameters)}
-            norms = torch.stack(torch._foreach_norm(mine)).double()
-            counts = [float(self.data_rank == 0 and self._stages_of[name][0] in self._stages) for name in names]
-            squares[[places[name] for name in names]] = norms.square() * torch.tensor(counts, device=norms.device)
+        squares = self._squares.collect(gradient)
         self._sent.count(ALL_REDUCE, squares)
         group: Any = self._ranks.gradient_group
         dist.all_reduce(squares, group=group)
-        return clip_part(mine, squares.sum(), most=self._config.max_grad_norm)
+        return clip_part(list(gradient.values()), squares.sum(), most=self._config.max_grad_norm)
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Raise UnfitModelError, as `build` does where it is asked for: there is no forward alone here."""

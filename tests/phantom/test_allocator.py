@@ -1,0 +1,47 @@
+"""How torch's allocator is set in a rank that has a card, which is not there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.phantom.build import Phantom
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import facts_of
+from training.process.files import write_json
+
+pytestmark = pytest.mark.slow
+
+_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_expandable"),
+    [
+        ({}, True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, False),
+        # Of earlier versions; what else stands in it counts, too.
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False),
+    ],
+    ids=["nothing", "its name", "its earlier name"],
+)
+def test_memory_of_a_card_comes_in_segments_that_grow_unless_the_user_has_set_the_allocator(
+    given: dict[str, str], is_expandable: bool, phantom: Phantom, tmp_path: Path
+) -> None:
+    model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "rows", num_rows=16)
+    config = make_config(tmp_path / "work", model, [rows], device="cuda", precision="bf16")
+    write_json(tmp_path / "config.json", config)
+    others = {name: value for name, value in os.environ.items() if name not in _NAMES}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.phantom.allocator", "--config", str(tmp_path / "config.json")],
+        cwd=PROJECT, env={**others, **phantom.environment(), **given}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"code": 0, "is_expandable": is_expandable}, done.stderr
+    (setting,) = facts_of(config)["settings"]
+    found = {name: value for name, value in setting["environment"].items() if name in _NAMES}
+    assert found == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

@@ -1,0 +1,98 @@
+"""The stage `fingerprint` on cards that are not there: what torch could not train on is told before any download."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.phantom.cards import CARDS
+
+pytestmark = pytest.mark.slow
+
+_ON_THE_CPU = "or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
+_REFUSED = {
+    "a driver too old": (
+        "H100-80", {"PHANTOM_DRIVER_CUDA": "12040"}, 4,
+        ("the NVIDIA driver 595.00.00 runs CUDA 12.4 at most", "update the driver to 580 or later", _ON_THE_CPU),
+    ),
+    "no code": (
+        "V100-16", {}, 4, ("has no code for Tesla V100-SXM2-16GB (compute capability 7.0; it has sm_75,", _ON_THE_CPU)
+    ),
+    "bf16 emulated": ("T4", {}, 2, ("train.precision: bf16 on Tesla T4 (compute capability 7.5)", "use fp16, or")),
+    "MIG without slices": (
+        "H100-80", {"PHANTOM_SLICES": "0"}, 4, ("MIG is on and no slice is there; make one (nvidia-smi", _ON_THE_CPU)
+    ),
+    "no card chosen": (
+        "H100-80", {"CUDA_VISIBLE_DEVICES": "7"}, 4, ("CUDA_VISIBLE_DEVICES=7 leaves none of 2 GPUs", _ON_THE_CPU)
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_phantom: Callable[..., Path]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return `fingerprint(card, environment)`: the stage in a folder of its own, on a machine with two such cards."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    shutil.copy(PROJECT / "dvc.yaml", tmp_path)
+    preset = (PROJECT / "presets" / "qwen2-arxiv.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(preset.replace("micro_batch_size: auto", "micro_batch_size: 16"))
+
+    def run(card: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        on_phantom(card, num_cards=2)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        names = ("code", "machine", "sources", "trial", "optional", "stages")
+        words = [word for name in names for word in (f"--{name}", f"{name}.json")]
+        return subprocess.run(
+            [sys.executable, "-m", "tasks.fingerprint", *words],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize(("card", "environment", "code", "words"), _REFUSED.values(), ids=_REFUSED)
+def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(
+    card: str,
+    environment: dict[str, str],
+    code: int,
+    words: tuple[str, ...],
+    fingerprint: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    done = fingerprint(card, environment)
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fingerprint: ")
+    assert [part for part in words if part not in line] == [], line
+    assert not (tmp_path / "machine.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, [(CARDS["H100-80"].name, "9.0")] * 2),
+        # CUDA shows a process one slice, whose capability is that of the card.
+        ({"PHANTOM_SLICES": "3"}, [(f"{CARDS['H100-80'].name} MIG 1g.10gb", "9.0")]),
+        ({"PHANTOM_SLICES": "0", "CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+    ids=["cards", "a slice", "the CPU"],
+)
+def test_what_can_be_trained_on_is_kept_as_the_machines(
+    environment: dict[str, str],
+    found: list[tuple[str, str]],
+    fingerprint: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    done = fingerprint("H100-80", environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    gpus = json.loads((tmp_path / "machine.json").read_bytes())["gpus"]
+    assert [(gpu["name"], gpu["compute_capability"]) for gpu in gpus] == found

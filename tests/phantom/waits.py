@@ -1,0 +1,83 @@
+"""What a rank does to tell where the host waits for its card in a step: `main` is an entry of ForkedRanks.
+
+Each rank writes waits-RANK.json: of every step of the segment, how often the host waited, as the phantom counts it, and
+how often in which function, as torch's sync check has it, which knows of no event that is waited for.
+"""
+
+import os
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.phantom.counts import read_counts
+from training.config import read_config
+from training.data.plan import make_micro_batches, make_segment_plan
+from training.data.prefetch import prefetch_micro_batches
+from training.process.distributed import join_ranks
+from training.process.files import write_json
+from training.strategies import find_strategy
+from training.workloads import find_workload, open_training_rows
+
+_MESSAGE = "called a synchronizing CUDA operation"
+_LOOKED_AT = ("/training/", "/deepspeed/")
+"""Parts of the paths of files whose functions are named."""
+
+
+def main() -> int:
+    """Warm up, and write what the steps wait for."""
+    config = read_config(Path(sys.argv[-1]))
+    torch.set_num_threads(1)
+    with join_ranks(config) as ranks:
+        workload = find_workload(config.workload)
+        trainer = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        source = open_training_rows(workload, config, config.segments[0])
+        plan = make_segment_plan(source, config, config.segments[0])
+        share = {"rank": trainer.data_rank, "world_size": trainer.data_world_size}
+
+        def make(step: int) -> list[Any]:
+            seed = (config.seed, step)
+            return list(make_micro_batches(source, plan.step(step), **share, seq_len=config.seq_len, seed=seed))
+
+        trainer.warm_up(make(plan.find_largest_step())[-1].to(ranks.device))
+        found = []
+        for step, micro_batches, _ in prefetch_micro_batches(make, range(1, plan.num_steps + 1), ranks.device):
+            before = _count_waits()
+            with _note_functions() as functions:
+                num_targets = plan.step(step).num_targets
+                result = trainer.train_step(micro_batches, num_targets=num_targets, learning_rate=1e-3)
+                trainer.end_step(result, ends_segment=step == plan.num_steps)
+            found.append({"waits": _count_waits() - before, "functions": dict(functions)})
+        write_json(config.work_dir / f"waits-{ranks.rank}.json", found)
+    return 0
+
+
+def _count_waits() -> int:
+    (own,) = (one for one in read_counts(Path(os.environ["PHANTOM_COUNTS"])) if one.pid == os.getpid())
+    return own.waits
+
+
+@contextmanager
+def _note_functions() -> Iterator[Counter[str]]:
+    """Yield how often which function makes the host wait, while inside."""
+    found: Counter[str] = Counter()
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        if _MESSAGE in str(message):
+            frames = [one for one in traceback.extract_stack() if any(part in one.filename for part in _LOOKED_AT)]
+            found[f"{Path(frames[-1].filename).stem}.{frames[-1].name}"] += 1
+
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note
+            yield found
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
