@@ -73,11 +73,13 @@ class Computing:
                     self._guard(self._read_loss, tensors)
                 else:
                     self._guard(self._steps.add_backward)
+                if self._steps.is_sampled:
+                    self._guard(self._steps.see_gradient, is_after=False)
                 self._times.switch(timeline.BACKWARD)
                 backward(tensors, *arguments, **named)
                 if self._steps.is_sampled:
                     self._times.switch(timeline.OBSERVER)
-                    self._guard(self._steps.see_gradient)
+                    self._guard(self._steps.see_gradient, is_after=True)
             finally:
                 self._times.leave()
                 self._is_backward = False
