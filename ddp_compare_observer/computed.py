@@ -15,7 +15,7 @@ from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.losses import watch_losses
 from ddp_compare_observer.record import Guard, is_main_thread
 from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, read_bytes
-from ddp_compare_observer.setting import find_precision
+from ddp_compare_observer.setting import draws_at_random, find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
 _HEADS = 512
@@ -201,6 +201,8 @@ class Computing:
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
+            if self._steps.number == 0:
+                micro.is_random = any(draws_at_random(one) for one in module.modules())
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)

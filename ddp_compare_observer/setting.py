@@ -13,6 +13,16 @@ def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
     return "" if learner is None else str(learner.dtype).removeprefix("torch.")
 
 
+def draws_at_random(module: torch.nn.Module) -> bool:
+    """Return whether a module computes something else of a row every time, or with other rows beside it."""
+    if not module.training:
+        return False
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return True
+    found = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    return any(isinstance(one, float) and one > 0 for one in found)
+
+
 def read_torch_settings() -> dict[str, bool | str]:
     """Return those that change how long a step takes, or what it computes."""
     return {

@@ -41,6 +41,7 @@ class Micro:
     precision: str = ""
     attention: str = ""
     is_training: bool | None = None
+    is_random: bool | None = None
     num_samples: int = 0
     shape: list[int] | None = None
     has_integers: bool | None = None

@@ -11,6 +11,7 @@ from tasks.auditing.evidence import (
     holds_whole_model,
     make_unobservable,
 )
+from tasks.auditing.first_gradient import find_other_gradient
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
 from tasks.records.gate import Finding, make_finding
@@ -50,8 +51,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(
             cell, f"{other[0]}: where layers are dropped at random, DDP fills in those of all ranks"
         )
-    if not other and (smaller := _find_smaller_micro_batches(audit, cell)):
-        return make_unobservable(cell, smaller)
+    doubts = [doubt for doubt in (_find_smaller_micro_batches(audit, cell), find_other_gradient(audit, cell)) if doubt]
+    if doubts and not other:
+        return make_unobservable(cell, "; ".join(doubts))
     return make_finding(
         [f"{cell}: {'; '.join(other)}"] * bool(other),
         otherwise=f"{cell}: as in {audit.baseline} are {', '.join(both)}",
