@@ -8,7 +8,6 @@ from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
 
 _LONGER = 1.25
-"""Numbers drawn at random, as by dropout, change the length of a gradient by less."""
 _LONGER_OF_OTHER_ROWS, _FEWEST_STEPS = 1.6, 4
 _OTHER = 0.1
 """Of its length; 16 bits change it by less."""
@@ -19,8 +18,8 @@ _SAMPLED = 64
 def find_other_gradient(audit: Audit, cell: str) -> str:
     """Return how the gradient of the first step differs from the baseline's; empty where it does not, or is not known.
 
-    It is what the optimizer finds: after the exchange and after clipping. Of scripts that draw numbers at random in the
-    forward pass its length alone is compared; where the first step has other rows, so is the length over several steps.
+    It is what the optimizer finds: after the exchange and after clipping. Where a forward pass draws numbers at random,
+    as dropout does, or the first step has other rows, its length is compared over several steps.
     """
     ranks, base = audit.ranks(cell), audit.ranks(audit.baseline)
     mine, its = ranks[0].steps[0].get("gradient") or {}, base[0].steps[0].get("gradient") or {}
@@ -28,7 +27,8 @@ def find_other_gradient(audit: Audit, cell: str) -> str:
         return ""
     if len(mine.get("digests", [])) != len(its.get("digests", [])):
         return ""
-    if not _begin_alike(ranks, base):
+    is_random = any(micro.get("is_random") for rank in (*ranks, *base) for micro in rank.steps[0]["micros"])
+    if is_random or not _begin_alike(ranks, base):
         ratio = _compare_lengths(ranks[0], base[0])
         if max(ratio, 1 / ratio) <= _LONGER_OF_OTHER_ROWS:
             return ""
@@ -40,8 +40,7 @@ def find_other_gradient(audit: Audit, cell: str) -> str:
     ratio = lengths[0] / lengths[1]
     if max(ratio, 1 / ratio) > _LONGER:
         return f"its gradient is {ratio:.2f} times as long, {told}"
-    is_random = any(micro.get("is_random") for rank in (*ranks, *base) for micro in rank.steps[0]["micros"])
-    if is_random or _compare_heads(mine, its, lengths[1]) <= _OTHER:
+    if _compare_heads(mine, its, lengths[1]) <= _OTHER:
         return ""
     return f"its gradient is another one, {told}: other targets, another loss, or numbers drawn at random"
 
