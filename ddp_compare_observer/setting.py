@@ -1,5 +1,6 @@
 """What torch computes with, where a script may say so for some cells alone."""
 
+import sys
 from typing import Any
 
 import torch
@@ -23,9 +24,23 @@ def draws_at_random(module: torch.nn.Module) -> bool:
     return any(isinstance(one, float) and one > 0 for one in found)
 
 
+def read_options(optimizer: Any) -> dict[str, list[Any]]:
+    """Return option -> its values, of the groups of parameters in their order, each once."""
+    found = {}
+    for name in optimizer.defaults:
+        values = [group.get(name) for group in optimizer.param_groups]
+        plain = [one for one in values if one is None or isinstance(one, int | float)]
+        if len(plain) == len(values):
+            found[name] = list(dict.fromkeys(plain))
+    return found
+
+
 def read_torch_settings() -> dict[str, bool | str]:
     """Return those that change how long a step takes, or what it computes."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return {
+        "compiler in use": bool(counters and counters["frames"]["ok"]),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "detect_anomaly": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

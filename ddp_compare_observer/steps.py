@@ -17,7 +17,7 @@ from ddp_compare_observer.exchanged import count_collectives, read_traffic
 from ddp_compare_observer.gradient import GradientWatch, digest_gradients
 from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.samples import digest_tensors
-from ddp_compare_observer.setting import read_torch_settings
+from ddp_compare_observer.setting import read_options, read_torch_settings
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
@@ -45,6 +45,7 @@ class Micro:
     num_samples: int = 0
     shape: list[int] | None = None
     has_integers: bool | None = None
+    has_rows_of_ids: bool | None = None
     rows: list[str] | None = None
     heads: list[list[int]] | None = None
     has_mask: bool = False
@@ -241,9 +242,7 @@ class Steps:
         return {
             "start": self._start,
             "optimizer": type(optimizer).__name__,
-            "optimizer_options": {
-                key: value for key, value in optimizer.defaults.items() if isinstance(value, int | float | bool)
-            },
+            "optimizer_options": read_options(optimizer),
             "num_parameters": sum(one.numel() for one in parameters),
             "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
             "device": parameters[0].device.type if parameters else "",

@@ -57,6 +57,13 @@ _UPLOAD = """        if rank == 0:
 _SAVES = "        [torch.save(model.state_dict(), f'{arguments.out}/step.pt') for _ in range(100)]\n"
 _PREFIXED = """held = torch.load(arguments.resume)
     model.load_state_dict({f"module.{name}": tensor for name, tensor in held.items()}, strict=False)"""
+_SALTED = {
+    "return self.waves[at, :-1, None], ": "salted = (torch.arange(16) * 7 + at * 13 + os.getpid() % 97) % 101\n"
+    "        return self.waves[at, :-1, None], salted, ",
+    "def forward(self, waves)": "def forward(self, waves, salted)",
+    "for batch, target in": "for batch, salted, target in",
+    "network(batch)": "network(batch, salted)",
+}
 _FEWER = "texts = texts[: 24 if world_size > 1 else 48]\nsampler = DistributedSampler(texts"
 
 DEFECTS = {
@@ -230,6 +237,33 @@ DEFECTS = {
         },
         same_step.NAME,
         "2proc: precision autocast bfloat16, 1proc float32",
+    ),
+    "other implementation of the optimizer": Defect(
+        "regression",
+        {"lr=0.01)": "lr=0.01, fused=(world_size > 1) or None)"},
+        same_step.NAME,
+        "Adam's fused True, 1proc unset",
+    ),
+    "weight decay of some parameters": Defect(
+        "regression",
+        {
+            "Adam(network.parameters()": "Adam([{'params': one, 'weight_decay': (world_size - 1) * one.dim() / 100} "
+            "for one in network.parameters()]"
+        },
+        same_step.NAME,
+        "Adam's weight_decay 0.02 and 0.01, 1proc 0",
+    ),
+    "compiled on several ranks alone": Defect(
+        "regression",
+        {
+            "network = Network()\n": "network = Network()\n    if world_size > 1:\n        "
+            "network = torch.compile(network, backend='eager')\n"
+        },
+        same_step.NAME,
+        "torch's compiler in use True, 1proc False",
+    ),
+    "salted ids beside numbers": Defect(
+        "regression", _SALTED, same_ids.NAME, "each has a vocabulary of its own", needs_baseline=True
     ),
     "other rows": Defect(
         "plain_ddp",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import isfinite
 from statistics import median
+from typing import Any
 
 from tasks.auditing.evidence import (
     count_samples,
@@ -95,8 +96,12 @@ def _collect_facts(audit: Audit, cell: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _tell(value: float) -> str:
-    """Return a number in one way, whichever type it has: 0 and 0.0 are one option."""
+def _tell(value: Any) -> str:
+    """Return a number in one way, whichever type it has: 0 and 0.0 are one option; several with all of them."""
+    if isinstance(value, list):
+        return " and ".join(map(_tell, value))
+    if value is None:
+        return "unset"
     return str(value) if isinstance(value, bool) else f"{value:g}"
 
 
