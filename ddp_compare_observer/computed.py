@@ -15,8 +15,8 @@ from ddp_compare_observer.drawn import has_drawn_since, name_computed, read_rand
 from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.losses import watch_losses
 from ddp_compare_observer.record import Guard, is_main_thread
-from ddp_compare_observer.samples import digest_rows, is_on_host, list_tensors, looks_like_mask
-from ddp_compare_observer.setting import find_precision
+from ddp_compare_observer.samples import digest_rows, holds_whole_numbers, is_on_host, list_tensors, looks_like_mask
+from ddp_compare_observer.setting import draws_at_random, find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
 _HEADS = 512
@@ -75,11 +75,13 @@ class Computing:
                     self._guard(self._read_loss, tensors)
                 else:
                     self._guard(self._steps.add_backward)
+                if self._steps.is_sampled:
+                    self._guard(self._steps.see_gradient, is_after=False)
                 self._times.switch(timeline.BACKWARD)
                 backward(tensors, *arguments, **named)
                 if self._steps.is_sampled:
                     self._times.switch(timeline.OBSERVER)
-                    self._guard(self._steps.see_gradient)
+                    self._guard(self._steps.see_gradient, is_after=True)
             finally:
                 self._times.leave()
                 self._is_backward = False
@@ -205,11 +207,16 @@ class Computing:
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
+            if self._steps.number == 0:
+                micro.is_random = any(draws_at_random(one) for one in module.modules())
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
-            if self._steps.is_read:
-                micro.has_integers = not all(one.is_floating_point() for _, one in found)
+            if self._steps.number == 0:
+                named = [(name.rpartition(".")[2], one) for name, one in found]
+                micro.has_integers = any(
+                    holds_whole_numbers(one) for name, one in named if name not in (_MASK, "labels")
+                )
             # Rows are compared in the first pass over them alone.
             is_asked = self._steps.is_read or ids is None or not all(one % _ONE_IN for one in ids)
             if self._steps.is_sampled or given is None or (given.is_first_pass and is_asked):
@@ -241,15 +248,31 @@ class Computing:
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
         micro.rows = self._digest(micro.ids, first, mask)
-        room = _HEADS - self._heads
-        if room > 0 and micro.ids is not None and not first.is_floating_point() and first.dim() > 1:
-            micro.heads = first.reshape(len(first), -1)[:room, :_HEAD_TOKENS].tolist()
+        room, tokens = _HEADS - self._heads, None
+        # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
+        if self._steps.is_read or not first.is_floating_point():
+            tokens = first if holds_whole_numbers(first) else self._find_tokens(found, mask, labels)
+        micro.has_rows_of_ids = tokens is first
+        if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
+            heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
+            micro.heads = heads.long().tolist()
             self._heads += len(micro.heads)
         if not is_sampled:
             return
         micro.mask = mask
         if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
             micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
+
+    def _find_tokens(self, found: list[tuple[str, torch.Tensor]], *others: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the first input on the host that may hold ids, where it is not the first one, a mask or labels."""
+        return next(
+            (
+                one for name, one in found[1:]
+                if is_on_host(one) and len(one) == len(found[0][1]) and all(one is not other for other in others)
+                and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
+            ),
+            None,
+        )  # fmt: skip
 
     def _digest(self, ids: list[int] | None, first: torch.Tensor, mask: torch.Tensor | None) -> list[str]:
         """Return digests of the rows; once many were seen, of those whose index says so, which every rank picks."""

@@ -89,6 +89,16 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     )
 
 
+def holds_whole_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor may hold ids: integers, or floats that are whole and not just some 0 and 1."""
+    if not tensor.is_floating_point():
+        return tensor.dtype is not torch.bool and not tensor.is_complex()
+    if not tensor.numel():
+        return False
+    few = tensor.detach().reshape(-1)[:_ROW_BYTES]
+    return bool((few == few.round()).all() & (few.abs().max() > 1))
+
+
 def read_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor on the host; without numpy, which torch may lack."""
     whole = tensor.contiguous()

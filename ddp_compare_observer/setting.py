@@ -1,5 +1,6 @@
 """What torch computes with, where a script may say so for some cells alone."""
 
+import sys
 from typing import Any
 
 import torch
@@ -13,9 +14,33 @@ def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
     return "" if learner is None else str(learner.dtype).removeprefix("torch.")
 
 
+def draws_at_random(module: torch.nn.Module) -> bool:
+    """Return whether a module computes something else of a row every time, or with other rows beside it."""
+    if not module.training:
+        return False
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return True
+    found = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    return any(isinstance(one, float) and one > 0 for one in found)
+
+
+def read_options(optimizer: Any) -> dict[str, list[Any]]:
+    """Return option -> its values, of the groups of parameters in their order, each once."""
+    found = {}
+    for name in optimizer.defaults:
+        values = [group.get(name) for group in optimizer.param_groups]
+        plain = [one for one in values if one is None or isinstance(one, int | float)]
+        if len(plain) == len(values):
+            found[name] = list(dict.fromkeys(plain))
+    return found
+
+
 def read_torch_settings() -> dict[str, bool | str]:
     """Return those that change how long a step takes, or what it computes."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return {
+        "compiler in use": bool(counters and counters["frames"]["ok"]),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "detect_anomaly": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

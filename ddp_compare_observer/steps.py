@@ -14,9 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
 from ddp_compare_observer.exchanged import count_collectives, read_traffic
+from ddp_compare_observer.gradient import GradientWatch, digest_gradients
 from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.samples import digest_tensors
-from ddp_compare_observer.setting import read_torch_settings
+from ddp_compare_observer.setting import read_options, read_torch_settings
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
@@ -42,9 +43,11 @@ class Micro:
     is_training: bool | None = None
     computed: str = ""
     has_drawn: bool | None = None
+    is_random: bool | None = None
     num_samples: int = 0
     shape: list[int] | None = None
     has_integers: bool | None = None
+    has_rows_of_ids: bool | None = None
     rows: list[str] | None = None
     heads: list[list[int]] | None = None
     has_mask: bool = False
@@ -92,8 +95,8 @@ class Steps:
         self._num_collectives = self._num_unusual = 0
         self._clips: list[dict[str, Any]] = []
         self._gradient: dict[str, Any] | None = None
-        self._after_backward: dict[str, Any] | None = None
-        self._is_gradient_kept: bool | None = None
+        self._gradient_watch = GradientWatch()
+        self._of_gradient: dict[str, bool | None] = {}
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
@@ -145,10 +148,11 @@ class Steps:
         if len(waiting) > 1:
             self.micros = [micro for micro in self.micros if micro.num_backwards]
 
-    def see_gradient(self) -> None:
-        """A backward pass is over: what it left is what the optimizer will find, unless the script changes it."""
+    def see_gradient(self, *, is_after: bool) -> None:
+        """A backward pass begins or is over."""
         if self.is_sampled and len(self._optimizers) == 1 and not self._depth:
-            self._after_backward = _digest_gradients(self._list_all_parameters())
+            watch = self._gradient_watch
+            (watch.see_after_backward if is_after else watch.see_before_backward)(self._list_all_parameters())
 
     def _begin(self, optimizer: Any) -> None:
         self._depth += 1
@@ -164,9 +168,8 @@ class Steps:
         if self._start is None:
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
-        self._gradient = _digest_gradients(parameters)
-        after, self._after_backward = self._after_backward, None
-        self._is_gradient_kept = None if after is None else _is_same_or_unscaled(after, self._gradient)
+        self._gradient = digest_gradients(parameters)
+        self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
         self._times.switch(timeline.OPTIMIZER)
 
     def _end(self, optimizer: Any) -> None:
@@ -202,8 +205,8 @@ class Steps:
             parameters = _list_parameters(optimizer)
             fields |= {
                 "weights": digest_tensors(self._list_all_parameters()),
-                "gradient": _digest_gradients(parameters) if self._num_inside else self._gradient,
-                "is_gradient_kept": self._is_gradient_kept,
+                "gradient": digest_gradients(parameters) if self._num_inside else self._gradient,
+                **self._of_gradient,
                 "traffic": read_traffic(self._counts, counts) if counts else {},
                 "ddp": _read_ddp_times(self._wrapper),
             }
@@ -241,9 +244,7 @@ class Steps:
         return {
             "start": self._start,
             "optimizer": type(optimizer).__name__,
-            "optimizer_options": {
-                key: value for key, value in optimizer.defaults.items() if isinstance(value, int | float | bool)
-            },
+            "optimizer_options": read_options(optimizer),
             "num_parameters": sum(one.numel() for one in parameters),
             "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
             "device": parameters[0].device.type if parameters else "",
@@ -310,21 +311,6 @@ def _describe(micro: Micro) -> dict[str, Any]:
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
-
-
-def _digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
-    return digest_tensors([one.grad for one in parameters if one.grad is not None])
-
-
-def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Return whether a gradient is what it was, or a power of two of it, as where a loss was scaled for fp16."""
-    if before["digests"] == after["digests"]:
-        return True
-    if not all(one["l2"] > 0 and math.isfinite(one["l2"]) for one in (before, after)):
-        return False
-    scale: float = after["l2"] / before["l2"]
-    power = 2.0 ** round(math.log2(scale))
-    return math.isclose(scale, power, rel_tol=1e-9) and after["head"] == [one * power for one in before["head"]]
 
 
 def _read_number(value: Any) -> float | None:

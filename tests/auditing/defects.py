@@ -57,6 +57,13 @@ _UPLOAD = """        if rank == 0:
 _SAVES = "        [torch.save(model.state_dict(), f'{arguments.out}/step.pt') for _ in range(100)]\n"
 _PREFIXED = """held = torch.load(arguments.resume)
     model.load_state_dict({f"module.{name}": tensor for name, tensor in held.items()}, strict=False)"""
+_SALTED = {
+    "return self.waves[at, :-1, None], ": "salted = (torch.arange(16) * 7 + at * 13 + os.getpid() % 97) % 101\n"
+    "        return self.waves[at, :-1, None], salted, ",
+    "def forward(self, waves)": "def forward(self, waves, salted)",
+    "for batch, target in": "for batch, salted, target in",
+    "network(batch)": "network(batch, salted)",
+}
 _FEWER = "texts = texts[: 24 if world_size > 1 else 48]\nsampler = DistributedSampler(texts"
 
 DEFECTS = {
@@ -237,6 +244,33 @@ DEFECTS = {
         same_step.NAME,
         "2proc: Model draws random numbers in its forward pass, 1proc's does not",
     ),
+    "other implementation of the optimizer": Defect(
+        "regression",
+        {"lr=0.01)": "lr=0.01, fused=(world_size > 1) or None)"},
+        same_step.NAME,
+        "Adam's fused True, 1proc unset",
+    ),
+    "weight decay of some parameters": Defect(
+        "regression",
+        {
+            "Adam(network.parameters()": "Adam([{'params': one, 'weight_decay': (world_size - 1) * one.dim() / 100} "
+            "for one in network.parameters()]"
+        },
+        same_step.NAME,
+        "Adam's weight_decay 0.02 and 0.01, 1proc 0",
+    ),
+    "compiled on several ranks alone": Defect(
+        "regression",
+        {
+            "network = Network()\n": "network = Network()\n    if world_size > 1:\n        "
+            "network = torch.compile(network, backend='eager')\n"
+        },
+        same_step.NAME,
+        "torch's compiler in use True, 1proc False",
+    ),
+    "salted ids beside numbers": Defect(
+        "regression", _SALTED, same_ids.NAME, "each has a vocabulary of its own", needs_baseline=True
+    ),
     "other rows": Defect(
         "plain_ddp",
         {"sampler = DistributedSampler(texts": _FEWER},
@@ -244,3 +278,29 @@ DEFECTS = {
         "from 24 different rows, that of 1proc from 48",
     ),
 }
+
+_WRAPPED = "        network = DistributedDataParallel(network)\n"
+_CLAMPS = """        def clamp(state, bucket):
+            exchanged = dist.all_reduce(bucket.buffer().clamp_(-1e-3, 1e-3).div_(2), async_op=True).get_future()
+            return exchanged.then(lambda done: done.value()[0])
+        network.register_comm_hook(None, clamp)
+"""
+_LEARNS = """            loss = nn.functional.mse_loss(network(batch), target)
+            loss.backward()
+"""
+_HOOKS = "        [one.register_hook(lambda it: it.clamp(-1e-3, 1e-3)) for one in network.parameters()]\n"
+_IN_HALVES = """            with network.no_sync() if world_size > 1 else torch.enable_grad():
+                (nn.functional.mse_loss(network(batch[:2]), target[:2]) / 2).backward()
+            [one.grad.clamp_(-1e-3, 1e-3) for one in network.parameters()]
+            (nn.functional.mse_loss(network(batch[2:]), target[2:]) / 2).backward()
+"""
+EARLY_CLIPPING = {
+    "hook": {_WRAPPED: _HOOKS + _WRAPPED},
+    "hook afterwards": {
+        _WRAPPED: "        def clamp(one):\n            one.grad.clamp_(-1e-3, 1e-3)\n"
+        f"        [one.register_post_accumulate_grad_hook(clamp) for one in network.parameters()]\n{_WRAPPED}"
+    },
+    "hook of the exchange": {_WRAPPED: _WRAPPED + _CLAMPS},
+    "between micro-batches": {_LEARNS: _IN_HALVES},
+}
+"""What clips every rank's gradient by itself -> the edits of regression.py."""

@@ -31,7 +31,7 @@ from tasks.auditing.findings import (
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.records.gate import Gate
-from tests.auditing.defects import DEFECTS
+from tests.auditing.defects import DEFECTS, EARLY_CLIPPING
 from tests.auditing.forked_scripts import ForkedScripts
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -160,6 +160,23 @@ def test_a_gradient_that_the_script_itself_changes_is_no_pass(
     found = clipping.find(audit, "2proc")
     assert found is not None
     assert found.verdict == verdict, found.compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["hook", "hook afterwards", "hook of the exchange", "between micro-batches"])
+def test_a_gradient_that_is_clipped_before_the_exchange_is_no_pass(
+    audit_script: Callable[..., Audit], correct: Callable[[str], Audit], tmp_path: Path, change: str
+) -> None:
+    text = (SCRIPTS / "regression.py").read_text()
+    for right, wrong in EARLY_CLIPPING[change].items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    (tmp_path / "regression.py").write_text(text)
+    audit = audit_script(tmp_path / "regression.py", folder=tmp_path, baseline=correct("regression"))
+    found = clipping.find(audit, "2proc")
+    assert found is not None
+    assert found.verdict == "not checked"
+    assert "may change the gradient before all of it is summed up over the ranks" in found.compared
 
 
 @pytest.mark.slow

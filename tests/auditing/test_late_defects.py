@@ -11,7 +11,7 @@ from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.timeline import Place, Timeline
 from tasks.auditing.checks import ask_all
 from tasks.auditing.evidence import list_first_pass
-from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters, same_rows
+from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters, same_rows, same_step
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
 from tasks.auditing.request import parse_request
@@ -70,6 +70,28 @@ _LATE = {
         "but not that of 6 of 12 steps, first of step 7",
     ),
 }
+_REGRESSION = "nn.functional.mse_loss(network(batch), target)"
+_OTHER_GRADIENT = {
+    "sums, of which DDP takes the mean": (
+        "regression", {_REGRESSION: f"{_REGRESSION[:-1]}, reduction='sum')"}, "its gradient is 0.50 times as long"
+    ),
+    "divided by the number of ranks, as DDP does": (
+        "regression", {_REGRESSION: f"{_REGRESSION} / world_size"}, "its gradient is 0.50 times as long"
+    ),
+    "targets of other rows": (
+        "regression",
+        {"self.waves[at, 1:, None]": "self.waves[(at + int(os.environ['WORLD_SIZE'])) % 64, 1:, None]"},
+        "its gradient is another one",
+    ),
+    "sums, of rows in another order": (
+        "accelerated",
+        {
+            "batch[:, 1:].reshape(-1))": "batch[:, 1:].reshape(-1), reduction='sum')",
+            "accelerator.clip_grad_norm_(model.parameters(), 1.0)": "pass",
+        },
+        "its gradients are 0.",
+    ),
+}  # fmt: skip
 _IN_TURNS = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -115,6 +137,28 @@ def test_a_defect_of_some_steps_is_no_pass(forked: ForkedScripts, tmp_path: Path
     found = next(one for one in gate.findings if one.cell == "2proc")
     assert found.verdict == "not checked"
     assert "not observable" in found.compared
+    assert says in found.compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(_OTHER_GRADIENT))
+def test_a_gradient_that_is_not_the_baselines_is_no_pass(forked: ForkedScripts, tmp_path: Path, name: str) -> None:
+    script, edits, says = _OTHER_GRADIENT[name]
+    text = (_SCRIPT.parent / f"{script}.py").read_text()
+    for right, wrong in edits.items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    (tmp_path / "script.py").write_text(text)
+    request = parse_request({"SCRIPT": "script.py", "CELLS": "1,2", "FOLDER": str(tmp_path)})
+    audit = Audit(request)
+    for cell, world_size in request.cells.items():
+        words, is_alone = request.words_for(cell), script == "accelerated" and world_size == 1
+        launched = forked.launch(words, cell=cell, world_size=world_size, folder=tmp_path, is_alone=is_alone)
+        assert launched.exit_code == 0, launched.ending
+        audit.launches[cell] = [launched]
+    found = same_step.find(audit, "2proc")
+    assert found is not None
+    assert found.verdict == "not checked"
     assert says in found.compared
 
 

@@ -27,6 +27,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if nothing := find_nothing_seen(audit, cell):
         return nothing
     ranks, problems, num_compared, num_steps = audit.ranks(cell), [], 0, 0
+    early = [step["step"] for rank in ranks for step in rank.steps if step.get("is_gradient_changed_early")]
     for steps in each_common_step(ranks):
         clips = [step.get("clips", []) for step in steps]
         if len({len(one) for one in clips}) > 1:
@@ -41,6 +42,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
                 problems.append(
                     f"{cell}: step {steps[0]['step']} was clipped{f' at {where}' * bool(where)} by the norm {told}"
                 )
+    if early and not problems:
+        return make_unobservable(
+            cell,
+            f"in step {min(early)} something may change the gradient before all of it is summed up over the ranks: "
+            "between its micro-batches, or by a hook on a parameter or on DDP's exchange",
+        )
     if not num_compared:
         return _find_untouched(audit, cell)
     if problems and holds_whole_model(ranks) and do_parameters_differ(ranks):

@@ -92,7 +92,11 @@ def _count_rows_of_baseline(audit: Audit, cell: str) -> int:
 
 
 def _list_contents(rank: RankRecord) -> set[str]:
-    return {content for _, micro in rank.micros() for content in micro.get("rows") or [] if content}
+    """Return the contents of rows that are made of ids alone: those of other ones say nothing of ids beside them."""
+    return {
+        content for _, micro in rank.micros() if micro.get("has_rows_of_ids") for content in micro.get("rows") or []
+        if content
+    }  # fmt: skip
 
 
 def _collect_heads(rank: RankRecord) -> Heads:

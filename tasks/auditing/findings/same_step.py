@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from statistics import mean, median
+from typing import Any
 
 from tasks.auditing.evidence import (
     count_samples,
@@ -12,6 +13,7 @@ from tasks.auditing.evidence import (
     holds_whole_model,
     make_unobservable,
 )
+from tasks.auditing.first_gradient import find_other_gradient
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
 from tasks.records.gate import Finding, make_finding
@@ -55,8 +57,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(
             cell, f"{other[0]}: where layers are dropped at random, DDP fills in those of all ranks"
         )
-    if not other and (smaller := _find_smaller_micro_batches(audit, cell)):
-        return make_unobservable(cell, smaller)
+    doubts = [doubt for doubt in (_find_smaller_micro_batches(audit, cell), find_other_gradient(audit, cell)) if doubt]
+    if doubts and not other:
+        return make_unobservable(cell, "; ".join(doubts))
     return make_finding(
         [f"{cell}: {'; '.join(other)}"] * bool(other),
         otherwise=f"{cell}: as in {audit.baseline} are {', '.join(both)}",
@@ -117,8 +120,12 @@ def _list_draws(ranks: Sequence[RankRecord]) -> dict[str, str]:
     }
 
 
-def _tell(value: float) -> str:
-    """Return a number in one way, whichever type it has: 0 and 0.0 are one option."""
+def _tell(value: Any) -> str:
+    """Return a number in one way, whichever type it has: 0 and 0.0 are one option; several with all of them."""
+    if isinstance(value, list):
+        return " and ".join(map(_tell, value))
+    if value is None:
+        return "unset"
     return str(value) if isinstance(value, bool) else f"{value:g}"
 
 

@@ -1,0 +1,67 @@
+"""What becomes of a gradient between the backward passes of a step and its optimizer; looked at in sampled steps."""
+
+import math
+from typing import Any
+
+import torch
+
+from ddp_compare_observer.samples import digest_tensors
+
+_OF_TORCH = "torch.distributed.algorithms"
+"""Hooks of DDP's exchange from there send other bytes, and clip nothing."""
+
+
+class GradientWatch:
+    """Follows the gradient of one step."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, Any] | None = None
+        self._is_changed_early = False
+
+    def see_before_backward(self, parameters: list[torch.Tensor]) -> None:
+        """A backward pass adds to what the one before has left: whoever has changed that did not see all of it."""
+        if self._left is not None:
+            self._is_changed_early |= not _is_same_or_unscaled(self._left, digest_gradients(parameters))
+
+    def see_after_backward(self, parameters: list[torch.Tensor]) -> None:
+        """A backward pass is over: what it left is what the optimizer will find, unless the script changes it."""
+        self._left = digest_gradients(parameters)
+
+    def judge(self, parameters: list[torch.Tensor], found: dict[str, Any], wrapper: Any) -> dict[str, bool | None]:
+        """Return what is known of the step's gradient, which the optimizer has `found`; begin with the next one.
+
+        `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
+        `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
+        """
+        left, self._left = self._left, None
+        is_early, self._is_changed_early = self._is_changed_early, False
+        return {
+            "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, found),
+            "is_gradient_changed_early": is_early or _has_hooks(parameters, wrapper),
+        }
+
+
+def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the digest of those that there are."""
+    return digest_tensors([one.grad for one in parameters if one.grad is not None])
+
+
+def _has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
+    """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
+    if any(
+        getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters
+    ):
+        return True
+    hooks = [pair[0] for pair in getattr(wrapper, "_comm_hooks", None) or [] if isinstance(pair, tuple) and pair]
+    return any(not str(getattr(one, "__module__", "")).startswith(_OF_TORCH) for one in hooks)
+
+
+def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return whether a gradient is what it was, or a power of two of it, as where a loss was scaled for fp16."""
+    if before["digests"] == after["digests"]:
+        return True
+    if not all(one["l2"] > 0 and math.isfinite(one["l2"]) for one in (before, after)):
+        return False
+    scale: float = after["l2"] / before["l2"]
+    power = 2.0 ** round(math.log2(scale))
+    return math.isclose(scale, power, rel_tol=1e-9) and after["head"] == [one * power for one in before["head"]]
