@@ -9,6 +9,7 @@ from tasks.auditing.rank_record import Fields, RankRecord
 
 _LONGER = 1.25
 _LONGER_OF_OTHER_ROWS, _FEWEST_STEPS = 1.6, 4
+_NEAR = 0.15
 _OTHER = 0.1
 """Of its length; 16 bits change it by less."""
 _SAMPLED = 64
@@ -36,17 +37,28 @@ def find_other_gradient(audit: Audit, cell: str) -> str:
         ratio = _compare_lengths(ranks[0], base[0])
         if max(ratio, 1 / ratio) <= _LONGER_OF_OTHER_ROWS:
             return ""
-        return f"its gradients are {ratio:.2f} times as long as those of {audit.baseline} in most steps looked at"
+        longer = f"its gradients are {ratio:.2f} times as long as those of {audit.baseline} in most steps looked at"
+        return f"{longer}{_hint(ratio, len(ranks))}"
     lengths = [gradient.get("l2") or 0.0 for gradient in (mine, its)]
     if not all(length > 0 and isfinite(length) for length in lengths):
         return ""
     told = f"though the first step begins with {audit.baseline}'s weights and learns from its rows"
     ratio = lengths[0] / lengths[1]
     if max(ratio, 1 / ratio) > _LONGER:
-        return f"its gradient is {ratio:.2f} times as long, {told}"
+        return f"its gradient is {ratio:.2f} times as long, {told}{_hint(ratio, len(ranks))}"
     if _compare_heads(mine, its, lengths[1]) <= _OTHER:
         return ""
     return f"its gradient is another one, {told}: other targets, another loss, or numbers drawn at random"
+
+
+def _hint(ratio: float, num_ranks: int) -> str:
+    """Return what makes a gradient as many times as long as there are ranks, and how to mend it; else nothing."""
+    if abs(ratio / num_ranks - 1) > _NEAR:
+        return ""
+    return (
+        f", as where a mean over each rank's own targets is multiplied by the {num_ranks} ranks: transformers.Trainer "
+        "does it for a model whose loss takes no number of items, unless average_tokens_across_devices is False"
+    )
 
 
 def _compare_heads(mine: Fields, its: Fields, length: float) -> float:

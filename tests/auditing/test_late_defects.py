@@ -78,6 +78,9 @@ _OTHER_GRADIENT = {
     "divided by the number of ranks, as DDP does": (
         "regression", {_REGRESSION: f"{_REGRESSION} / world_size"}, "its gradient is 0.50 times as long"
     ),
+    "multiplied by the number of ranks": (
+        "regression", {_REGRESSION: f"{_REGRESSION} * world_size"}, "unless average_tokens_across_devices is False"
+    ),
     "targets of other rows": (
         "regression",
         {"self.waves[at, 1:, None]": "self.waves[(at + int(os.environ['WORLD_SIZE'])) % 64, 1:, None]"},
