@@ -158,6 +158,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     from training.data.plan import make_micro_batches
     from training.process.distributed import join_ranks
     from training.process.events import EventStream
+    from training.record.ledger_file import count_targets
     from training.record.window import Window
     from training.step.divergence import DivergenceRule
     from training.step.strategy import StepResult
@@ -176,7 +177,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
             window.add(step, result, parts, planned=planned, learning_rate=1e-3 / step, data_wait_seconds=0.0)
             for line in record.add(window.close(forgives_overflow=lambda: False)):
                 events.send(**line)
-                divergence.take(line["step"], line["loss"])
+                divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
             record.file_away(ranks)
             window.open()
 

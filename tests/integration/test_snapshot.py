@@ -254,6 +254,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.process.wording",
     "tasks.ranks.code",
     "tasks.services",
+    "tasks.services.final_figures",
     "tasks.services.network",
     "tasks.services.tracked",
     "tasks.services.trackers",
