@@ -213,9 +213,8 @@ class Computing:
         if found:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
             if self._steps.number == 0:
-                named = [(name.rpartition(".")[2], one) for name, one in found]
                 micro.has_integers = any(
-                    holds_whole_numbers(one) for name, one in named if name not in (_MASK, "labels")
+                    name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one) for name, one in found
                 )
             # Rows are compared in the first pass over them alone.
             is_asked = self._steps.is_read or ids is None or not all(one % _ONE_IN for one in ids)

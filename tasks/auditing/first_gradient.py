@@ -11,7 +11,7 @@ _LONGER = 1.25
 _LONGER_OF_OTHER_ROWS, _FEWEST_STEPS = 1.6, 4
 _NEAR = 0.15
 _OTHER = 0.1
-"""Of its length; 16 bits change it by less."""
+"""Of its length, at most."""
 _SAMPLED = 64
 """Elements of each tensor that a digest is of, at most."""
 

@@ -88,7 +88,8 @@ def tell_verdict(gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict
         return f"{told} {_tell_speed(speeds, standings)}"
     asked = [gate for gate in gates if gate.findings]
     unseen = sum(gate.verdict == "not checked" for gate in asked)
-    told = f"Nothing wrong was seen; {wording.format_plural(unseen, 'question')} of {len(asked)} not observable."
+    open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
+    told = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
     return f"{told} {_tell_speed(speeds, standings)}"
 
 

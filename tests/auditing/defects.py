@@ -250,6 +250,13 @@ DEFECTS = {
         same_step.NAME,
         "Adam's fused True, 1proc unset",
     ),
+    "other betas": Defect(
+        "regression",
+        {"lr=0.01)": "lr=0.01, betas=(0.9, 0.9 + world_size / 100))"},
+        same_step.NAME,
+        "Adam's betas 0.9 and 0.92, 1proc 0.9 and 0.91",
+        needs_baseline=True,
+    ),
     "weight decay of some parameters": Defect(
         "regression",
         {

@@ -28,6 +28,7 @@ from tasks.auditing.findings import (
     same_parameters,
     start_weights,
 )
+from tasks.auditing.first_gradient import find_other_gradient
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.records.gate import Gate
@@ -177,6 +178,20 @@ def test_a_gradient_that_is_clipped_before_the_exchange_is_no_pass(
     assert found is not None
     assert found.verdict == "not checked"
     assert "may change the gradient before all of it is summed up over the ranks" in found.compared
+
+
+@pytest.mark.slow
+def test_in_16_bits_the_first_gradient_is_still_the_baselines(
+    audit_script: Callable[..., Audit], tmp_path: Path
+) -> None:
+    text = (SCRIPTS / "plain_ddp.py").read_text()
+    in_16_bits = "for number, micro in enumerate(group, start=1):\n"
+    assert text.count(in_16_bits) == 1
+    changed = f"torch.set_autocast_enabled('cpu', True)\n        {in_16_bits}"
+    (tmp_path / "plain_ddp.py").write_text(text.replace(in_16_bits, changed))
+    audit = audit_script(tmp_path / "plain_ddp.py", folder=tmp_path)
+    assert audit.ranks("2proc")[0].steps[0]["micros"][0]["precision"] == "autocast bfloat16"
+    assert find_other_gradient(audit, "2proc") == ""
 
 
 @pytest.mark.slow

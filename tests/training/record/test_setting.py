@@ -65,24 +65,31 @@ def test_the_version_of_what_makes_adapters_is_in_the_record(
     assert setting["packages"] == {name: importlib.metadata.version(name) for name in ("peft", "bitsandbytes")}
 
 
+def _train_as(rank: str, config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train with that source as every rank, under torchrun; return what the ranks put down of their setting."""
+    write_json(folder / "config.json", config)
+    (folder / "rank.py").write_text(rank)
+    done = subprocess.run(
+        [*_TORCHRUN, str(folder / "rank.py"), "--config", str(folder / "config.json")],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (setting,) = facts_of(config)["settings"]
+    found: dict[str, Any] = setting
+    return found
+
+
 @pytest.mark.slow
 def test_a_rank_with_another_environment_is_named_in_the_record(
     tiny_model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
-    write_json(tmp_path / "config.json", config)
     rank = (
         "import os, runpy, sys; sys.argv[0] = 'training'\n"
         "if os.environ['RANK'] == '1': os.environ['MKL_CBWR'] = 'COMPATIBLE'\n"
         "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
     )
-    (tmp_path / "rank.py").write_text(rank)
-    done = subprocess.run(
-        [*_TORCHRUN, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    (setting,) = facts_of(config)["settings"]
+    setting = _train_as(rank, config, tmp_path)
     assert setting["ranks_differ"] == {"rank 1": {"environment.MKL_CBWR": "COMPATIBLE"}}
 
 
@@ -93,7 +100,6 @@ def test_what_python_ran_at_the_start_is_recorded_machine_by_machine(
 ) -> None:
     """One rank of two has it, and is on another machine, or beside the first."""
     config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
-    write_json(tmp_path / "config.json", config)
     own = tmp_path / "own" / "usercustomize.py"
     own.parent.mkdir()
     own.write_text("ran = True\n")
@@ -104,13 +110,7 @@ def test_what_python_ran_at_the_start_is_recorded_machine_by_machine(
         f"    name = {machine!r} or socket.gethostname(); socket.gethostname = lambda: name\n"
         "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
     )
-    (tmp_path / "rank.py").write_text(rank)
-    done = subprocess.run(
-        [*_TORCHRUN, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    (setting,) = facts_of(config)["settings"]
+    setting = _train_as(rank, config, tmp_path)
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     told = {name: one["usercustomize"] for name, one in setting["run_at_start"].items()}
     assert told == {socket.gethostname(): None} | ({machine: digest} if machine else {})
