@@ -53,7 +53,7 @@ def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
             f"{wording.format_percent(measurement.gpu_slowed_share)} of the blocks."
         )
     if doubts := list(_list_doubts(measurement)):
-        said.append(f"The interval is half as wide again: {', and '.join(doubts)}.")
+        said.append(f"The interval is made wider: {', and '.join(doubts)}.")
     return said
 
 

@@ -40,22 +40,26 @@ def _measure(
     return found, machine
 
 
-@pytest.mark.parametrize("name", TROUBLES)
-def test_the_interval_covers_the_truth_or_there_is_none(name: str) -> None:
-    covered, narrow = [], 0
-    for seed in range(NUM_EXPERIMENTS):
-        found, machine = _measure(TROUBLES[name], seed=seed)
-        narrow += "was asked for" in found.stopped_because
-        if found.intervals:
-            covered.append(found.intervals["2proc"].contains(machine.truth))
-        else:
-            assert "there is no interval" in found.stopped_because
-    # Three standard errors below 95 %; intervals may be wider than they need to be, which is told in docs/intervals.md.
-    assert np.mean(covered) >= 0.91, f"{np.mean(covered):.1%} of {len(covered)} covered"
-    without = 1 - len(covered) / NUM_EXPERIMENTS
-    assert without <= (0.65 if name in NEIGHBOURS else 0.0), f"{without:.0%} without an interval"
-    if name in ("none", "drift of the machine", "clocks that fall"):
-        assert narrow >= 0.8 * NUM_EXPERIMENTS, "on a quiet machine it ends because it is sure enough"
+def test_the_interval_covers_the_truth_or_there_is_none() -> None:
+    covered: dict[str, list[bool]] = {name: [] for name in TROUBLES}
+    for name, trouble in TROUBLES.items():
+        narrow = 0
+        for seed in range(NUM_EXPERIMENTS):
+            found, machine = _measure(trouble, seed=seed)
+            narrow += "was asked for" in found.stopped_because
+            if found.intervals:
+                covered[name].append(found.intervals["2proc"].contains(machine.truth))
+            else:
+                assert "there is no interval" in found.stopped_because
+        without = 1 - len(covered[name]) / NUM_EXPERIMENTS
+        assert without <= (0.65 if name in NEIGHBOURS else 0.0), f"{name}: {without:.0%} without an interval"
+        if name in ("none", "drift of the machine", "clocks that fall"):
+            assert narrow >= 0.8 * NUM_EXPERIMENTS, "on a quiet machine it ends because it is sure enough"
+        # Three standard errors below 95 %.
+        assert np.mean(covered[name]) >= 0.91, f"{name}: {np.mean(covered[name]):.1%} covered"
+    # No wider than need be: of all that is not tossed about alike in both arms, for which no 95 % are known.
+    together = np.concatenate([found for name, found in covered.items() if name != "stalls of the whole machine"])
+    assert 0.955 <= np.mean(together) <= 0.977, f"{np.mean(together):.1%} of {len(together)} covered"
 
 
 def test_a_neighbour_that_nobody_sees_is_believed_which_is_why_others_are_looked_for() -> None:

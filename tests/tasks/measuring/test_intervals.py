@@ -23,12 +23,12 @@ def test_interval_of_several_launches_is_students_over_their_means_where_starts_
     # Turns of a launch are alike to 0.001; the means are 1, 2, 3, 4, whose turns alternate around them.
     launches = [[mean + 0.001, mean - 0.001, mean + 0.001, mean - 0.001] for mean in (1.0, 2.0, 3.0, 4.0)]
     found = estimate_mean(launches)
-    # Neighbouring turns are alike beyond 0.2, so that it is half as wide again.
-    assert found.high - found.value == pytest.approx(1.5 * T_OF_3 * math.sqrt(5 / 3) / 2, rel=1e-3)
+    # Neighbouring turns are alike beyond 0.2, so that it is wider.
+    assert found.high - found.value == pytest.approx(1.75 * T_OF_3 * math.sqrt(5 / 3) / 2, rel=1e-3)
 
 
 def test_launches_that_are_alike_by_luck_do_not_narrow_what_their_turns_leave_open() -> None:
-    random = np.random.default_rng(2)
+    random = np.random.default_rng(4)
     turns = random.normal(10, 1, size=(4, 6))
     turns -= turns.mean(axis=1, keepdims=True) - 10
     found = estimate_mean(turns.tolist())
@@ -45,12 +45,20 @@ def test_a_ratio_is_that_of_the_means_so_that_a_stall_counts_with_what_it_cost()
     assert other_way.value == pytest.approx(1 / found.value)
 
 
-def test_one_turn_with_most_of_the_scatter_widens_the_interval_by_half() -> None:
+def test_one_turn_with_more_of_the_scatter_than_chance_gives_it_widens_the_interval() -> None:
     turns = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0, 1.2]
     found = estimate_mean([turns])
     plain = 2.3646 * float(np.std(turns, ddof=1)) / math.sqrt(8)
-    assert intervals.compute_largest_part(np.array(turns)) > intervals.RARE
-    assert found.high - found.value == pytest.approx(1.5 * plain, rel=1e-3)
+    assert found.high - found.value == pytest.approx(1.75 * plain, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_turns", "critical"), [(4, 1.481), (8, 2.126), (12, 2.412), (24, 2.802)])
+def test_what_chance_gives_a_turn_is_what_grubbs_table_says(num_turns: int, critical: float) -> None:
+    assert intervals.compute_chance_part(num_turns) == pytest.approx(critical**2 / (num_turns - 1), rel=1e-3)
+    random = np.random.default_rng(num_turns)
+    parts = [intervals.compute_largest_part(random.normal(size=num_turns)) for _ in range(4000)]
+    assert np.mean(np.array(parts) > intervals.compute_chance_part(num_turns)) == pytest.approx(0.05, abs=0.011)
+    assert intervals.compute_chance_part(3) == 1.0, "of three turns one always has most of the scatter"
 
 
 def test_what_slows_whole_turns_down_does_not_widen_the_interval_of_a_ratio() -> None:
@@ -83,7 +91,7 @@ def test_why_the_interval_of_a_ratio_is_wider_is_told_exactly_where_it_is() -> N
     for turns, is_wider in ((calm, False), (slow, True), (stalled, True)):
         plain = 2.3646 * float(np.std(turns, ddof=1)) / math.sqrt(8) / float(np.mean(turns))
         found = estimate_ratio([turns], [even])
-        assert math.log(found.high / found.value) == pytest.approx(plain * (1.5 if is_wider else 1), rel=1e-3)
+        assert math.log(found.high / found.value) == pytest.approx(plain * (1.75 if is_wider else 1), rel=1e-3)
 
 
 @pytest.mark.parametrize("num_turns", [4, 12, 40])
@@ -98,7 +106,7 @@ def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
 
 
 @pytest.mark.parametrize("num_launches", [3, 5, 8])
-@pytest.mark.parametrize("of_start", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("of_start", [0.0, 0.01, 0.03, 0.05])
 def test_launches_cover_whatever_their_starts_do(num_launches: int, of_start: float) -> None:
     covered = []
     for seed in range(NUM_EXPERIMENTS):
@@ -106,8 +114,8 @@ def test_launches_cover_whatever_their_starts_do(num_launches: int, of_start: fl
         starts = np.exp(of_start * random.normal(size=(2, num_launches, 1)))
         turns = starts * np.array([0.15, 0.1])[:, None, None] * random.lognormal(0, 0.03, size=(2, num_launches, 5))
         covered.append(estimate_ratio(*turns.tolist()).contains(1.5))
-    # Wider than needed where starts do not differ: the wider of two intervals is given.
-    assert 0.92 <= np.mean(covered) <= 1.0
+    # Two standard errors around 93 to 98 %; where starts that are known to differ are many, wider than need be.
+    assert 0.92 <= np.mean(covered) <= (0.99 if of_start < 0.03 else 1.0)
 
 
 def test_turns_taken_for_independent_miss_where_starts_differ() -> None:

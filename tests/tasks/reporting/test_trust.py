@@ -45,15 +45,15 @@ def test_how_many_turns_count_what_starts_do_and_what_slowed_gpus_down_are_told(
 @pytest.mark.parametrize(
     ("alikeness", "largest", "told"),
     [
-        (0.31, None, "again: neighbouring turns are alike (autocorrelation 0.31), so that the machine changes more"),
-        (None, 0.62, "again: a single turn has 62 % of the scatter"),
+        (0.31, None, "wider: neighbouring turns are alike (autocorrelation 0.31), so that the machine changes more"),
+        (None, 0.62, "wider: a single turn has 62 % of the scatter"),
         (0.31, 0.62, "more slowly than was measured, and a single turn has 62 % of the scatter"),
         (None, None, None),
     ],
 )
-def test_why_an_interval_is_half_as_wide_again_is_told(
+def test_why_an_interval_is_made_wider_is_told(
     measured_results: Results, alikeness: float | None, largest: float | None, told: str | None
 ) -> None:
     said = _tell(measured_results, of_arm={}, alikeness=alikeness, largest_turn=largest)
-    assert ("half as wide again" in said) == (told is not None)
+    assert ("is made wider" in said) == (told is not None)
     assert told is None or told in said
