@@ -303,6 +303,7 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
                 "code_digest": inputs.code_digest,
                 "base_model_digest": inputs.base_model.digest,
                 "machine_digest": inputs.machine.digest,
+                "rows_digests": {part.name: inputs.rows_digests[part.name] for part in inputs.rows},
             }
         )
         shutil.rmtree(work)
