@@ -128,6 +128,21 @@ def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list
     return [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(problems)]
 
 
+def find_twin_problems(outputs: Outputs) -> list[str]:
+    """Return in what the twins are of another training than the baseline, by both records.
+
+    How far they part is what cells may differ by: those of a more chaotic training would allow a wrong one.
+    """
+    facts = outputs.baseline.facts
+    known = {name: getattr(facts, name) for name in ("code_digest", "base_model_digest", "machine_digest")}
+    known |= {f"rows {part}": outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
+    known |= {f"train.{name}": value for name, value in facts.train.items() if name not in NOT_CONTENT | _RESOLVED}
+    found = {} if outputs.twins is None else outputs.twins.made_of
+    both = known.keys() & found.keys()
+    mine, its = ({name: one[name] for name in both} for one in (found, known))
+    return [f"{one}. {_MEASURE_AGAIN}" for one in _compare_values(mine, its, "the twins had", outputs.params.baseline)]
+
+
 def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
     """Return in what the cell's training from another seed ran otherwise than its first one, by their own records."""
     reference = next(_list_settings(outputs.runs[cell]))[1]
