@@ -18,9 +18,9 @@ from flows.places import Place
 from tasks.inputs.snapshot import select_values
 from tasks.params import Params, load_params
 from tasks.params.search import Configuration
-from tasks.process.failure import ExitCode, StageError
+from tasks.process.failure import DataError, ExitCode, StageError
 from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
-from tasks.records.run import RunFile
+from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
@@ -149,9 +149,20 @@ class Trial:
     def is_finished(self, epochs: int) -> bool:
         """Return whether it was trained so far, and every byte of that is still what its receipts say."""
         places = [(self.folder / "work" / "segments" / part.fingerprint, part) for part in self.segments[:epochs]]
-        return RunFile.path_in(self.locate_run(epochs)).exists() and not any(
+        return self._is_run_its_own(epochs) and not any(
             find_problem(place, fingerprint=part.fingerprint) for place, part in places
         )
+
+    def _is_run_its_own(self, epochs: int) -> bool:
+        """Return whether the folder of its run has the segments of this trial; else the stage links them there anew."""
+        folder = self.locate_run(epochs)
+        try:
+            entries = RunFile.read(folder).segments
+            found = [read_segment(folder / entry.folder).fingerprint for entry in entries]
+        except DataError:
+            return False
+        wanted = [part.fingerprint for part in self.segments[:epochs]]
+        return found == wanted == [entry.fingerprint for entry in entries]
 
     def start(self, epochs: int, place: Place, devices: Sequence[str]) -> None:
         """Start the stage that trains it so far, which goes on from what is finished or saved."""

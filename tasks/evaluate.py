@@ -105,7 +105,7 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     seen = "".join(f", {name} {value:.4f}" for name, value in accuracies.items())
     what = f"{subject.title}: loss {loss:.4f}{seen}"
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
-    more: dict[str, Any] = {**accuracies, **counts}
+    more: dict[str, Any] = {**accuracies, **counts, "rows_digest": SliceManifest.read(rows.folder).digest}
     if not workload.HAS_LABELS:
         more |= {"perplexity": compute_perplexity(loss), "samples": samples}
         more["num_targets"] = counts["num_targets"] if workload.HAS_PROMPTS else None

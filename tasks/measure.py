@@ -157,6 +157,17 @@ class Inputs:
             }
         )
 
+    def describe_twins(self) -> dict[str, Any]:
+        """Return what decided the twins, as the baseline's own records have it."""
+        train = self.params.train_of(self.params.baseline).model_dump(mode="json", exclude=set(NOT_CONTENT))
+        return {
+            "code_digest": self.code_digest,
+            "base_model_digest": self.base_model.digest,
+            "machine_digest": self.machine.digest,
+            **{f"rows {part}": digest for part, digest in self.rows_digests.items()},
+            **{f"train.{name}": value for name, value in train.items()},
+        }
+
     def compute_speed_key(self) -> str:
         """Return the digest of everything that the speed depends on, that of the cells which is first included."""
         return digest_json(
@@ -288,7 +299,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         with name_out_of_memory("twins of the baseline (none are trained with measure.twin_seconds: 0)"):
             twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=count_step)
         inputs.snapshot.require_unchanged()
-        keep(twins, folder)
+        keep(twins.model_copy(update={"made_of": inputs.describe_twins()}), folder)
 
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
@@ -303,6 +314,7 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
                 "code_digest": inputs.code_digest,
                 "base_model_digest": inputs.base_model.digest,
                 "machine_digest": inputs.machine.digest,
+                "rows_digests": {part.name: inputs.rows_digests[part.name] for part in inputs.rows},
             }
         )
         shutil.rmtree(work)

@@ -96,7 +96,7 @@ def plan_segments(
             segments.append(
                 PlannedSegment(
                     range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps, span=span,
-                    folder=f"segments/{part}-epoch-{epoch}",
+                    folder=f"segments/{part}-epoch-{epoch}", rows_digest=slices[str(part)].digest,
                 )
             )  # fmt: skip
             previous = fingerprint

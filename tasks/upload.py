@@ -18,7 +18,7 @@ from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.records.publication import PublicationManifest, UploadFile
-from tasks.records.run import RunFile, SegmentReceipt
+from tasks.records.run import RunFile, read_receipt
 from tasks.reporting.model_card import Revision, collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
@@ -141,7 +141,7 @@ def _link_checkpoints(run: Path, checkpoint: str, wanted: list[str], staged: Pat
         raise DataError(f"{run / 'run.json'}: no file {checkpoint}; run `dvc repro` to restore it")
     for segment in RunFile.read(run).segments:
         folder = run / segment.folder
-        receipt = SegmentReceipt.read(folder).files
+        receipt = read_receipt(folder).files
         for file in sorted(folder.glob("*-epoch-*.pt")):
             sha256 = receipt[file.name].sha256
             if file.name in wanted:

@@ -1,6 +1,7 @@
 """A finished comparison on disk, made by hand: what the stage `upload` finds, with a tiny random Qwen2 model."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.records.gate import CellFinding, Gate
+from tasks.records.run import SealedFile
 from tasks.reporting.results import Results, write_results
 from training.model.lean_imports import hide_packages
 from training.model.weights import collect_weights
-from training.process.files import digest_file, write_json
+from training.process.files import digest_json, write_json
 
 SPEEDUP = 1.2345
 """The 2-process cell's speedup, where it is not withheld."""
@@ -80,11 +82,17 @@ def _make_run(folder: Path, cell: str, model: Qwen2ForCausalLM, seed: int) -> No
         names = (f"tiny_qwen2_{part}-epoch-1.pt", "state.pt")
         for name in names:
             torch.save(collect_weights(model), segment / name)
-        facts = {name: {"sha256": digest_file(segment / name), "num_bytes": 1} for name in names}
-        write_json(segment / "receipt.json", {"fingerprint": "0", "files": facts})
+        write_receipt(segment, names)
         segments.append({"range": part, "epoch": 1, "fingerprint": "0", "folder": f"segments/{part}-epoch-1"})
     final = "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
     write_json(folder / "run.json", run_facts(cell, segments=segments, final_checkpoint=final))
+
+
+def write_receipt(segment: Path, names: Iterable[str]) -> None:
+    """Seal these files of a segment, as the ranks do when it has ended."""
+    files = {name: SealedFile.describe(segment / name).model_dump() for name in names}
+    receipt = {"fingerprint": "0", "files": files}
+    write_json(segment / "receipt.json", {**receipt, "digest": digest_json(receipt)})
 
 
 def run_facts(cell: str, **more: Any) -> dict[str, Any]:

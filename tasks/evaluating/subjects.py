@@ -7,7 +7,7 @@ from pathlib import Path
 from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.params import Params
 from tasks.process.failure import DataError
-from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt
+from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt, read_receipt
 from tasks.records.sources import BaseModelManifest
 from training.state.receipt import STATE_FILE
 
@@ -70,7 +70,7 @@ def _make_subject(
     cell: str, file: Path, *, segment: tuple[str, int] | None = None, seed: int | None = None
 ) -> ModelToEvaluate:
     try:
-        files = SegmentReceipt.read(file.parent).files
+        files = read_receipt(file.parent).files
     except DataError as error:
         raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
     promised, state = files.get(file.name), files.get(STATE_FILE)

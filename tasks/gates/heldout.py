@@ -3,6 +3,7 @@
 import numpy as np
 
 from tasks.process import wording
+from tasks.records.evaluation import Figures
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
@@ -75,9 +76,39 @@ def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
         for (part, epoch), checksum in evaluated
         if checksum != trained.get((part, epoch))
     ]
+    if outputs.evaluation.epochs:
+        known = {place for place, _ in evaluated}
+        problems += [
+            f"{cell} {part} epoch {epoch}: its weights were not evaluated, those of others were"
+            for part, epoch in trained
+            if (part, epoch) not in known
+        ]
+    problems += _find_other_heldout_rows(outputs, cell)
     return make_finding(
         problems,
         otherwise=f"{cell}: {wording.format_plural(len(evaluated), 'evaluation')}, the last of weights "
         f"{evaluated[0][1][:12]}: as the ranks ended with them",
         numbers={"evaluations": len(evaluated)},
     )
+
+
+def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[str]:
+    """Return which of the cell's models, or the base model, were evaluated on other rows, or on rows cut elsewhere."""
+    evaluation, wanted = outputs.evaluation, outputs.slices[outputs.params.heldout_name].manifest.digest
+    figures: dict[str, Figures] = {
+        name: evaluation.models[name] for name in ("base", cell) if name in evaluation.models
+    }
+    figures |= {f"{cell} {one.range} epoch {one.epoch}": one for one in evaluation.epochs.get(cell, [])}
+    problems = [
+        f"{name}: evaluated on rows {one.rows_digest[:12]}, those held out are {wanted[:12]}"
+        for name, one in figures.items()
+        if one.rows_digest not in ("", wanted)
+    ]
+    counts = {name: one.num_tokens for name, one in figures.items()}
+    if len({*counts.values()}) > 1:
+        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        problems.append(f"{cell}: its models and the base model were evaluated on other numbers of tokens: {told}")
+    if evaluation.seq_len != outputs.params.train.seq_len:
+        asked = outputs.params.train.seq_len
+        problems.append(f"{cell}: held-out rows were cut at {evaluation.seq_len} tokens, params.yaml has {asked}")
+    return problems

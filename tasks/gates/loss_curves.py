@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.gates.setting import find_twin_problems
 from tasks.gates.statistics import compute_relative_difference, compute_relative_differences
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 from tasks.records.twins import Twins
 from tasks.strategies import get_exchange_dtype
@@ -78,6 +79,8 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
 
     Of the baseline: that its loss follows its twin's. Nothing is said of it without twins.
     """
+    if others := find_twin_problems(outputs):
+        return make_unchecked_finding(f"{cell}: {'; '.join(others)}")
     if cell == outputs.params.baseline:
         return None if outputs.twins is None else _compare_with_twin(outputs, outputs.twins, cell)
     own, expected = outputs.runs[cell].steps.loss, outputs.baseline.steps.loss

@@ -3,7 +3,7 @@
 The same is asked of the ranks that were timed, of every start of them, and of those whose updates were certified.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 from tasks.gates.measured import select_arm
@@ -46,6 +46,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     if reference is not None and cell in outputs.params.other_trainings:
         changed = {name: getattr(own, name) for name in _OF_THE_BATCH}
         reference = {**reference, "train": {**reference["train"], **changed}}
+    problems += _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in run.facts.segments))
     known, own_starts = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
@@ -70,6 +71,8 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     timed = (
         [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
     )
+    if outputs.measurement is not None:
+        timed += _find_other_rows(outputs, f"{cell}, timed blocks", outputs.measurement.rows_digests.items())
     for setting in [] if outputs.measurement is None else outputs.measurement.settings.get(cell, []):
         timed += find_other_starts(setting, f"{cell}, timed blocks", known, own_starts)
     return problems + [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(timed)]
@@ -125,10 +128,26 @@ def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list
     return [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(problems)]
 
 
+def find_twin_problems(outputs: Outputs) -> list[str]:
+    """Return in what the twins are of another training than the baseline, by both records.
+
+    How far they part is what cells may differ by: those of a more chaotic training would allow a wrong one.
+    """
+    facts = outputs.baseline.facts
+    known = {name: getattr(facts, name) for name in ("code_digest", "base_model_digest", "machine_digest")}
+    known |= {f"rows {part}": outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
+    known |= {f"train.{name}": value for name, value in facts.train.items() if name not in NOT_CONTENT | _RESOLVED}
+    found = {} if outputs.twins is None else outputs.twins.made_of
+    both = known.keys() & found.keys()
+    mine, its = ({name: one[name] for name in both} for one in (found, known))
+    return [f"{one}. {_MEASURE_AGAIN}" for one in _compare_values(mine, its, "the twins had", outputs.params.baseline)]
+
+
 def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
     """Return in what the cell's training from another seed ran otherwise than its first one, by their own records."""
     reference = next(_list_settings(outputs.runs[cell]))[1]
-    problems = []
+    segments = outputs.seeds[seed][cell].facts.segments
+    problems = _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in segments))
     for where, setting in _list_settings(outputs.seeds[seed][cell]):
         if setting is None or reference is None:
             problems.append(f"{where}: nothing was recorded of what it trained with")
@@ -140,6 +159,19 @@ def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
         problems += _compare_priorities(setting, reference, where, "its first seed")
     return list(dict.fromkeys(problems))
+
+
+def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[str]:
+    """Return which of these ranges held other rows than the slices do now; `used`: (range, sha256 of its rows).
+
+    Their numbers and counts alone do not tell: of two sets of images, or of texts as long, they are the same.
+    """
+    slices = {str(part): outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
+    return [
+        f"{where}: the rows of {part} were {digest[:12]}, the slice holds {slices[part][:12]}"
+        for part, digest in used
+        if digest and part in slices and digest != slices[part]
+    ]
 
 
 def _are_trainings_seconds_told(outputs: Outputs, cell: str) -> bool:

@@ -28,6 +28,8 @@ class Figures(Record):
     """Labels of it, where rows have classes or responses."""
     parameter_checksum: str
     """Checksum of the weights that were evaluated."""
+    rows_digest: str = ""
+    """sha256 of the rows that they were evaluated on; empty in a file of an earlier version."""
 
 
 class Continuation(Record):

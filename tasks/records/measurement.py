@@ -264,6 +264,8 @@ class MeasurementFile(Measurement, StageFile):
     """Digest of the base model."""
     machine_digest: str = ""
     """Digest of the machine's facts."""
+    rows_digests: dict[str, str] = Field(default_factory=dict)
+    """Range -> sha256 of its rows, of those that were timed; empty in a file of an earlier version."""
 
     @property
     def published(self) -> Measurement:

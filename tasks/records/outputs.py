@@ -262,9 +262,9 @@ def read_outputs(
         certificate=CertificateFile.read_if_there(measurements),
         twins=Twins.read_if_there(measurements),
         measurement=_read_measurement(measurements, params),
-        runs={cell: read_run(runs / cell) for cell in params.cells},
+        runs={cell: _read_run_of(runs / cell, cell, params) for cell in params.cells},
         seeds={
-            seed: {cell: read_run(runs / cell / SEEDS_FOLDER / str(seed)) for cell in params.cells}
+            seed: {cell: _read_run_of(runs / cell / SEEDS_FOLDER / str(seed), cell, params) for cell in params.cells}
             for seed in params.seeds[1:]
         },
         evaluation=EvaluationFile.read(evaluation),
@@ -313,6 +313,21 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
             f"{', '.join(wanted)}; delete it and run `dvc repro` to make it anew"
         )
     return measurement
+
+
+def _read_run_of(folder: Path, cell: str, params: Params) -> RunOutputs:
+    """Return the run in that folder; raises DataError if it is another cell's, or of ranks that this cell has not."""
+    run, spread = read_run(folder), params.cells[cell]
+    found = [(run.facts.cell, run.facts.strategy, run.facts.world_size)]
+    found += [(part.facts.cell, *found[0][1:]) for part in run.segments]
+    wanted = (cell, spread.strategy, spread.world_size)
+    if other := next((one for one in found if one != wanted), None):
+        name, strategy, world_size = other
+        raise DataError(
+            f"{RunFile.path_in(folder)}: the training of {name} ({strategy}, {world_size}), params.yaml has {cell} "
+            f"({spread.strategy}, {spread.world_size}); delete it and run `dvc repro` to make it anew"
+        )
+    return run
 
 
 def read_run(folder: Path) -> RunOutputs:

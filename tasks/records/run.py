@@ -98,6 +98,8 @@ class SegmentEntry(Record):
     """Digest of everything that its content depends on."""
     folder: str
     """Where it lies below the folder of the run."""
+    rows_digest: str = ""
+    """sha256 of the rows that it was trained on; empty in a file of an earlier version."""
 
 
 class CellFacts(SpreadFacts):

@@ -2,7 +2,7 @@
 
 import itertools
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class Twins(StageFile):
     """At first in the baseline's order; all have as many steps."""
     seconds: float
     """Seconds that they took."""
+    made_of: dict[str, Any] = Field(default_factory=dict)
+    """What decided them: digests of code, base model, machine and rows, and `train.KEY`; empty in earlier files."""
 
     @property
     def num_steps(self) -> int:

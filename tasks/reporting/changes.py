@@ -109,6 +109,7 @@ def _make_change(
         ratio=ratio,
         verdict=verdict,
         is_regression=verdict == "slower" and 1 / ratio.value > 1 + LEAST_CHANGE,
+        is_unproven="unproven" in (before.gates_passed, now.gates_passed),
     )
 
 

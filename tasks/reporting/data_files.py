@@ -68,12 +68,15 @@ def write_metrics(path: Path, results: Results) -> None:
 
 
 def write_epochs(path: Path, results: Results) -> None:
-    """Write epochs.csv: one line per cell and epoch; where rows have classes, with what it came to on held-out rows."""
+    """Write epochs.csv: one line per cell and epoch, with what the gates leave of the cell's speedup.
+
+    Where rows have classes, with what it came to on held-out rows.
+    """
     names = ["num_steps", "num_samples", "num_tokens", "train_seconds", "tokens_per_second", "samples_per_second"]
     names += ["data_wait_share", "loss", "speedup", "parallel_efficiency"]
     rows = [
         [
-            *(cell.cell, cell.world_size, part.epoch, *(getattr(part, name) for name in names)),
+            *(cell.cell, cell.world_size, cell.state, part.epoch, *(getattr(part, name) for name in names)),
             *_collect_validation(results, cell, part),
         ]
         for cell in results.cells
@@ -81,7 +84,7 @@ def write_epochs(path: Path, results: Results) -> None:
     ]
     validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
     validated += ["val_accuracy_top5"] if any(one.accuracy_top5 is not None for one in results.quality.epochs) else []
-    _write_csv(path, ["cell", "world_size", "epoch", *names, *validated], rows)
+    _write_csv(path, ["cell", "world_size", "state", "epoch", *names, *validated], rows)
 
 
 def _collect_validation(results: Results, cell: CellResults, part: Figures) -> list[float | None]:

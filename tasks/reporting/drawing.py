@@ -18,6 +18,8 @@ Axes: TypeAlias = Any
 _CHARTS = Path(__file__).with_name("charts")
 _WIDTH_INCHES, _HEIGHT_INCHES, _WITHHELD_INCHES = 4.7, 3.2, 2.0
 _DPI = 72.0
+_TITLE_LETTERS = 52
+"""As many are in a line of a title."""
 _MOST_NAMES = 12
 _MOST_HOVER_POINTS = 80
 _HOVER = "hover-"
@@ -162,7 +164,10 @@ def shorten(name: str, most: int = 16) -> str:
 
 def make_caption(chart: Chart, results: Results) -> str:
     """Return how to read the chart, or why it shows nothing."""
-    return f"Withheld: {_explain_withheld(results)}." if _is_withheld(chart, results) else chart.CAPTION
+    if _is_withheld(chart, results):
+        return f"Withheld: {_explain_withheld(results)}."
+    doubt = _tell_doubt(chart, results)
+    return f"{chart.CAPTION} {doubt[0].upper()}{doubt[1:]}." if doubt else chart.CAPTION
 
 
 def tell_figures(chart: Chart, results: Results) -> str:
@@ -235,7 +240,7 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
-        axes.set_title(chart.TITLE)
+        axes.set_title(_wrap([chart.TITLE, _tell_doubt(chart, results)]))
         if _is_withheld(chart, results):
             _draw_withheld(results, axes)
         else:
@@ -250,9 +255,24 @@ def _is_withheld(chart: Chart, results: Results) -> bool:
     return chart.NEEDS_SPEEDUP and results.is_withheld
 
 
+def _tell_doubt(chart: Chart, results: Results) -> str:
+    """Return of which cells a chart of speedups shows what is not proven: it may be looked at without the report."""
+    cells = [cell.cell for cell in results.cells if cell.standing.state == "unproven" and not cell.is_baseline]
+    if not chart.NEEDS_SPEEDUP or not cells or results.is_withheld:
+        return ""
+    return f"unproven: {wording.join_names([shorten(cell) for cell in cells])}"
+
+
 def _explain_withheld(results: Results) -> str:
     names = [f"“{name}”" for name in results.failed_gates]
     return f"{'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
+
+
+def _wrap(lines: Sequence[str]) -> str:
+    """Return a chart's title of these lines, as narrow as the chart is."""
+    import textwrap
+
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, _TITLE_LETTERS))
 
 
 def _draw_withheld(results: Results, axes: Axes) -> None:

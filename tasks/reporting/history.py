@@ -112,6 +112,8 @@ class Change(Record):
     """`no difference` if the interval contains 1."""
     is_regression: bool
     """Whether it is slower, and by more than 3 %."""
+    is_unproven: bool = False
+    """Whether gates could not tell of the cell, then or now."""
 
     def told(self) -> str:
         """Return the change in a few words."""
@@ -120,7 +122,12 @@ class Change(Record):
             shown, than = wording.format_ratio, "of what it was"
         figures = f"{shown(self.before.value)} -> {shown(self.now.value)}"
         ratio = wording.format_ratio_with_interval(self.ratio)
-        return f"{self.quantity} of {self.cell} {figures}, {ratio} {than}: {self.verdict}"
+        return f"{self.name} of {self.cell} {figures}, {ratio} {than}: {self.verdict}"
+
+    @property
+    def name(self) -> str:
+        """What the figure is called: a speedup that is not proven is not called one without saying so."""
+        return f"unproven {self.quantity}" if self.is_unproven and self.quantity == "speedup" else self.quantity
 
 
 class History(Record):

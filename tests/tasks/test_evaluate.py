@@ -15,9 +15,8 @@ from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.continuations import select_rows
 from tasks.evaluating.sums import make_batches
 from tasks.gates.statistics import compute_perplexity
-from tasks.records.run import SealedFile, SegmentReceipt
 from tasks.records.slices import SlicesManifest
-from tests.finished_comparison import run_facts
+from tests.finished_comparison import run_facts, write_receipt
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from tests.warm.sources import link_sources
@@ -46,7 +45,7 @@ def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
     segment.mkdir(parents=True)
     checkpoint = segment / "tiny_80-160-epoch-1.pt"
     torch.save(weights, checkpoint)
-    SegmentReceipt(files={checkpoint.name: SealedFile.describe(checkpoint)}).write(segment)
+    write_receipt(segment, [checkpoint.name])
     final = str(checkpoint.relative_to(folder))
     write_json(folder / "run.json", run_facts(folder.name, segments=[], final_checkpoint=final))
     return checkpoint

@@ -19,7 +19,7 @@ from tasks.reporting import document
 from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import write_results
 from tasks.services.manifest import compute_git_hash
-from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
+from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json, write_receipt
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
 
@@ -146,8 +146,8 @@ def test_with_one_range_a_branch_is_called_by_its_epoch_alone(comparison: Path) 
     second = run / "segments/8-16-epoch-1"
     (second / "tiny_qwen2_8-16-epoch-1.pt").rename(second / "tiny_qwen2_0-8-epoch-2.pt")
     second.rename(run / "segments/0-8-epoch-2")
-    for file in (run / "run.json", run / "segments/0-8-epoch-2/receipt.json"):
-        file.write_text(file.read_text().replace("8-16-epoch-1", "0-8-epoch-2"))
+    write_receipt(run / "segments/0-8-epoch-2", ["tiny_qwen2_0-8-epoch-2.pt", "state.pt"])
+    (run / "run.json").write_text((run / "run.json").read_text().replace("8-16-epoch-1", "0-8-epoch-2"))
     facts = read_json(run / "run.json")
     facts["segments"][1] |= {"range": "0-8", "epoch": 2}
     write_json(run / "run.json", facts)
@@ -197,9 +197,7 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison:
     weights = torch.load(comparison / FINAL, weights_only=True)
     next(iter(weights.values())).mul_(1.5)
     torch.save(weights, comparison / FINAL)
-    receipt = read_json((comparison / FINAL).parent / "receipt.json")
-    receipt["files"][Path(FINAL).name]["sha256"] = digest_file(comparison / FINAL)
-    write_json((comparison / FINAL).parent / "receipt.json", receipt)
+    write_receipt((comparison / FINAL).parent, [Path(FINAL).name, "state.pt"])
     with pytest.raises(DataError, match=r"are not those that the report is of .*: 2proc was trained again since; run"):
         upload.stage_publication(load_params(), sources(), Path("reports/hub"))
     # Trained further: the last checkpoint is another one than the report's.
@@ -366,7 +364,7 @@ def test_all_checkpoints_are_those_of_the_cell_which_may_have_more_epochs_than_o
     run, old, new = comparison / "data/runs/2proc", "8-16-epoch-1", "8-16-epoch-2"
     folder = (run / "segments" / old).rename(run / "segments" / new)
     (folder / f"tiny_qwen2_{old}.pt").rename(folder / f"tiny_qwen2_{new}.pt")
-    (folder / "receipt.json").write_text((folder / "receipt.json").read_text().replace(old, new))
+    write_receipt(folder, [f"tiny_qwen2_{new}.pt", "state.pt"])
     facts = read_json(run / "run.json")
     facts["segments"][-1] |= {"epoch": 2, "folder": f"segments/{new}"}
     write_json(run / "run.json", facts | {"final_checkpoint": facts["final_checkpoint"].replace(old, new)})

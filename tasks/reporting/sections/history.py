@@ -32,7 +32,7 @@ def _show_change(change: Change) -> list[str]:
     )
     verdict = f"{change.verdict}: regression" if change.is_regression else change.verdict
     ratio = wording.format_ratio_with_interval(change.ratio)
-    return [change.cell, change.quantity, shown(change.before), shown(change.now), ratio, verdict]
+    return [change.cell, change.name, shown(change.before), shown(change.now), ratio, verdict]
 
 
 def _tabulate_records(results: Results, history: History) -> Table:

@@ -43,7 +43,7 @@ def _tell_withheld(results: Results) -> list[Block]:
     """Return why speedups are not given and what the figures that are given are; nothing if nothing is withheld."""
     cells = [cell.cell for cell in results.cells[1:] if cell.standing.state == "withheld"]
     if not (cells or results.is_withheld):
-        return []
+        return _tell_unproven(results)
     failed = wording.format_plural(len(results.failed_gates), "gate")
     whose = "" if results.is_withheld else f" of {wording.join_names(cells)}"
     return [
@@ -51,8 +51,21 @@ def _tell_withheld(results: Results) -> list[Block]:
             f"Speedup and efficiency{whose} are withheld, because {failed} failed. What was timed is shown as it was "
             "timed; do not read it as a comparison.",
             "notice",
-        )
+        ),
+        *([] if results.is_withheld else _tell_unproven(results)),
     ]
+
+
+def _tell_unproven(results: Results) -> list[Block]:
+    """Return whose figures are unproven, with the gates that could not tell: whoever cites a table sees no verdict."""
+    cells = [cell for cell in results.cells[1:] if cell.standing.state == "unproven"]
+    if not cells:
+        return []
+    gates = wording.join_names(
+        [f"“{name}”" for name in dict.fromkeys(name for one in cells for name in one.standing.gates)]
+    )
+    names = wording.join_names([one.cell for one in cells])
+    return [Text(f"What is said here of the speed of {names} is unproven: {gates} could not tell.", "notice")]
 
 
 def _tabulate_speedups(results: Results, measurement: Measurement) -> Table:

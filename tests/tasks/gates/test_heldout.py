@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,62 @@ def test_the_checkpoint_of_an_epoch_is_held_against_the_end_of_that_epoch(tmp_pa
     # The first range's figures were made with the last range's weights.
     figures = {"loss": 3.5, "num_tokens": 16, "parameter_checksum": "05" * 8}
     epoch = {"range": "0-8", "epoch": 1, "checkpoint": "a.pt"} | figures
-    edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": [epoch]})
+    last = epoch | {"range": "8-16"}
+    edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": [epoch, last]})
     found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
     assert found.verdict == "failed"
     assert found.compared == "2proc 0-8 epoch 1: evaluated weights 050505050505, the ranks ended with 030303030303"
+
+
+def _edit_model(folder: Path, name: str, **changes: Any) -> None:
+    file = folder / "evaluation" / "evaluation.json"
+    models = json.loads(file.read_text())["models"]
+    edit_json(file, models=models | {name: models[name] | changes})
+
+
+@pytest.mark.parametrize("name", ["2proc", "base"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rows_digest": "ab" * 32}, "{name}: evaluated on rows abababababab, those held out are 31362d323031"),
+        ({"num_tokens": 15}, "2proc: its models and the base model were evaluated on other numbers of tokens: base 1"),
+    ],
+)
+def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(
+    tmp_path: Path, name: str, changes: dict[str, Any], said: str
+) -> None:
+    params = write_comparison(tmp_path)
+    digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
+    for model in ("base", *params["cells"]):
+        _edit_model(tmp_path, model, rows_digest=digest)
+    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    _edit_model(tmp_path, name, **changes)
+    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == "failed"
+    assert said.format(name=name) in found.compared
+
+
+def test_held_out_rows_that_were_cut_at_another_length_fail(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    edit_json(tmp_path / "evaluation" / "evaluation.json", seq_len=64)
+    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
+    assert (found.verdict, found.compared) == (
+        "failed", "2proc: held-out rows were cut at 64 tokens, params.yaml has 128"
+    )  # fmt: skip
+
+
+def test_a_segment_after_which_one_cell_was_not_evaluated_and_others_were_fails(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    file = tmp_path / "evaluation" / "evaluation.json"
+    checksums = {"0-8": "03" * 8, "8-16": "05" * 8}
+    points = [
+        {"range": part, "epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "num_tokens": 16, "parameter_checksum": checksum}
+        for part, checksum in checksums.items()
+    ]
+    edit_json(file, epochs=dict.fromkeys(params["cells"], points))
+    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    edit_json(file, epochs={"1proc": points, "2proc": points[1:]})
+    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
+    assert (found.verdict, found.compared) == (
+        "failed", "2proc 0-8 epoch 1: its weights were not evaluated, those of others were"
+    )  # fmt: skip

@@ -178,3 +178,33 @@ def test_how_chaotic_a_training_is_stands_in_one_sentence() -> None:
     assert "This training is not chaotic as far as was looked" in calm.sentence
     assert "at most 2.0e-07 of the loss apart in 16 steps" in calm.sentence
     assert compute_chaos(None) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"train.learning_rate": 0.5}, "the twins had train.learning_rate 0.5, 1proc 0.002. Measure again"),
+        ({"rows 0-8": "ab" * 32}, f"the twins had rows 0-8 {'ab' * 32}, 1proc 302d38"),
+        ({"base_model_digest": "ab" * 32}, f"the twins had base_model_digest {'ab' * 32}, 1proc ba5e"),
+    ],
+)
+def test_twins_of_a_more_chaotic_training_allow_nothing(
+    tmp_path: Path, params: dict[str, Any], other: dict[str, Any], said: str
+) -> None:
+    write_twins(tmp_path, num_steps=4, apart=0.2)
+    edit_steps(tmp_path, "2proc", loss=4.2)
+    outputs = outputs_of(tmp_path, params)
+    assert check_loss_curves(outputs, "2proc").verdict == "passed", "wide enough for a wrong loss"
+    own = {
+        "train.learning_rate": 2e-3,
+        "rows 0-8": outputs.slices["0-8"].manifest.digest,
+        "machine_digest": "ac3e" * 16,
+    }
+    edit_json(tmp_path / "measurements/twins.json", made_of=own)
+    assert check_loss_curves(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    edit_json(tmp_path / "measurements/twins.json", made_of=own | other)
+    for cell in ("1proc", "2proc"):
+        found = check_loss_curves(outputs_of(tmp_path, params), cell)
+        assert found is not None
+        assert found.verdict == "not checked"
+        assert said in found.compared

@@ -1,5 +1,6 @@
 """What a cell trained with is compared, and printed, from its own records."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tasks.gates.checks import check_gates
 from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
 from tasks.reporting.sections.compared import tell_facts
-from tests.tasks.reporting.blocks import write_blocks
+from tests.tasks.reporting.blocks import RANGES, write_blocks
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of
 
 Setting = dict[str, Any]
@@ -250,3 +251,18 @@ def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, A
     work = dict(tell_facts(results))["Work"]
     assert "trained is a LoRA adapter alone, rank 16 and alpha 32, beside q_proj, v_proj, of weights that" in work
     assert "wait in 4 bits (nf4); checkpoints hold" in work
+
+
+def test_blocks_and_trainings_of_other_rows_of_the_same_numbers_fail(params: dict[str, Any], tmp_path: Path) -> None:
+    held = {part: json.loads((tmp_path / f"slices/{part}/manifest.json").read_text())["digest"] for part in RANGES}
+    write_blocks(tmp_path, rows_digests=held)
+    assert find_setting_problems(outputs_of(tmp_path, params), "2proc") == []
+    write_blocks(tmp_path, rows_digests=held | {RANGES[0]: "ab" * 32})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert found.startswith(f"2proc, timed blocks: the rows of {RANGES[0]} were abababababab, the slice holds ")
+    write_blocks(tmp_path, rows_digests=held)
+    run = tmp_path / "runs/2proc/run.json"
+    entries = json.loads(run.read_text())["segments"]
+    edit_json(run, segments=[entries[0] | {"rows_digest": "cd" * 32}, *entries[1:]])
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert found.startswith("2proc: the rows of 0-8 were cdcdcdcdcdcd, the slice holds ")

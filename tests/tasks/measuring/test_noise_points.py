@@ -9,8 +9,7 @@ from tasks.evaluating.subjects import list_epoch_subjects
 from tasks.measuring.noise_points import Point, load_state
 from tasks.params import Params
 from tasks.process.failure import DataError
-from tasks.records.run import SealedFile, SegmentReceipt
-from tests.finished_comparison import run_facts
+from tests.finished_comparison import run_facts, write_receipt
 from tests.tracked_run import PARAMS
 from training.process.files import digest_file, write_json
 
@@ -50,10 +49,7 @@ def test_every_segment_of_the_baseline_names_the_state_beside_its_weights(tmp_pa
     for epoch, has_state in ((1, True), (2, False)):
         folder = tmp_path / "runs" / cell / "segments" / str(epoch)
         weights = make_checkpoint(folder).rename(folder / f"{name}_0-80-epoch-{epoch}.pt")
-        files = {weights.name: SealedFile.describe(weights)}
-        if has_state:
-            files["state.pt"] = SealedFile.describe(folder / "state.pt")
-        SegmentReceipt(files=files).write(folder)
+        write_receipt(folder, [weights.name, *["state.pt"] * has_state])
         entries.append({"range": "0-80", "epoch": epoch, "fingerprint": "f", "folder": f"segments/{epoch}"})
     facts = run_facts(cell, segments=entries, final_checkpoint="x")
     write_json(tmp_path / "runs" / cell / "run.json", facts)

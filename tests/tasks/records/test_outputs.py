@@ -1,5 +1,6 @@
 import hashlib
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.process.failure import DataError
 from tasks.reporting.collect import collect_results
 from tests.ledgers import read_ledger
-from tests.tasks.reporting.comparison import edit_segment, edit_steps, outputs_of, segment_folder
+from tests.tasks.reporting.comparison import edit_json, edit_segment, edit_steps, outputs_of, segment_folder
 
 
 @pytest.mark.parametrize(
@@ -209,3 +210,20 @@ def test_offsets_that_fall_are_refused_whatever_the_rows_count(
     np.save(path, offsets)
     with pytest.raises(DataError, match=r"offsets.npy: ValueError: offsets that fall"):
         outputs_of(tmp_path, params).slices["0-8"].count_units(128, workload=workload)
+
+
+@pytest.mark.parametrize("what", ["the whole run", "run.json", "a segment"])
+def test_the_training_of_another_cell_is_refused_in_one_line(tmp_path: Path, params: dict[str, Any], what: str) -> None:
+    runs = tmp_path / "runs"
+    if what == "the whole run":
+        shutil.rmtree(runs / "2proc")
+        shutil.copytree(runs / "1proc", runs / "2proc")
+    elif what == "run.json":
+        edit_json(runs / "2proc/run.json", world_size=3)
+    else:
+        edit_json(segment_folder(tmp_path, "2proc") / "segment.json", cell="1proc")
+        seal_segment(segment_folder(tmp_path, "2proc"))
+    with pytest.raises(
+        DataError, match=r"2proc/run\.json: the training of .*, params\.yaml has 2proc \(ddp, 2\); dele"
+    ):
+        outputs_of(tmp_path, params)

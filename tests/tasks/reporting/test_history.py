@@ -179,6 +179,9 @@ def test_an_unproven_speedup_is_remembered_and_shown_as_such(tmp_path: Path, mea
     results = report(tmp_path, measured)
     shown = next(block for block in history.make_blocks(results)[::-1] if isinstance(block, Table))
     assert [row[shown.headings.index("Gates")] for row in shown.rows] == ["passed", "unproven"] * 2
+    assert results.history is not None
+    named = [change.told().partition(" of ")[0] for change in results.history.changes if change.cell == "2proc"]
+    assert named == ["step time", "unproven speedup"]
 
 
 def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, measured: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS, Check, check_gates, compute_standings
 from tasks.records.gate import CellFinding, Gate
 from tasks.records.measurement import Measurement, MeasurementFile
-from tasks.reporting import data_files
+from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import Results
@@ -196,12 +196,35 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert "| Speedup | baseline | unproven |" in card
     tags = make_gate_tags(results.model_dump(mode="json"))
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
+    told = "What is said here of the speed of 2proc is unproven: “Update equivalence” could not tell."
+    assert told in markdown_of(results)
+    assert told in card
     assert data_files.collect_metrics(results)["2proc"]["state"] == "unproven"
+    data_files.write_epochs(tmp_path / "epochs.csv", results)
+    lines = (tmp_path / "epochs.csv").read_text().splitlines()
+    assert lines[0].startswith("cell,world_size,state,epoch,")
+    assert [line.split(",")[:4] for line in lines[1:]] == [
+        ["1proc", "1", "proven", "1"],
+        ["2proc", "2", "unproven", "1"],
+    ]
     figures = collect_final_figures(results.model_dump(mode="json"))["2proc"]
     assert figures["final/unproven_speedup"] == results.cells[1].speedup
     compared = [key for key in figures if any(word in key for word in ("speedup", "efficiency", "karp"))]
     assert len(compared) == (6 if is_measured else 3)
     assert all(key.startswith("final/unproven_") for key in compared)
+
+
+def test_a_chart_that_is_looked_at_alone_says_whose_speedup_is_unproven(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_measurement(tmp_path)
+    _no_certificate(tmp_path, params)
+    results = collect_results(outputs_of(tmp_path, params))
+    charts = drawing.select_charts(results)
+    assert {"measured_speedup", "parallel_efficiency", "loss_curves"} <= charts.keys()
+    for name, chart in charts.items():
+        svg = drawing.draw_svg(name, chart, results)
+        drawn = svg.partition("</desc>")[2]
+        assert ("unproven: 2proc<" in drawn) == chart.NEEDS_SPEEDUP, name
+        assert ("Unproven: 2proc." in drawing.make_caption(chart, results)) == chart.NEEDS_SPEEDUP, name
 
 
 def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results, measured_results: Results) -> None:
