@@ -16,8 +16,11 @@ from tests.workspace import SMALL, Workspace
 
 @pytest.fixture(scope="module")
 def sliced(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Iterator[Path]:
-    """A project whose small comparison is sliced, as the current folder."""
-    changes = SMALL | {"ranges": ["0-160"], "heldout": "160-180"}
+    """A project whose small comparison is sliced, as the current folder.
+
+    Its 20 steps are half as long: every block has four of them at least, and there are a hundred blocks.
+    """
+    changes = SMALL | {"ranges": ["0-80"], "heldout": "80-96", "train.global_batch_size": 4, "train.seq_len": 32}
     folder = tmp_path_factory.mktemp("sessions") / "w"
     workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
     workspace.run("dvc", "repro", "-q", "slice")

@@ -18,9 +18,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PROJECT
 from training.process.files import write_json
 
+_PROJECT = Path(__file__).resolve().parents[2]
 _SECONDS_FOR_THE_OTHERS = 10.0
 """After the failure of one rank; torchrun also ends the others then."""
 
@@ -32,7 +32,7 @@ class ForkedRanks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def launch(self, config: dict[str, Any], **options: Any) -> list[int]:

@@ -12,7 +12,6 @@ import pytest
 
 from tasks.params.choices import read_constant
 from tasks.strategies import deepspeed as profile
-from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, relative_l2, weights_at_end
@@ -129,27 +128,13 @@ def test_the_profile_knows_the_strategys_own_default() -> None:
     assert profile.count_copies(2, {}) == profile.count_copies(2, {"stage": options["stage"][0]})
 
 
-_OBSERVE = """
-import json, sys
-from pathlib import Path
-from training.config import read_config
-from training.probing.observed_memory import observe_memory
-from training.process.distributed import join_ranks
-config = read_config(Path(sys.argv[1]))
-with join_ranks(config) as ranks:
-    parts = observe_memory(config, ranks).parts
-print(json.dumps(parts))
-"""
-
-
 @pytest.mark.parametrize("stage", ["2", "3"])
-def test_shares_that_are_updated_are_observed_as_weights(stage: str, slices: list[Path], tmp_path: Path) -> None:
+def test_shares_that_are_updated_are_observed_as_weights(
+    stage: str, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
     config = _tell(slices, tmp_path, "deepspeed", world_size=1, options=STAGES[stage])
-    write_json(tmp_path / "config.json", config)
-    command = [sys.executable, "-c", _OBSERVE, str(tmp_path / "config.json")]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    parts = json.loads(done.stdout.splitlines()[-1])
+    assert ranks.launch(config, entry="tests.training.observing") == [0], last_words(config)
+    parts = json.loads((tmp_path / "work" / "observed-0.json").read_bytes())["parts"]
     size = json.loads((tmp_path / "model" / "manifest.json").read_bytes())["num_parameters"] * 4
     # Of one rank the share is the whole: the model has its weights, and what is updated is as large again.
     assert parts["weights"] == pytest.approx(2 * size, rel=0.05)

@@ -71,6 +71,8 @@ def _write(folder: Path, socket: Path, real: Path, environment: Mapping[str, str
     inherited = {name: value for name, value in environment.items() if name.startswith(("PYTHON", "HF_"))}
     for name in _NO_MATTER:
         inherited.pop(name, None)
+    if inherited.get("HF_HUB_OFFLINE") == "1":
+        inherited.pop("HF_HUB_OFFLINE")
     python = folder / "bin" / "python"
     facts = f"SOCKET, REAL, INHERITED, NO_MATTER = {str(socket)!r}, {str(real)!r}, {inherited!r}, {_NO_MATTER!r}"
     python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")

@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-FORKED = ("tasks.", "training", "benchmarks.", "tests.phantom.", "torch.distributed.run")
+FORKED = ("tasks.", "training", "benchmarks.", "tests.phantom.", "tests.training.forked_ranks", "torch.distributed.run")
 
 
 def _is_forked(words: list[str]) -> bool:
@@ -19,6 +19,8 @@ def _is_forked(words: list[str]) -> bool:
     looked_at = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
     for name in NO_MATTER:  # noqa: F821
         looked_at.pop(name, None)
+    if looked_at.get("HF_HUB_OFFLINE") == "1":  # as the server was started with, whoever asks
+        looked_at.pop("HF_HUB_OFFLINE")
     return len(rest) > 1 and rest[0] == "-m" and rest[1].startswith(FORKED) and looked_at == INHERITED  # noqa: F821
 
 

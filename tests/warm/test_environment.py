@@ -12,6 +12,7 @@ import pytest
 
 from tasks.ranks.one_machine import RanksHere
 from tests.flows.toy_project import living, wait_for
+from tests.training.forked_ranks import ForkedRanks
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,11 @@ def test_what_ray_leaves_in_the_environment_has_nothing_started_anew(warm: Path,
 
 def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
     assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
+    assert '"is warm": false' in _run(warm / "python", project, HF_HUB_OFFLINE="0").stdout
+
+
+def test_who_asks_for_no_network_is_not_started_anew_since_the_server_has_none(warm: Path, project: Path) -> None:
+    assert '"is warm": true' in _run(warm / "python", project, HF_HUB_OFFLINE="1").stdout
 
 
 def test_whoever_defines_an_operator_does_not_look_for_the_files_of_thousands_of_modules_again(
@@ -136,6 +142,18 @@ def server(warm: Path, project: Path) -> Iterator[psutil.Process]:
     started.communicate(timeout=_SECONDS)
     yield found
     found.resume()
+
+
+@pytest.mark.usefixtures("starts_warm")
+def test_what_forks_ranks_has_torch_already(server: psutil.Process) -> None:
+    ranks = ForkedRanks()
+    try:
+        wait_for(
+            lambda: [one for one in server.children() if "tests.training.forked_ranks" in one.cmdline()],
+            seconds=_SECONDS, what="it is forked",
+        )  # fmt: skip
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -17,12 +17,12 @@ import torch
 from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.tiny import make_config, make_slice
+from tests.training.changed_rank import BEFORE
 from tests.training.conftest import facts_of
+from tests.training.forked_ranks import ForkedRanks, last_words
 from training.process.failure import ChangedInputError
 from training.process.files import write_json
 from training.process.unwritten import digest_code
-
-_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_a_segment_says_what_its_ranks_ran_with(
@@ -65,15 +65,12 @@ def test_the_version_of_what_makes_adapters_is_in_the_record(
     assert setting["packages"] == {name: importlib.metadata.version(name) for name in ("peft", "bitsandbytes")}
 
 
-def _train_as(rank: str, config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train with that source as every rank, under torchrun; return what the ranks put down of their setting."""
-    write_json(folder / "config.json", config)
-    (folder / "rank.py").write_text(rank)
-    done = subprocess.run(
-        [*_TORCHRUN, str(folder / "rank.py"), "--config", str(folder / "config.json")],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+def _train_changed(ranks: ForkedRanks, config: dict[str, Any], before: str) -> dict[str, Any]:
+    """Train with ranks that run this first; return what they put down of their setting."""
+    (work := Path(config["work_dir"])).mkdir()
+    (work / BEFORE).write_text(before)
+    codes = ranks.launch(config, entry="tests.training.changed_rank")
+    assert codes == [0, 0], last_words(config)
     (setting,) = facts_of(config)["settings"]
     found: dict[str, Any] = setting
     return found
@@ -81,36 +78,31 @@ def _train_as(rank: str, config: dict[str, Any], folder: Path) -> dict[str, Any]
 
 @pytest.mark.slow
 def test_a_rank_with_another_environment_is_named_in_the_record(
-    tiny_model: Path, slices: list[Path], tmp_path: Path
+    ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
-    rank = (
-        "import os, runpy, sys; sys.argv[0] = 'training'\n"
-        "if os.environ['RANK'] == '1': os.environ['MKL_CBWR'] = 'COMPATIBLE'\n"
-        "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
-    )
-    setting = _train_as(rank, config, tmp_path)
+    before = "import os\nif os.environ['RANK'] == '1': os.environ['MKL_CBWR'] = 'COMPATIBLE'\n"
+    setting = _train_changed(ranks, config, before)
     assert setting["ranks_differ"] == {"rank 1": {"environment.MKL_CBWR": "COMPATIBLE"}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["another", None])
 def test_what_python_ran_at_the_start_is_recorded_machine_by_machine(
-    tiny_model: Path, slices: list[Path], tmp_path: Path, machine: str | None
+    ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path, machine: str | None
 ) -> None:
     """One rank of two has it, and is on another machine, or beside the first."""
     config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
     own = tmp_path / "own" / "usercustomize.py"
     own.parent.mkdir()
     own.write_text("ran = True\n")
-    rank = (
-        "import os, runpy, socket, sys; sys.argv[0] = 'training'\n"
+    before = (
+        "import os, socket, sys\n"
         "if os.environ['RANK'] == '1':\n"
         f"    sys.path.insert(0, {str(own.parent)!r}); import usercustomize\n"
         f"    name = {machine!r} or socket.gethostname(); socket.gethostname = lambda: name\n"
-        "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
     )
-    setting = _train_as(rank, config, tmp_path)
+    setting = _train_changed(ranks, config, before)
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     told = {name: one["usercustomize"] for name, one in setting["run_at_start"].items()}
     assert told == {socket.gethostname(): None} | ({machine: digest} if machine else {})
