@@ -12,7 +12,7 @@ from tests.phantom.cards import CARDS, make_header
 from tests.phantom.symbols import KERNELS, SILENT, UNANSWERED, list_defined, list_wanted, make_source
 
 _HERE = Path(__file__).parent
-_SOURCES = ("machine", "memory", "runtime", "driver", "nvml", "nccl", "cublas", "cusolver", "cudnn")
+_SOURCES = ("machine", "together", "memory", "runtime", "driver", "nvml", "nccl", "cublas", "cusolver", "cudnn")
 _HEADERS = ("cuda.h", "cuda_runtime_api.h", "cublas_v2.h", "cudnn.h", "cusolverDn.h", "nccl.h", "crt/host_defines.h")
 _TOOLS = ("gcc", "nm")
 _OTHER_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")

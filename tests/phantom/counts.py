@@ -30,7 +30,7 @@ class Counts:
 
 def read_counts(folder: Path) -> list[Counts]:
     """Return what every process counted that has asked for a card at all, in the order of their numbers."""
-    return [_read(path) for path in sorted(folder.iterdir(), key=lambda path: int(path.name))]
+    return [_read(path) for path in sorted(folder.glob("[0-9]*"), key=lambda path: int(path.name))]
 
 
 def _read(path: Path) -> Counts:

@@ -120,16 +120,16 @@ void phantom_touch(int device) {
 int phantom_take(int device, size_t bytes) {
     atomic_long *counts = phantom_counts(), *held = &counts[HELD_BYTES + device], *top = &counts[HIGHEST_BYTES + device];
     phantom_touch(device);
+    if (!phantom_hold(phantom_place(device), (long)bytes)) return 0;
     long now = atomic_fetch_add(held, (long)bytes) + (long)bytes;
-    if ((size_t)now + CONTEXT_BYTES > phantom_card()->memory) {
-        atomic_fetch_sub(held, (long)bytes);
-        return 0;
-    }
     for (long before = *top; before < now && !atomic_compare_exchange_weak(top, &before, now);) {}
     return 1;
 }
 
-void phantom_give(int device, size_t bytes) { atomic_fetch_sub(&phantom_counts()[HELD_BYTES + device], (long)bytes); }
+void phantom_give(int device, size_t bytes) {
+    phantom_hold(phantom_place(device), -(long)bytes);
+    atomic_fetch_sub(&phantom_counts()[HELD_BYTES + device], (long)bytes);
+}
 
 void phantom_unanswered(const char *name) {
     fprintf(stderr, "phantom: %s was called, which tests/phantom/ has no answer to\n", name);

@@ -100,7 +100,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     phantom_touch(phantom_device());
     *total = phantom_card()->memory;
-    *free_bytes = *total - CONTEXT_BYTES - (size_t)phantom_counts()[HELD_BYTES + phantom_device()];
+    *free_bytes = (size_t)phantom_free_bytes(phantom_place(phantom_device()));
     return cudaSuccess;
 }
 

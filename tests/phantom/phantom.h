@@ -36,6 +36,9 @@ void phantom_touch(int device);
 // Memory of a device, at an address of its own. 0: there is too little of it.
 int phantom_take(int device, size_t bytes);
 void phantom_give(int device, size_t bytes);
+// Of a card of the machine, which all processes share: what is free, and 1 if so many bytes more (or fewer) can be held.
+long phantom_free_bytes(int place);
+int phantom_hold(int place, long bytes);
 
 // What a program reads of a device's memory, and that something has arrived there.
 void phantom_read(void *to, const void *from, size_t bytes);

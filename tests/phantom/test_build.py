@@ -93,6 +93,24 @@ def test_small_numbers_go_from_rank_to_rank_and_calls_that_differ_end_both(
     assert "rank 1 calls all-reduce of 4 (type 7, op 0, root 0), rank 0 all-reduce of 3 (type 7" in done.stderr
 
 
+def test_a_cards_memory_is_that_of_all_processes_on_it_until_they_end(
+    phantom: Phantom, on_phantom: Callable[..., Path]
+) -> None:
+    on_phantom("T4")
+    takes = f"import ctypes; print(ctypes.CDLL({str(phantom.library)!r}).cudaMalloc(ctypes.byref(ctypes.c_void_p()), "
+    takes += "ctypes.c_size_t(10 * 2**30)), flush=True)"
+
+    def take() -> str:
+        return subprocess.run([sys.executable, "-c", takes], capture_output=True, text=True, check=True).stdout
+
+    with subprocess.Popen([sys.executable, "-c", f"{takes}; input()"], stdin=-1, stdout=-1, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "0\n"
+        assert take() == "2\n"
+        first.kill()
+    assert take() == "0\n"
+
+
 def test_a_process_that_never_ends_is_ended_and_says_why(
     phantom: Phantom, on_phantom: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,8 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, 
     # The allocator's word against that of the driver below it.
     (ours,) = read_counts(counts)
     assert found["reserved_gib"] * 2**30 <= ours.highest_bytes[0] <= found["reserved_gib"] * 2**30 + 2**28
+    rehearsed = _rehearse_gib(tmp_path, "H100-80", "Qwen2-0.5B", precision="bf16")
+    assert rehearsed == pytest.approx(found["allocated_gib"], rel=0.05)
 
 
 def test_packs_of_one_length_leave_no_memory_in_pieces(on_phantom: OnPhantom, tmp_path: Path) -> None:
@@ -106,12 +108,14 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
 
 
 _CASES: list[tuple[str, str, dict[str, Any]]] = [
-    *(("H100-80", model, {"precision": "bf16"}) for model in MODELS),
+    *(("H100-80", model, {"precision": "bf16"}) for model in MODELS if model != "Qwen2-0.5B"),
     ("H100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": "fixed"}),
     ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
     ("A100-40", "Llama-3.2-1B", {"precision": "bf16"}),
     ("A100-40", "OPT-1.3B", {"precision": "bf16"}),
     ("A100-80", "Llama-3.2-1B", {"precision": "bf16", "micro_batch_size": 64}),
+    ("A100-80", "BERT-base", {"precision": "bf16"}),
+    ("A100-80", "ResNet18", {"precision": "bf16"}),
     ("H200", "OPT-1.3B", {"precision": "bf16", "micro_batch_size": 64, "packing": False}),
     ("4090", "Qwen2-0.5B", {"precision": "bf16"}),
     ("4090", "BERT-base", {"precision": "fp32"}),
@@ -141,6 +145,7 @@ def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_o
     rehearsed = _rehearse_gib(tmp_path, card, model, **changes)
     assert rehearsed == pytest.approx(found["allocated_gib"], rel=0.05)
     assert compute_needed_gib(rehearsed) < CARDS[card].memory_bytes / 2**30
+    assert found["allocated_gib"] <= found["reserved_gib"] <= (CARDS[card].memory_bytes - CONTEXT_BYTES) / 2**30
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,7 @@ def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_o
         ("4090", "Llama-3.2-1B", {"precision": "bf16"}),
         ("4090", "OPT-1.3B", {"precision": "bf16"}),
         ("T4", "Llama-3.2-1B", {"precision": "fp16", "micro_batch_size": 1}),
+        ("T4", "OPT-1.3B", {"precision": "fp16", "micro_batch_size": 1}),
     ],
     ids=str,
 )

@@ -15,18 +15,27 @@ pytestmark = pytest.mark.slow
 
 
 class Waits(NamedTuple):
-    """Of every step but the first, which makes what was not there before, such as the schedule of its length."""
+    """Of every step but the first, and how many there are more in that."""
 
     number: int = 0
     """Calls that hold the host up: two where a number is read, which is copied, and the copy waited for."""
     functions: tuple[dict[str, int], dict[str, int]] = ({}, {})
     """How often torch's sync check names which function, on rank 0 and on the last one."""
+    more_at_first: int = 0
+    """In the first step, after the warm-up."""
 
 
 _NEVER = Waits()
+_A_SCHEDULE = 3
+"""More in the first step of a schedule: the warm-up has another, of fewer micro-batches."""
+_OF_DEEPSPEED = -3
+"""More in its first step: it has no earlier one to wait for."""
 _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     # DDP would time its first ten exchanges and every hundredth by itself, and wait for the events of the one before.
     "ddp": ({"strategy": "ddp", "num_rows": 92 * 4, "global_batch_size": 4}, _NEVER),
+    # DDP deals the buckets of a graph that stays anew in the first step behind the warm-up, and ranks agree on them on
+    # the host.
+    "one graph": ({"strategy": "ddp", "options": {"static_graph": True}}, Waits(more_at_first=6)),
     "zero1": ({"strategy": "zero1"}, _NEVER),
     "fsdp2": ({"strategy": "fsdp2"}, _NEVER),
     "replicas of shards": ({"strategy": "fsdp2", "world_size": 4, "options": {"replicas": 2}}, _NEVER),
@@ -37,7 +46,7 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     ),
     "8 bits": ({"strategy": "compressed", "options": {"compression": "int8"}}, _NEVER),
     "factors": ({"strategy": "compressed"}, _NEVER),
-    "stages": ({"strategy": "pipeline"}, _NEVER),
+    "stages": ({"strategy": "pipeline"}, Waits(more_at_first=_A_SCHEDULE)),
     "stages and shares": (
         {"strategy": "pipeline", "world_size": 4, "options": {"replicas": 2, "zero1": True}}, _NEVER
     ),
@@ -45,7 +54,7 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     # Where random numbers stand is known to the host alone, and is sent with each of a step's four micro-batches.
     "stages with dropout": (
         {"strategy": "pipeline", "dropout": 0.1},
-        Waits(8, ({"staged._make_state_rows": 4}, {"staged._go_on_drawing": 4})),
+        Waits(8, ({"staged._make_state_rows": 4}, {"staged._go_on_drawing": 4}), _A_SCHEDULE),
     ),
     # The gradient has to be on the host before it is clipped and applied there.
     "shards on the host": (
@@ -56,7 +65,10 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     **{
         f"zero stage {stage}": (
             {"strategy": "deepspeed", "options": {"stage": stage}},
-            Waits(12, ({"utils.is_invalid_grad_norm": 3, "utils.mask_nan_or_inf_with_val_inplace": 4},) * 2),
+            Waits(
+                12, ({"utils.is_invalid_grad_norm": 3, "utils.mask_nan_or_inf_with_val_inplace": 4},) * 2,
+                _OF_DEEPSPEED,
+            ),
         )
         for stage in (1, 2)
     },
@@ -71,6 +83,37 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
                     "utils.is_invalid_grad_norm": 1,
                 },
             ) * 2,
+            _OF_DEEPSPEED,
+        ),
+    ),
+    # With moments on the host it looks at each gradient that a rank updates there for numbers that are not finite, and
+    # reads the norm of each: as many waits as there are tensors, which is DeepSpeed's and not ours to change.
+    "zero stage 2 on the host": (
+        {"strategy": "deepspeed", "options": {"stage": 2, "offload": "cpu"}},
+        Waits(
+            67,
+            (
+                {
+                    "stage_1_and_2.update_offload_overflow_tracker": 14,
+                    "stage_1_and_2.complete_grad_norm_calculation_for_cpu_offload": 18, "zero_engine.update": 1,
+                },
+            ) * 2,
+            _OF_DEEPSPEED,
+        ),
+    ),
+    "zero stage 3 on the host": (
+        {"strategy": "deepspeed", "options": {"stage": 3, "offload": "cpu"}},
+        Waits(
+            28,
+            (
+                {
+                    "stage3.independent_gradient_partition_epilogue": 2,
+                    "stage3.complete_grad_norm_calculation_for_cpu_offload": 6,
+                    "utils.mask_nan_or_inf_with_val_inplace": 4,
+                    "stage3._reassign_or_swap_out_partitioned_parameters": 2, "zero_engine.update": 1,
+                },
+            ) * 2,
+            _OF_DEEPSPEED,
         ),
     ),
 }  # fmt: skip
@@ -103,6 +146,7 @@ def test_a_step_waits_for_the_device_as_often_as_its_strategy_must(
     assert codes == [0] * cell["world_size"], said
     assert "phantom:" not in said
     for rank, functions in zip((0, cell["world_size"] - 1), expected.functions, strict=True):
-        _, *later = json.loads((tmp_path / "work" / f"waits-{rank}.json").read_bytes())
+        first, *later = json.loads((tmp_path / "work" / f"waits-{rank}.json").read_bytes())
         assert len(later) >= 3
+        assert first["waits"] == expected.number + expected.more_at_first
         assert later == [{"waits": expected.number, "functions": functions}] * len(later)

@@ -5,6 +5,7 @@ A rank connects to the stage's Unix socket and waits there, idle, until it is to
 """
 
 import dataclasses
+import gc
 import json
 import logging
 import time
@@ -163,6 +164,8 @@ class BlockRunner:
         """Drop every variant, and its memory on the device."""
         self._made.clear()
         self._shared.clear()
+        # A model is held by circles of references: until they are found it stays on the device.
+        gc.collect()
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._ranks.device)

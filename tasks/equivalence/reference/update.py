@@ -173,7 +173,12 @@ class OneProcess:
         bytes_of_all = 4 * sum(part.numel() for part in self._named.values()) * len(micro_batches)
         if len(orders) > 1 and self._config.device == "cpu" and bytes_of_all <= _LARGEST_CACHE:
             # On a GPU they are computed again: kernels that add in whatever order are part of the noise.
-            compute = functools.cache(compute)
+            kept = functools.cache(compute)
+
+            def compute(index: int) -> Part:
+                # What is added up is added to.
+                return [None if part is None else part.clone() for part in kept(index)]
+
         by_order = [self._sum(order(step, number), compute) for order in orders[:1]]
         for order in orders[1:]:
             # Off the device before the next is computed there.
@@ -269,16 +274,19 @@ class OneProcess:
         return float(loss.detach()), gradient
 
     def _sum(self, groups: list[list[int]], gradient_of: Callable[[int], Part]) -> dict[str, Tensor]:
-        """Return the sum over all groups of micro-batches, each what one rank adds up."""
+        """Return the sum over all groups of micro-batches, each what one rank adds up; in the memory of the first.
+
+        On the device are never more gradients than three: the ranks' so far, one rank's, and a micro-batch's.
+        """
         dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
         # One rank's after the other's: all at once would be as many gradients in memory.
         ranks = (
-            [None if part is None else part.to(dtype).div(self._num_ranks) for part in mine]
-            for mine in (functools.reduce(_add, map(gradient_of, group)) for group in groups)
+            [None if part is None else part.to(dtype).div_(self._num_ranks) for part in mine]
+            for mine in (functools.reduce(add_in_place, map(gradient_of, group)) for group in groups)
         )
-        total = functools.reduce(_add, ranks)
+        total = functools.reduce(add_in_place, ranks)
         return {
-            name: part.to(torch.float32).div(self._scale)
+            name: part.to(torch.float32).div_(self._scale)
             for name, part in zip(self._named, total, strict=True)
             if part is not None
         }
@@ -299,10 +307,6 @@ class OneProcess:
 def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
     """Return whether every element of it is a finite number."""
     return all(bool(part.isfinite().all()) for part in gradient.values())
-
-
-def _add(left: Part, right: Part) -> Part:
-    return [a if b is None else b if a is None else a + b for a, b in zip(left, right, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Blocks of real steps on one rank: what they run, count and leave as it was."""
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,18 @@ def test_what_is_built_is_kept_until_it_is_forgotten(runner: BlockRunner) -> Non
     assert runner._get(Variant()) is first
     runner.forget()
     assert runner._get(Variant()) is not first
+
+
+def test_nothing_of_what_is_forgotten_stays_in_memory(runner: BlockRunner) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        runner.run(Block(variant=Variant(strategy="ddp"), steps=[1], data="device"))
+        left = [weakref.ref(made.model) for made in runner._made.values()]
+        runner.forget()
+        assert [ref() for ref in left] == [None]
+    finally:
+        gc.enable()
 
 
 def test_facts_tell_full_steps_and_buckets(runner: BlockRunner) -> None:
