@@ -257,10 +257,10 @@ def _is_withheld(chart: Chart, results: Results) -> bool:
 
 def _tell_doubt(chart: Chart, results: Results) -> str:
     """Return of which cells a chart of speedups shows what is not proven: it may be looked at without the report."""
-    cells = [cell.cell for cell in results.cells if cell.standing.state == "unproven" and not cell.is_baseline]
-    if not chart.NEEDS_SPEEDUP or not cells or results.is_withheld:
+    if not chart.NEEDS_SPEEDUP or results.is_withheld:
         return ""
-    return f"unproven: {wording.join_names([shorten(cell) for cell in cells])}"
+    cells = [cell.cell for cell in results.cells if cell.standing.state == "unproven" and not cell.is_baseline]
+    return f"unproven: {wording.join_names([shorten(cell) for cell in cells])}" if cells else ""
 
 
 def _explain_withheld(results: Results) -> str:
