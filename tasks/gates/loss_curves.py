@@ -3,7 +3,7 @@
 The baseline's is held against its own twin, a training of the same work by one process with code of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,10 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
     Of the baseline: that its loss follows its twin's. Nothing is said of it without twins.
     """
     if others := find_twin_problems(outputs):
-        return make_unchecked_finding(f"{cell}: {'; '.join(others)}")
+        # What needs no twins is asked all the same.
+        found = check_loss_curves(replace(outputs, twins=None), cell)
+        is_failed = found is not None and found.verdict == "failed"
+        return found if is_failed else make_unchecked_finding(f"{cell}: {'; '.join(others)}")
     if cell == outputs.params.baseline:
         return None if outputs.twins is None else _compare_with_twin(outputs, outputs.twins, cell)
     own, expected = outputs.runs[cell].steps.loss, outputs.baseline.steps.loss

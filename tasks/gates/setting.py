@@ -138,8 +138,9 @@ def find_twin_problems(outputs: Outputs) -> list[str]:
     known |= {f"rows {part}": outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
     known |= {f"train.{name}": value for name, value in facts.train.items() if name not in NOT_CONTENT | _RESOLVED}
     found = {} if outputs.twins is None else outputs.twins.made_of
-    both = known.keys() & found.keys()
-    mine, its = ({name: one[name] for name in both} for one in (found, known))
+    # A range that either has and the other has not is another training, too.
+    rows = {name for name in {*known, *found} if name.startswith("rows ")} if found else set()
+    mine, its = ({name: one.get(name) for name in (known.keys() & found.keys()) | rows} for one in (found, known))
     return [f"{one}. {_MEASURE_AGAIN}" for one in _compare_values(mine, its, "the twins had", outputs.params.baseline)]
 
 
@@ -168,9 +169,9 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
     """
     slices = {str(part): outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
     return [
-        f"{where}: the rows of {part} were {digest[:12]}, the slice holds {slices[part][:12]}"
+        f"{where}: the rows of {part} were {digest[:12]}, the slice holds {slices.get(part, 'no such range')[:12]}"
         for part, digest in used
-        if digest and part in slices and digest != slices[part]
+        if digest and digest != slices.get(part)
     ]
 
 

@@ -27,8 +27,8 @@ Launches = Sequence[Sequence[float]]
 ALIKE = 0.2
 """Autocorrelation of neighbouring turns beyond which the machine is said to change more slowly than was measured."""
 _CHANCE = 0.05
-"""Of one turn among normal ones to have so much of the scatter; beyond, what happens so rarely was hardly seen often
-enough."""
+"""Probability that one of several normal turns has more of the scatter than the critical share. Beyond that share, what
+happens so rarely was hardly seen often enough."""
 FEWEST_TURNS = 4
 """Without several launches; below, Student's t says hardly anything."""
 FEWEST_LAUNCHES = 3
@@ -36,8 +36,10 @@ FEWEST_LAUNCHES = 3
 WIDENED = 1.75
 """On simulated machines whose arms stray by 5 % within 10 s, or whose ranks stall, intervals need this factor."""
 _RISK_OF_STARTS = 2
-"""Of missing the true value, times that of the interval; where starts differ by about as much as turns do, both
-together still cover 94 %."""
+"""Of missing the true value, times that of the interval, for launches of up to `_FEW_TURNS` turns; where starts differ
+by about as much as turns do, both together still cover 94 %. In longer launches what turns have in common shows less
+in their neighbours, and starts that differ decide more."""
+_FEW_TURNS = 6
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def _compute_half_width(apart: Sequence[NDArray[np.float64]], confidence: float)
     alike, largest = _find_doubts(apart)
     widest = _compute_students_half_width(np.concatenate(apart), confidence)
     if len(apart) > 1:
-        of_starts = confidence if alike is not None else 1 - _RISK_OF_STARTS * (1 - confidence)
+        is_doubled = alike is None and sum(map(len, apart)) <= _FEW_TURNS * len(apart)
+        of_starts = 1 - _RISK_OF_STARTS * (1 - confidence) if is_doubled else confidence
         means = np.array([one.mean() for one in apart])
         widest = max(widest, _compute_students_half_width(means, max(of_starts, 0.0)))
     return widest * (1.0 if alike is None and largest is None else WIDENED)

@@ -154,7 +154,11 @@ def _select_records(earlier: Sequence[HistoryRecord], current: Sequence[HistoryR
 
 
 def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
-    passed = [record.cell for record in current if record.gates_passed]
+    passed = [
+        f"{record.cell} (unproven)" if record.gates_passed == "unproven" else record.cell
+        for record in current
+        if record.gates_passed
+    ]
     if not passed:
         return "Not compared with earlier records: a gate failed."
     if current[0].step_time is None:

@@ -90,7 +90,7 @@ def test_a_run_folder_that_was_exchanged_with_another_trials_is_not_taken_for_it
         runs.append(trial)
     assert [one.is_finished(2) for one in runs] == [True, True]
     first, second = (one.locate_run(2) for one in runs)
-    for whole in (True, False):
+    for whole in (False, True):
         one, other = (first, second) if whole else (first / "segments", second / "segments")
         one.rename(tmp_path / "aside")
         other.rename(one)

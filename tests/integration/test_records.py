@@ -54,6 +54,29 @@ def test_a_class_writes_what_it_reads_of_every_file_between_stages(workspace: Wo
 
 
 @pytest.mark.slow
+def test_every_file_names_the_rows_that_it_is_of(workspace: Workspace) -> None:
+    data = workspace.folder / "data"
+    rows = {file.parent.name: SliceManifest.read(file.parent).digest for file in data.glob("slices/*/manifest.json")}
+    for file in data.glob("runs/*/run.json"):
+        for entry in RunFile.read(file.parent).segments:
+            assert entry.rows_digest == rows[entry.range]
+    evaluation = EvaluationFile.read(data / "evaluation")
+    of_epochs = [one for epochs in evaluation.epochs.values() for one in epochs]
+    found = {one.rows_digest for one in (*evaluation.models.values(), *of_epochs)}
+    assert len(found) == 1
+    assert found <= set(rows.values())
+    for measurement in filter(None, [MeasurementFile.read_if_there(data / "measurements")]):
+        assert measurement.rows_digests
+        assert measurement.rows_digests.items() <= rows.items()
+    for twins in filter(None, [Twins.read_if_there(data / "measurements")]):
+        ranges = {entry.range for entry in RunFile.read(data / "runs/1proc").segments}
+        assert {name: digest for name, digest in twins.made_of.items() if name.startswith("rows ")} == {
+            f"rows {part}": rows[part] for part in ranges
+        }
+        assert {"code_digest", "base_model_digest", "machine_digest", "train.learning_rate"} <= twins.made_of.keys()
+
+
+@pytest.mark.slow
 def test_no_file_between_stages_is_without_a_class(workspace: Workspace) -> None:
     """DVC reads optional.json as params; the model's own files and receipts are no records of the stages."""
     known = {file for pattern in _CLASSES for file in workspace.folder.glob(pattern)}

@@ -200,6 +200,13 @@ def test_weights_of_a_training_that_the_report_is_not_of_are_refused(comparison:
     write_receipt((comparison / FINAL).parent, [Path(FINAL).name, "state.pt"])
     with pytest.raises(DataError, match=r"are not those that the report is of .*: 2proc was trained again since; run"):
         upload.stage_publication(load_params(), sources(), Path("reports/hub"))
+    receipt = (comparison / FINAL).parent / "receipt.json"
+    whole = receipt.read_text()
+    receipt.write_text(whole.replace('"fingerprint": "0"', '"fingerprint": "1"'))
+    assert receipt.read_text() != whole
+    with pytest.raises(DataError, match=r"receipt.json: "):
+        upload.stage_publication(load_params(), sources(), Path("reports/hub"))
+    receipt.write_text(whole)
     # Trained further: the last checkpoint is another one than the report's.
     earlier = reported.model_copy(update={"final_checkpoint": "segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"})
     write_results(

@@ -128,6 +128,16 @@ def add_squares(sums: Part | None, gradient: Part, num_labels: int) -> Part:
     return add_in_place(sums, (None if part is None else part.square().div_(num_labels) for part in gradient))
 
 
+def add_up(parts: Iterable[Part]) -> Part:
+    """Return the sum, in the tensors of the first; none is held any longer while the next is made."""
+    total: Part | None = None
+    for part in parts:
+        total = part if total is None else add_in_place(total, part)
+        del part
+    assert total is not None, "at least one"
+    return total
+
+
 def add_in_place(left: Part, right: Iterable[Tensor | None]) -> Part:
     """Return the sum, which is in the tensors of `left` where that has one."""
     return [a if b is None else b if a is None else a.add_(b) for a, b in zip(left, right, strict=True)]

@@ -23,6 +23,7 @@ from tasks.equivalence.reference.batch_squares import (
     SecondMoments,
     add_in_place,
     add_squares,
+    add_up,
     square,
 )
 from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
@@ -220,9 +221,7 @@ class OneProcess:
             if not (own := sum(int((part.labels != IGNORED_LABEL).sum()) for part in parts)):
                 continue
             # In memory are never more than weights, two gradients and squares, as in a training with AdamW.
-            gradient = functools.reduce(
-                add_in_place, (self._compute_micro_batch_gradient(part, 1)[1] for part in parts)
-            )
+            gradient = add_up(self._compute_micro_batch_gradient(part, 1)[1] for part in parts)
             labels.append(own)
             # n_i |g_i|^2 of the mean over n_i labels g_i: of all numbers together, or of each.
             if moments is None:
@@ -230,6 +229,7 @@ class OneProcess:
             else:
                 by_number = add_squares(by_number, gradient, own)
             total = gradient if total is None else add_in_place(total, gradient)
+            del gradient
         num_labels = sum(labels)
         if total is None:
             return BatchSquares(num_samples, labels, 0.0, 0.0)
@@ -279,12 +279,13 @@ class OneProcess:
         On the device are never more gradients than three: the ranks' so far, one rank's, and a micro-batch's.
         """
         dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
+
+        def sum_rank(group: list[int]) -> Part:
+            mine = add_up(map(gradient_of, group))
+            return [None if part is None else part.to(dtype).div_(self._num_ranks) for part in mine]
+
         # One rank's after the other's: all at once would be as many gradients in memory.
-        ranks = (
-            [None if part is None else part.to(dtype).div_(self._num_ranks) for part in mine]
-            for mine in (functools.reduce(add_in_place, map(gradient_of, group)) for group in groups)
-        )
-        total = functools.reduce(add_in_place, ranks)
+        total = add_up(map(sum_rank, groups))
         return {
             name: part.to(torch.float32).div_(self._scale)
             for name, part in zip(self._named, total, strict=True)

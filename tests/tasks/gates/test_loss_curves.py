@@ -185,6 +185,7 @@ def test_how_chaotic_a_training_is_stands_in_one_sentence() -> None:
     [
         ({"train.learning_rate": 0.5}, "the twins had train.learning_rate 0.5, 1proc 0.002. Measure again"),
         ({"rows 0-8": "ab" * 32}, f"the twins had rows 0-8 {'ab' * 32}, 1proc 302d38"),
+        ({"rows 0-99": "ab" * 32}, f"the twins had rows 0-99 {'ab' * 32}, 1proc None"),
         ({"base_model_digest": "ab" * 32}, f"the twins had base_model_digest {'ab' * 32}, 1proc ba5e"),
     ],
 )
@@ -197,8 +198,8 @@ def test_twins_of_a_more_chaotic_training_allow_nothing(
     assert check_loss_curves(outputs, "2proc").verdict == "passed", "wide enough for a wrong loss"
     own = {
         "train.learning_rate": 2e-3,
-        "rows 0-8": outputs.slices["0-8"].manifest.digest,
         "machine_digest": "ac3e" * 16,
+        **{f"rows {part}": outputs.slices[part].manifest.digest for part in params["ranges"]},
     }
     edit_json(tmp_path / "measurements/twins.json", made_of=own)
     assert check_loss_curves(outputs_of(tmp_path, params), "2proc").verdict == "passed"
@@ -208,3 +209,8 @@ def test_twins_of_a_more_chaotic_training_allow_nothing(
         assert found is not None
         assert found.verdict == "not checked"
         assert said in found.compared
+    models = outputs.evaluation.model_dump(mode="json")["models"]
+    models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
+    edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)
+    found = check_loss_curves(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == "failed", "what needs no twins is asked all the same"

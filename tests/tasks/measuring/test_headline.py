@@ -23,6 +23,8 @@ from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 NUM_EXPERIMENTS = 300
 ARMS = [Arm(name="1proc", cell="1proc"), Arm(name="2proc", cell="2proc")]
 NEIGHBOURS = [name for name in TROUBLES if name.startswith("neighbour")]
+CALM = ("none", "drift of the machine", "clocks that fall")
+BOTH_STALL = "stalls of the whole machine"
 
 
 def _get_seconds(block: Timed) -> float:
@@ -42,6 +44,7 @@ def _measure(
 
 def test_the_interval_covers_the_truth_or_there_is_none() -> None:
     covered: dict[str, list[bool]] = {name: [] for name in TROUBLES}
+    problems = []
     for name, trouble in TROUBLES.items():
         narrow = 0
         for seed in range(NUM_EXPERIMENTS):
@@ -51,15 +54,23 @@ def test_the_interval_covers_the_truth_or_there_is_none() -> None:
                 covered[name].append(found.intervals["2proc"].contains(machine.truth))
             else:
                 assert "there is no interval" in found.stopped_because
-        without = 1 - len(covered[name]) / NUM_EXPERIMENTS
-        assert without <= (0.65 if name in NEIGHBOURS else 0.0), f"{name}: {without:.0%} without an interval"
-        if name in ("none", "drift of the machine", "clocks that fall"):
-            assert narrow >= 0.8 * NUM_EXPERIMENTS, "on a quiet machine it ends because it is sure enough"
+        part, without = np.mean(covered[name]), 1 - len(covered[name]) / NUM_EXPERIMENTS
         # Three standard errors below 95 %.
-        assert np.mean(covered[name]) >= 0.91, f"{name}: {np.mean(covered[name]):.1%} covered"
-    # No wider than need be: of all that is not tossed about alike in both arms, for which no 95 % are known.
-    together = np.concatenate([found for name, found in covered.items() if name != "stalls of the whole machine"])
-    assert 0.955 <= np.mean(together) <= 0.977, f"{np.mean(together):.1%} of {len(together)} covered"
+        if part < 0.91:
+            problems.append(f"{name}: {part:.1%} covered")
+        if without > (0.65 if name in NEIGHBOURS else 0.0):
+            problems.append(f"{name}: {without:.0%} without an interval")
+        if name in CALM and narrow < 0.8 * NUM_EXPERIMENTS:
+            problems.append(f"{name}: only {narrow} ended because it was sure enough")
+    # No wider than need be. Stalls of both arms are left out: large errors of both signs cover more often than 95 %.
+    calm, rest = (
+        np.concatenate([found for name, found in covered.items() if (name in CALM) == is_calm and name != BOTH_STALL])
+        for is_calm in (True, False)
+    )
+    for which, found in (("calm", calm), ("other", rest)):
+        if not 0.95 <= np.mean(found) <= 0.98:
+            problems.append(f"{which} machines: {np.mean(found):.1%} of {len(found)} covered")
+    assert not problems, problems
 
 
 def test_a_neighbour_that_nobody_sees_is_believed_which_is_why_others_are_looked_for() -> None:

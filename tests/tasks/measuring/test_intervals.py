@@ -106,16 +106,18 @@ def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
 
 
 @pytest.mark.parametrize("num_launches", [3, 5, 8])
+@pytest.mark.parametrize("num_turns", [5, 12])
 @pytest.mark.parametrize("of_start", [0.0, 0.01, 0.03, 0.05])
-def test_launches_cover_whatever_their_starts_do(num_launches: int, of_start: float) -> None:
+def test_launches_cover_whatever_their_starts_do(num_launches: int, num_turns: int, of_start: float) -> None:
     covered = []
     for seed in range(NUM_EXPERIMENTS):
         random = np.random.default_rng(seed)
         starts = np.exp(of_start * random.normal(size=(2, num_launches, 1)))
-        turns = starts * np.array([0.15, 0.1])[:, None, None] * random.lognormal(0, 0.03, size=(2, num_launches, 5))
+        noise = random.lognormal(0, 0.03, size=(2, num_launches, num_turns))
+        turns = starts * np.array([0.15, 0.1])[:, None, None] * noise
         covered.append(estimate_ratio(*turns.tolist()).contains(1.5))
-    # Two standard errors around 93 to 98 %; where starts that are known to differ are many, wider than need be.
-    assert 0.92 <= np.mean(covered) <= (0.99 if of_start < 0.03 else 1.0)
+    # Two standard errors around 93 to 98 %; wider than need be in long launches, and where many starts plainly differ.
+    assert 0.92 <= np.mean(covered) <= (0.99 if of_start < 0.03 and num_turns == 5 else 1.0)
 
 
 def test_turns_taken_for_independent_miss_where_starts_differ() -> None:
