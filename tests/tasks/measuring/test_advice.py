@@ -13,7 +13,7 @@ from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.blocks import Trials
 from tasks.params import Params
 from tasks.strategies import Knob, format_patch
-from tests.noisy_machine import TROUBLES, NoisyMachine
+from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 from tests.tasks.reporting.comparison import PARAMS
 
 
@@ -125,8 +125,26 @@ def test_on_a_quiet_machine_the_time_for_advice_is_enough_to_see_what_is_worth_i
         bench: Any = _ChangedSteps(machine, {f"2proc, {knobs[0].change}": gain})
         comparison: Any = SimpleNamespace(seed=seed, most_share=0.05)
         # As of the default 12 s, of which the combination has its part, with two more changes to try.
-        trying = _Trying(cell, comparison, bench, confidence=1 - 0.05 / 4)
+        trying = _Trying(cell, comparison, bench, error_rate=0.05 / 4)
         better, same = trying._time_sets([[knob] for knob in knobs], deadline=machine.now + 4.2)
         found.append(better.verdict)
         assert same.gain.low < 1 < same.gain.high
     assert least <= found.count("recommended") / len(found) <= most
+
+
+def test_a_change_that_does_nothing_is_not_called_something_because_it_is_looked_at_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = Cell(name="2proc", strategy="ddp", world_size=2, global_batch_size=4)
+    knob = Knob(key="train.packing", change="train.packing", overrides={"packing": True})
+    wrong = 0
+    for seed in range(300):
+        machine = NoisyMachine(Trouble(wander=0.15, wander_seconds=0.05), 1.5, seed)
+        monkeypatch.setattr("tasks.measuring.advice.time", SimpleNamespace(perf_counter=lambda now=machine: now.now))
+        bench: Any = _ChangedSteps(machine, {})
+        comparison: Any = SimpleNamespace(seed=seed, most_share=0.05)
+        trying = _Trying(cell, comparison, bench, error_rate=0.05)
+        (found,) = trying._time_sets([[knob]], deadline=machine.now + 40.0)
+        wrong += found.verdict != "no clear gain"
+    # Two standard errors above 5 %.
+    assert wrong / 300 <= 0.075, f"{wrong} of 300"
