@@ -118,7 +118,7 @@ CHECKS = [
     ),
     Check(
         name="Evaluated what was trained",
-        question="Are the weights that were evaluated the very ones that the ranks ended with?",
+        question="Were the weights that the ranks ended with evaluated, on the rows held out?",
         find=heldout.check_evaluated_weights,
         spares_throughput=True,
     ),

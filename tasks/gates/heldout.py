@@ -62,7 +62,7 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
 
 
 def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
-    """Check that each checkpoint, as loaded to be evaluated, holds the very weights that the ranks ended with."""
+    """Check that the very weights that the ranks ended with were evaluated, of every epoch, on the rows held out."""
     trained = {
         (segment.facts.range, segment.facts.epoch): segment.facts.parameter_checksums[0]
         for segment in outputs.runs[cell].segments
@@ -87,7 +87,7 @@ def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
     return make_finding(
         problems,
         otherwise=f"{cell}: {wording.format_plural(len(evaluated), 'evaluation')}, the last of weights "
-        f"{evaluated[0][1][:12]}: as the ranks ended with them",
+        f"{evaluated[0][1][:12]}: as the ranks ended with them, on the rows held out",
         numbers={"evaluations": len(evaluated)},
     )
 

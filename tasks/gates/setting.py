@@ -141,7 +141,8 @@ def find_twin_problems(outputs: Outputs) -> list[str]:
     # A range that either has and the other has not is another training, too.
     rows = {name for name in {*known, *found} if name.startswith("rows ")} if found else set()
     mine, its = ({name: one.get(name) for name in (known.keys() & found.keys()) | rows} for one in (found, known))
-    return [f"{one}. {_MEASURE_AGAIN}" for one in _compare_values(mine, its, "the twins had", outputs.params.baseline)]
+    problems = _compare_values(mine, its, "the twins had", outputs.params.baseline)
+    return [f"{'; '.join(problems)}. {_MEASURE_AGAIN}"] if problems else []
 
 
 def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
