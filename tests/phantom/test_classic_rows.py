@@ -49,7 +49,10 @@ def test_twenty_epochs_of_a_classifier_on_cards_are_at_wandb_without_a_speedup(
     require_twenty_epochs_under_one_schedule(workspace, server)
     _require_cards(workspace, counts)
     (summary,) = [run.summary for run in server.runs.values() if run.name == "2proc"]
-    assert summary["speedup"].startswith("withheld: Update equivalence, ")
+    # Which gates fail beside it is chance: what no kernel wrote is whatever the memory held before.
+    state, gates, _ = summary["speedup"].split(": ", maxsplit=2)
+    assert state == "withheld"
+    assert "Update equivalence" in gates.split(", ")
     assert "final/speedup" not in summary
 
 
