@@ -170,7 +170,8 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
     """
     slices = {str(part): outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
     return [
-        f"{where}: the rows of {part} were {digest[:12]}, the slice holds {slices.get(part, 'no such range')[:12]}"
+        f"{where}: the rows of {part} were {digest[:12]}, "
+        + (f"the slice holds {slices[part][:12]}" if part in slices else "a range that is not asked for")
         for part, digest in used
         if digest and digest != slices.get(part)
     ]

@@ -260,6 +260,9 @@ def test_blocks_and_trainings_of_other_rows_of_the_same_numbers_fail(params: dic
     write_blocks(tmp_path, rows_digests=held | {RANGES[0]: "ab" * 32})
     (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
     assert found.startswith(f"2proc, timed blocks: the rows of {RANGES[0]} were abababababab, the slice holds ")
+    write_blocks(tmp_path, rows_digests=held | {"0-99": "ab" * 32})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert "the rows of 0-99 were abababababab, a range that is not asked for. Measure again" in found
     write_blocks(tmp_path, rows_digests=held)
     run = tmp_path / "runs/2proc/run.json"
     entries = json.loads(run.read_text())["segments"]

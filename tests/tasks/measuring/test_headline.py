@@ -14,7 +14,7 @@ from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
-from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
+from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups, measure_headline
 from tasks.measuring.intervals import Interval
 from tasks.measuring.session import select_predictable
 from tasks.measuring.speed import TimedComparison, select_turns_for
@@ -104,6 +104,22 @@ def test_it_ends_when_the_time_is_spent_and_says_how_many_turns_it_would_take() 
     assert "the 60 s of max_seconds were spent, and the widest interval is ±" in found.stopped_because
     assert "quiet turns are needed for ±3.0 %" in found.stopped_because
     assert machine.now < 60 + 15
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "is_spent"), [("none", 1, False), ("starts that differ", 3, True)], ids=["narrow", "spent"]
+)
+def test_only_who_ends_because_intervals_are_narrow_needs_more_than_95_percent(
+    name: str, seed: int, is_spent: bool
+) -> None:
+    found, _ = _measure(TROUBLES[name], seed=seed)
+    assert ("were spent" in found.stopped_because) == is_spent
+    (of_95, of_look) = (
+        compute_speedups(found.select_quiet, ["1proc", "2proc"], _get_seconds, confidence=confidence)
+        for confidence in (0.95, 0.96)
+    )
+    assert of_95 != of_look
+    assert found.intervals == (of_95 if is_spent else of_look)
 
 
 def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
