@@ -5,6 +5,7 @@ with the exit codes of the ranks. A rank runs the same entry with the same envir
 names another one.
 """
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -112,6 +113,7 @@ def _serve() -> None:
             # that nobody asked for, and with it torch's compiler.
             os.environ["DS_ACCELERATOR"] = config["device"]
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        gc.freeze()  # or each rank that looks for garbage copies the memory of all this
         running = _start(**asked)
         _say(list(running))
         _say(_exit_codes(running, ends_others=ends_others))
