@@ -8,6 +8,7 @@ is new, and the base model once.
 """
 
 import argparse
+import importlib.metadata
 import logging
 import math
 import os
@@ -68,6 +69,11 @@ def _find_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _read_versions() -> dict[str, str]:
+    """Return the versions of what adds a loss up: another one may add in another order. Neither is imported for it."""
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+
+
 def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
 
@@ -120,6 +126,7 @@ def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code:
         "rows": SliceManifest.read(rows.folder).digest,
         "seq_len": rows.seq_len,
         "workload": rows.workload,
+        "versions": _read_versions(),
         "code": [code, collect_meanings("tasks.evaluate")],
     }
 
@@ -140,7 +147,7 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "statistics_rows": params.count_statistics_rows(params.baseline),
         "workload": params.workload,
         "adapter": train.adapter and train.adapter.model_dump(),
-        "packages": read_package_versions(params, params.baseline),
+        "packages": {**_read_versions(), **read_package_versions(params, params.baseline)},
         "rounded_on": _find_device() if train.adapter and train.adapter.base else None,
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }

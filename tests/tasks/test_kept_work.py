@@ -5,6 +5,7 @@ or to stand here with the reason why it does not.
 """
 
 import dataclasses
+import importlib.metadata
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -314,6 +315,15 @@ def test_where_a_base_is_rounded_and_by_which_version_tells_what_begins_there_fr
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2" if package == "bitsandbytes" else "1")
     assert [now != then for now, then in zip(list_both("nf4"), before, strict=True)] == [True, True]
     assert list_both(None) == plain
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_loss_of_another_version_is_no_loss_of_this_one(
+    package: str, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, version = evaluated(), importlib.metadata.version
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0" if name == package else version(name))
+    assert [name for name, found in evaluated().items() if found != before[name]] == ["figures", "first step"]
 
 
 def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(
