@@ -29,6 +29,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `evaluate` takes a thread for every core. Threads that wait by running in circles keep a busy machine from the others:
 # beside one other test, it takes three times the processor time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Kernels of compiled layers are few here: processes that compile them side by side take longer to start than they do.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The lock of the machine is a file there: two workers are two machines to each other.
     _scratch = tempfile.TemporaryDirectory(prefix=f"{os.environ['PYTEST_XDIST_WORKER']}-")
