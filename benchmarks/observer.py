@@ -7,6 +7,7 @@ writes benchmarks/results/<date>_<machine>_observer.{json,md}.
 
 import argparse
 import ctypes
+import dataclasses
 import importlib
 import json
 import logging
@@ -185,7 +186,7 @@ def _summarise(found: dict[str, list[float]], observed: list[Any]) -> dict[str, 
     return {
         "processor_seconds": found,
         "step_seconds": statistics.median(of_rounds["bare"]),
-        "ratio": compute_ratio(of_rounds["observed"], of_rounds["bare"]).as_json(),
+        "ratio": dataclasses.asdict(compute_ratio(of_rounds["observed"], of_rounds["bare"])),
         "charged_seconds": statistics.fmean(step["seconds"].get("observer", 0.0) for step in observed),
     }
 

@@ -29,11 +29,11 @@ from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_blocks, compute_ratio, generate_rounds
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.intervals import Interval
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
+from tasks.records.estimate import Estimate
 from tasks.records.facts import SliceFacts
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -149,7 +149,7 @@ def measure(
     return found
 
 
-def judged(ratio: Interval) -> str:
+def judged(ratio: Estimate) -> str:
     """Return what the ratio of seconds per step, with / without, says about the target."""
     if ratio.high <= 1 + _TARGET:
         return "held"

@@ -90,7 +90,11 @@ class Point:
     @property
     def is_covered(self) -> bool:
         """Whether the measured speedup lies in the predicted interval."""
-        return self.predicted.low <= self.measured.value <= self.predicted.high
+        return self.predicted.contains(self.measured.value)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields and both of the above."""
+        return {**dataclasses.asdict(self), "error": self.error, "is_covered": self.is_covered}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,7 +216,4 @@ def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> Trials
 def _compute_speedups(cells: Sequence[Cell], trials: Trials) -> dict[int, Estimate]:
     """Return the speedups over the first cell."""
     alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
-    return {
-        cell.world_size: Estimate(**compute_ratio(alone, seconds).as_json())
-        for cell, seconds in zip(cells[1:], others, strict=True)
-    }
+    return {cell.world_size: compute_ratio(alone, seconds) for cell, seconds in zip(cells[1:], others, strict=True)}
