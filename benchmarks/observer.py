@@ -23,7 +23,7 @@ from types import FunctionType
 from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.rounds import FEWEST_ROUNDS, compute_ratio, generate_rounds
+from benchmarks.rounds import FEWEST_ROUNDS, average_pairs, compute_ratio, generate_rounds
 from tasks.auditing.rank_record import read_rank
 
 _WARM_UP = 70
@@ -179,10 +179,7 @@ def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _summarise(found: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
-    of_rounds = {
-        arm: [(one + other) / 2 for one, other in zip(runs[::2], runs[1::2], strict=True)]
-        for arm, runs in found.items()
-    }
+    of_rounds = {arm: average_pairs(runs) for arm, runs in found.items()}
     return {
         "processor_seconds": found,
         "step_seconds": statistics.median(of_rounds["bare"]),

@@ -53,8 +53,12 @@ def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]],
 
 def list_by_round(trials: "Trials", arm: str) -> list[float]:
     """Return the arm's seconds per step round by round, the mean of its two blocks."""
-    figures = trials.list_by_turn(arm)
-    return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
+    return average_pairs(trials.list_by_turn(arm))
+
+
+def average_pairs(blocks: Sequence[float]) -> list[float]:
+    """Return the means of an arm's blocks round by round: of the first and the second, the third and the fourth."""
+    return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
 
 
 def average_blocks(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
