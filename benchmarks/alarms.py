@@ -23,8 +23,9 @@ from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.trials import Trials
 from tasks.records.estimate import Estimate
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)

@@ -15,7 +15,8 @@ from tasks.records.estimate import Estimate
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
     from tasks.measuring.arms import Arm
-    from tasks.measuring.blocks import Bench, Trials
+    from tasks.measuring.blocks import Bench
+    from tasks.measuring.trials import Trials
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
 from benchmarks.rounds import compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import Anchor, ModelError, predict
 from tasks.measuring.probe import Probe
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import Workers
 from tasks.records.estimate import Estimate
 

@@ -14,8 +14,9 @@ from typing import Any
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from benchmarks.throughput.groups import Setup
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import open_workers
 from tasks.records.estimate import Estimate
 from training.config import parse_config

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speed import TimedComparison, select_quiet_turns
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit

@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials, is_quiet
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
@@ -24,6 +23,7 @@ from tasks.measuring.intervals import (
     estimate_ratio,
     find_doubts,
 )
+from tasks.measuring.trials import Timed, Trials, is_quiet
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 

@@ -15,9 +15,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tasks.measuring.blocks import Timed, Trials, choose_seconds
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import compute_trimmed_mean
+from tasks.measuring.trials import Timed, Trials, choose_seconds
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks

@@ -20,10 +20,11 @@ from tasks.measuring.arms import (
     make_trained_arm,
     make_wrapped_arm,
 )
-from tasks.measuring.blocks import Bench, Timed, Trials, choose_seconds
+from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
+from tasks.measuring.trials import Timed, Trials, choose_seconds
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate

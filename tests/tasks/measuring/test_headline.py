@@ -13,10 +13,11 @@ import pytest
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
+from tasks.measuring.blocks import Bench, compute_others_share
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups, measure_headline
 from tasks.measuring.session import select_predictable
 from tasks.measuring.speed import TimedComparison, select_turns_for
+from tasks.measuring.trials import Timed, Trials, is_quiet
 from tasks.records.estimate import Estimate
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import measure_headline
 from tasks.measuring.intervals import estimate_mean
+from tasks.measuring.trials import Timed, Trials
 from tasks.records.estimate import Estimate
 from tasks.reporting.changes import make_history
 from tasks.reporting.history import History, HistoryRecord
