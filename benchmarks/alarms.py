@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +23,10 @@ from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import Interval
+from tasks.measuring.trials import Trials
+from tasks.records.estimate import Estimate
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Spread of every layer, in turn."""
@@ -42,7 +43,7 @@ class Run:
     """Ranks of the cell that was compared with itself."""
     jitter: float | None
     """Spread of its layers; None for a real training."""
-    ratio: Interval
+    ratio: Estimate
     """Seconds of the one / seconds of the other."""
     num_rounds: int
     """Rounds until it stopped."""
@@ -61,7 +62,7 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float | None, seed:
     stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
     started, num_rounds, goes_on = time.perf_counter(), 0, True
 
-    def look(confidence: float) -> dict[str, Interval]:
+    def look(confidence: float) -> dict[str, Estimate]:
         one, other = list_by_round(trials, arm.name), list_by_round(trials, again.name)
         return {arm.name: compute_ratio(one, other, confidence=confidence)}
 
@@ -73,10 +74,10 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float | None, seed:
     return Run(num_ranks=cell.world_size, jitter=jitter, ratio=ratio, num_rounds=num_rounds)
 
 
-def find_rate(num_alarms: int, num_runs: int) -> Interval:
+def find_rate(num_alarms: int, num_runs: int) -> Estimate:
     """Return the share of alarms with its exact 95 % interval (Clopper and Pearson 1934)."""
     found = stats.binomtest(num_alarms, num_runs).proportion_ci(confidence_level=0.95, method="exact")
-    return Interval(num_alarms / num_runs, float(found.low), float(found.high))
+    return Estimate(num_alarms / num_runs, float(found.low), float(found.high))
 
 
 def compare_emulated(num_runs: int) -> list[Run]:
@@ -127,7 +128,7 @@ def _main() -> int:
             f"{num_alarms} alarms in {len(runs)} comparisons: {rate.value:.1%}, 95 % interval {rate.low:.1%} to "
             f"{rate.high:.1%}; target {_TARGET:.0%}."
         ),
-        found=[{"num_ranks": run.num_ranks, "jitter": run.jitter, "ratio": run.ratio.as_json()} for run in runs],
+        found=[{"num_ranks": run.num_ranks, "jitter": run.jitter, "ratio": asdict(run.ratio)} for run in runs],
         load_before=load_before,
         folder=arguments.results,
     )

@@ -1,35 +1,29 @@
 """What the gates cost: ledger, window and log points against the bare optimizer step, on 1 and on 2 CPU processes.
 
 Blocks of steps with and without bookkeeping alternate in one process group (A B, B A, ...), so that whatever else the
-machine does hits both alike. Prints a table and writes benchmarks/results/<date>_<machine>.{json,md}.
+machine does hits both alike. Prints a table and writes benchmarks/results/<date>_<machine>_bookkeeping.{json,md}.
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import os
-import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
+from benchmarks.ranks import run_to_end
+from benchmarks.results_file import RESULTS, write_results
+from benchmarks.throughput.rows import write_tiny_training
 from tasks.data.builtin.corpus import read_corpus
-from tasks.data.builtin.tiny_model import write_tiny_qwen2
-from tasks.machine.facts import collect_machine_facts
 from tasks.params import Params, load_params
-from tasks.ranks.one_machine import FileRendezvous
 from tasks.records.sources import BaseModelManifest
 from tasks.train import CellTraining, PlannedSegment
 from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
-_RESULTS = _PROJECT / "benchmarks" / "results"
 _TARGET = 0.01
 _NUM_DRAWS = 10_000
 _RANGE = "0-256"
@@ -45,19 +39,11 @@ _ONE_OFFS = {
 }
 
 
-def prepare(folder: Path, params: Params) -> dict[str, Any]:
-    """Write the embedded model and the first rows of its data; return the manifest of the model."""
-    start, end = (int(part) for part in _RANGE.split("-"))
-    texts = list(itertools.islice(read_corpus(), start, end))
-    write_tiny_qwen2(folder / "base_model", texts)
-    tokenizer = Tokenizer.from_file(str(folder / "base_model" / "tokenizer.json"))
-    rows = [tokenizer.encode(text).ids for text in texts]
-    part = folder / "slices" / _RANGE
-    part.mkdir(parents=True)
-    np.save(part / "tokens.npy", np.concatenate([np.array(row, dtype=np.int32) for row in rows]))
-    np.save(part / "offsets.npy", np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
-    np.save(part / "row_ids.npy", np.arange(start, end, dtype=np.int64))
-    return {"digest": params.name}
+def prepare(folder: Path) -> None:
+    """Write the embedded model and the first rows of its data."""
+    num_rows = int(_RANGE.partition("-")[2])
+    texts = list(itertools.islice(read_corpus(), num_rows))
+    write_tiny_training(folder / "base_model", folder / "slices" / _RANGE, texts)
 
 
 def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int) -> dict[str, Any]:
@@ -67,17 +53,13 @@ def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="", segments=[segment], work=folder / cell,
     )  # fmt: skip
-    config = run.config(base_model=folder / "base_model", slices=folder / "slices")
-    write_json(folder / cell / "config.json", config.as_json())
-    out = folder / cell / "out.json"
-    rendezvous = FileRendezvous((folder / cell / "rendezvous").resolve())
-    rendezvous.make()
-    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous.arguments()]
-    command += [f"--nproc-per-node={params.cells[cell].world_size}", "-m", "benchmarks.bookkeeping_rank"]
-    command += ["--config", str(folder / cell / "config.json"), "--out", str(out)]
-    command += ["--pairs", str(pairs), "--steps", str(steps)]
-    more = {"OMP_NUM_THREADS": str(params.train.threads_per_rank), **rendezvous.environment()}
-    subprocess.run(command, cwd=_PROJECT, env={**os.environ, **more}, check=True)
+    config, out = folder / cell / "config.json", folder / cell / "out.json"
+    write_json(config, run.config(base_model=folder / "base_model", slices=folder / "slices").as_json())
+    run_to_end(
+        config, world_size=params.cells[cell].world_size, threads=params.train.threads_per_rank,
+        module="benchmarks.bookkeeping_rank",
+        arguments=["--out", str(out), "--pairs", str(pairs), "--steps", str(steps)],
+    )  # fmt: skip
     timed: dict[str, Any] = json.loads(out.read_bytes())
     return timed
 
@@ -121,28 +103,20 @@ def summarise(world_size: int, timed: dict[str, Any], *, steps: int) -> dict[str
     }
 
 
-def table_of(found: list[dict[str, Any]]) -> list[str]:
-    """Return the figures as a markdown table."""
-    lines = [
-        "| ranks | bare step | what | on against off, 95 % interval | in the calls themselves | share of the step |"
-    ]
-    lines.append("|---|---|---|---|---|---|")
+def list_rows(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the figures as lines of the table."""
+    rows = []
     for group in found:
-        step = f"{1e3 * group['bare_step_seconds']:.1f} ms"
+        where = [str(group["world_size"]), f"{1e3 * group['bare_step_seconds']:.1f} ms"]
         for arm, facts in group["arms"].items():
             low, high = facts["interval"]
-            lines.append(
-                f"| {group['world_size']} | {step} | {_WHAT[arm]} | {facts['relative_cost']:+.2%} ({low:+.2%} to "
-                f"{high:+.2%}) | {1e6 * facts['seconds_in_calls_per_step']:.0f} µs per step | "
-                f"{facts['share_in_calls']:.2%} |"
-            )
+            cost = f"{facts['relative_cost']:+.2%} ({low:+.2%} to {high:+.2%})"
+            inside = f"{1e6 * facts['seconds_in_calls_per_step']:.0f} µs per step"
+            rows.append([*where, _WHAT[arm], cost, inside, f"{facts['share_in_calls']:.2%}"])
         for key, (what, unit) in _ONE_OFFS.items():
-            seconds = group[key]
-            lines.append(
-                f"| {group['world_size']} | {step} | {what} | | {1e6 * seconds:,.0f} µs per {unit} | "
-                f"{seconds / group['bare_step_seconds']:.2%} |"
-            )
-    return lines
+            share = f"{group[key] / group['bare_step_seconds']:.2%}"
+            rows.append([*where, what, "", f"{1e6 * group[key]:,.0f} µs per {unit}", share])
+    return rows
 
 
 def judged(low: float, high: float) -> str:
@@ -165,65 +139,55 @@ def judgement_of(group: dict[str, Any]) -> list[str]:
     ]
 
 
-def report_of(facts: dict[str, Any]) -> str:
-    """Return the whole result file as markdown."""
-    machine, run = facts["machine"], facts["run"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    lines = [
-        f"# Cost of the bookkeeping, {facts['date']}",
-        "",
-        f"{machine['cpu']}, {machine['num_cpus']} CPUs, {machine['os']}; {versions}. {facts['load_before']:.1f} other "
-        "processes were running when it began (load average of a minute).",
-        "",
-        f"Embedded model and texts, {run['global_batch_size']} samples of at most {run['seq_len']} tokens per step, "
-        f"{run['threads_per_rank']} thread per rank; {run['pairs']} pairs of blocks per line (steps of a block: "
-        f"{run['steps']}), in one process group, alternating A B, B A. On against off: median over the pairs, paired "
-        "bootstrap.",
-        "",
-        *table_of(facts["found"]),
-        "",
-        f"Target: at most {_TARGET:.0%} of step time.",
-        "",
-        *[line for group in facts["found"] for line in judgement_of(group)],
-        "",
-        "On against off contains the noise of the machine; the time in the calls does not, but would miss a cost that "
-        "shows later, such as a cache made cold. In the row with a log point after every step, the time in the calls "
-        "contains the wait for the slower rank, which the next exchange of gradients would have waited for otherwise.",
-        "",
-        "Not claimed: anything about GPUs or other models. The cost is per step and per sample, so it weighs less the "
-        "longer a step takes.",
-    ]
-    return "\n".join(lines) + "\n"
+_NOT_CLAIMED = """\
+On against off contains the noise of the machine; the time in the calls does not, but would miss a cost that shows
+later, such as a cache made cold. In the row with a log point after every step, the time in the calls contains the
+wait for the slower rank, which the next exchange of gradients would have waited for otherwise.
+
+Not claimed: anything about GPUs or other models. The cost is per step and per sample, so it weighs less the longer a
+step takes."""
 
 
 def main() -> None:
-    """Run the benchmark, print the table and write the result files."""
+    """Run the benchmark, write the result files and print the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.bookkeeping", description=__doc__)
     parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks per arm; at least 20 on a CPU")
     parser.add_argument("--steps", type=int, default=1, help="optimizer steps of a block")
-    parser.add_argument("--results", type=Path, default=_RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     params, load = load_params(_PROJECT / "presets" / "embedded.yaml"), os.getloadavg()[0]
     found = []
     with tempfile.TemporaryDirectory() as scratch:
-        prepare(Path(scratch), params)
+        prepare(Path(scratch))
         for cell, spread in params.cells.items():
             timed = run_ranks(Path(scratch), params, cell, pairs=arguments.pairs, steps=arguments.steps)
             found.append(summarise(spread.world_size, timed, steps=arguments.steps))
-    machine = collect_machine_facts().content(exclude={"digest"})
-    train = params.train.model_dump(include={"global_batch_size", "micro_batch_size", "seq_len", "threads_per_rank"})
-    facts = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine,
-        "load_before": load,
-        "run": {**train, "pairs": arguments.pairs, "steps": arguments.steps},
-        "found": found,
-    }
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['num_cpus']}x {machine['cpu']}".lower()).strip("-")
-    name = f"{facts['date']}_{slug}_bookkeeping"
-    write_json(arguments.results / f"{name}.json", facts)
-    (arguments.results / f"{name}.md").write_text(report_of(facts), encoding="utf-8")
-    print(report_of(facts))
+    train = params.train
+    judgements = "\n".join(line for group in found for line in judgement_of(group))
+    path = write_results(
+        "bookkeeping",
+        title="Cost of the bookkeeping",
+        method=(
+            f"Embedded model and texts, {train.global_batch_size} samples of at most {train.seq_len} tokens per step, "
+            f"{train.threads_per_rank} thread per rank; {arguments.pairs} pairs of blocks per line (steps of a block: "
+            f"{arguments.steps}), in one process group, alternating A B, B A. On against off: median over the pairs, "
+            "paired bootstrap."
+        ),
+        headings=[
+            "ranks",
+            "bare step",
+            "what",
+            "on against off (95 %)",
+            "in the calls",
+            "share of the step",
+        ],
+        rows=list_rows(found),
+        summary=f"Target: at most {_TARGET:.0%} of step time.\n\n{judgements}\n\n{_NOT_CLAIMED}",
+        found={"pairs": arguments.pairs, "steps": arguments.steps, "groups": found},
+        load_before=load,
+        folder=arguments.results,
+    )
+    print(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import run_round
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.speed import TimedComparison
+from tasks.measuring.trials import Trials
 from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.lost_time import Waterfall
 

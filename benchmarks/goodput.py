@@ -88,8 +88,7 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields and the error."""
-        estimates = {"speed_per_token": self.speed_per_token.model_dump(), "predicted": self.predicted.model_dump()}
-        return {**vars(self), **estimates, "error": self.error}
+        return {**dataclasses.asdict(self), "error": self.error}
 
 
 def list_scores(results: Results) -> list[Score]:

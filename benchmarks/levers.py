@@ -8,8 +8,6 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,17 +18,16 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from tokenizers import Tokenizer
 
 from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
 from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
+from benchmarks.ranks import run_to_end
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.rounds import compute_ratio
+from benchmarks.rounds import average_pairs, compute_ratio
+from benchmarks.throughput.rows import write_tiny_training
 from tasks.data.builtin.corpus import read_corpus
-from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.ranks.one_machine import FileRendezvous
 from training.config import SegmentConfig
 from training.process.files import write_json
 
@@ -119,14 +116,7 @@ def prepare(folder: Path) -> str:
         texts = table.column("text").slice(0, _NUM_ROWS).to_pylist()
     else:
         texts, what = list(itertools.islice(read_corpus(), _NUM_ROWS)), "the built-in corpus"
-    write_tiny_qwen2(folder / "base_model", texts)
-    tokenizer = Tokenizer.from_file(str(folder / "base_model" / "tokenizer.json"))
-    rows = [np.array(tokenizer.encode(text).ids, dtype=np.int32) for text in texts]
-    part = folder / f"0-{_NUM_ROWS}"
-    part.mkdir()
-    np.save(part / "tokens.npy", np.concatenate(rows))
-    np.save(part / "offsets.npy", np.cumsum([0, *map(len, rows)], dtype=np.int64))
-    np.save(part / "row_ids.npy", np.arange(_NUM_ROWS, dtype=np.int64))
+    rows = write_tiny_training(folder / "base_model", folder / f"0-{_NUM_ROWS}", texts)
     _write_large_head(folder / "base_model", folder / "large_head")
     lengths = [min(len(row), _SEQ_LEN) for row in rows]
     return f"{_NUM_ROWS} rows of {what}, {np.mean(lengths):.0f} tokens on average, at most {_SEQ_LEN}"
@@ -185,19 +175,13 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     ]
     arms = {json.dumps(side): side for pair in sides for side in pair}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    rendezvous = FileRendezvous((work / "rendezvous").resolve())
-    rendezvous.make()
-    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous.arguments()]
-    command += [f"--nproc-per-node={first.ranks}"]
-    command += ["-m", "benchmarks.levers_rank", "--config", str(work / "config.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, cwd=_PROJECT, env=environment | rendezvous.environment(), check=True)
+    run_to_end(work / "config.json", world_size=first.ranks, module="benchmarks.levers_rank")
     found = json.loads((work / "found.json").read_bytes())
     return [_gain(*(found[json.dumps(side)] for side in pair)) for pair in sides]
 
 
 def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
-    before, after = (_by_round(side["seconds"]) for side in (without, having))
+    before, after = (average_pairs(side["seconds"]) for side in (without, having))
     gain = compute_ratio(before, after)
     once, saved = having["warm_up_seconds"] - without["warm_up_seconds"], float(np.median(before) - np.median(after))
     return {
@@ -208,10 +192,6 @@ def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
         "break_even_steps": once / saved if saved > 0 else None,
         "seconds": {"without": before, "with": after},
     }
-
-
-def _by_round(blocks: Sequence[float]) -> list[float]:
-    return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
 
 
 def _row(lever: Lever, found: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     config = read_config(parser.parse_args().config)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(config.threads_per_rank)
     asked = json.loads((config.work_dir / "arms.json").read_bytes())
     with join_ranks(config) as ranks:

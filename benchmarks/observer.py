@@ -7,6 +7,7 @@ writes benchmarks/results/<date>_<machine>_observer.{json,md}.
 
 import argparse
 import ctypes
+import dataclasses
 import importlib
 import json
 import logging
@@ -22,7 +23,7 @@ from types import FunctionType
 from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.rounds import FEWEST_ROUNDS, compute_ratio, generate_rounds
+from benchmarks.rounds import FEWEST_ROUNDS, average_pairs, compute_ratio, generate_rounds
 from tasks.auditing.rank_record import read_rank
 
 _WARM_UP = 70
@@ -178,14 +179,11 @@ def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _summarise(found: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
-    of_rounds = {
-        arm: [(one + other) / 2 for one, other in zip(runs[::2], runs[1::2], strict=True)]
-        for arm, runs in found.items()
-    }
+    of_rounds = {arm: average_pairs(runs) for arm, runs in found.items()}
     return {
         "processor_seconds": found,
         "step_seconds": statistics.median(of_rounds["bare"]),
-        "ratio": compute_ratio(of_rounds["observed"], of_rounds["bare"]).as_json(),
+        "ratio": dataclasses.asdict(compute_ratio(of_rounds["observed"], of_rounds["bare"])),
         "charged_seconds": statistics.fmean(step["seconds"].get("observer", 0.0) for step in observed),
     }
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import Interval, estimate_ratio
+from tasks.measuring.intervals import estimate_ratio
+from tasks.records.estimate import Estimate
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
     from tasks.measuring.arms import Arm
-    from tasks.measuring.blocks import Bench, Trials
+    from tasks.measuring.blocks import Bench
+    from tasks.measuring.trials import Trials
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ MIN_ROUNDS = 10
 FEWEST_ROUNDS = 6
 """Below, no interval is given."""
 
-Look = Callable[[float], Mapping[str, Interval]]
+Look = Callable[[float], Mapping[str, Estimate]]
 """Confidence -> the interval of each comparison, from all rounds so far."""
 
 
@@ -39,7 +41,7 @@ def generate_rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
         yield next(turns) + next(turns)
 
 
-def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Estimate:
     """Return mean(numerator) / mean(denominator) with its interval; entry i of both comes from the same round."""
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
@@ -52,8 +54,12 @@ def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]],
 
 def list_by_round(trials: "Trials", arm: str) -> list[float]:
     """Return the arm's seconds per step round by round, the mean of its two blocks."""
-    figures = trials.list_by_turn(arm)
-    return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
+    return average_pairs(trials.list_by_turn(arm))
+
+
+def average_pairs(blocks: Sequence[float]) -> list[float]:
+    """Return the means of an arm's blocks round by round: of the first and the second, the third and the fourth."""
+    return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
 
 
 def average_blocks(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
@@ -74,7 +80,7 @@ class Stopping:
     """Time budget for all rounds; no round is begun that would, at the mean of those before, end after it."""
     min_rounds: int = MIN_ROUNDS
     """Rounds before the first look; they are run even if the budget is too small for them."""
-    intervals: Mapping[str, Interval] = field(default_factory=dict, init=False)
+    intervals: Mapping[str, Estimate] = field(default_factory=dict, init=False)
     """What the last look found: at the end, the intervals to report."""
     reason: str = field(default="", init=False)
     """Why it stopped, in words; empty while it goes on."""

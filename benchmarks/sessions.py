@@ -23,8 +23,8 @@ from scipy import stats
 from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.headline import measure_headline
-from tasks.measuring.intervals import Interval
 from tasks.measuring.speed import select_seconds
+from tasks.records.estimate import Estimate
 
 _BUSY_SECONDS = 10.0
 """The neighbour computes so long, then rests as long."""
@@ -49,7 +49,7 @@ class SessionSpeedup:
     """Which session, from 1."""
     cell: str
     """Of which cell."""
-    interval: Interval | None
+    interval: Estimate | None
     """Speedup; None without turns enough."""
     all_turns: float
     """Ratio of the means of all turns, the loud ones too."""

@@ -27,13 +27,14 @@ from rich.progress import track
 from benchmarks import bookkeeping
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_blocks, compute_ratio, generate_rounds
+from benchmarks.throughput.rows import write_rows
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.intervals import Interval
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
+from tasks.records.estimate import Estimate
 from tasks.records.facts import SliceFacts
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -100,13 +101,9 @@ def prepare(folder: Path, params: Params, *, num_rows: int) -> None:
     """Write the embedded model and its texts, in rows of equal length: every step is the same work."""
     from mlflow import MlflowClient
 
-    bookkeeping.prepare(folder, params)
+    bookkeeping.prepare(folder)
     (texts,) = (folder / "slices").glob("*/tokens.npy")
-    length, part = params.train.seq_len, folder / "slices" / f"0-{num_rows}"
-    part.mkdir()
-    np.save(part / "tokens.npy", np.resize(np.load(texts), num_rows * length))
-    np.save(part / "offsets.npy", np.arange(num_rows + 1, dtype=np.int64) * length)
-    np.save(part / "row_ids.npy", np.arange(num_rows, dtype=np.int64))
+    write_rows(folder / "slices" / f"0-{num_rows}", np.resize(np.load(texts), (num_rows, params.train.seq_len)))
     parts = (*map(str, params.ranges), params.heldout_name)
     SlicesManifest(
         vocab_size=None, eos_token_id=None, workload=params.workload, heldout=params.heldout_name,
@@ -149,7 +146,7 @@ def measure(
     return found
 
 
-def judged(ratio: Interval) -> str:
+def judged(ratio: Estimate) -> str:
     """Return what the ratio of seconds per step, with / without, says about the target."""
     if ratio.high <= 1 + _TARGET:
         return "held"

@@ -108,18 +108,24 @@ class Inputs:
         """Return the digest of everything that the certificate of the cell's updates of so many samples depends on."""
         return digest_json(
             {
+                **self._list_common(*_CERTIFYING),
                 "cell": cell,
                 **self._describe(cell, without=set(NOT_CONTENT)),
-                "workload": self.params.workload,
-                "base_model": self.base_model.digest,
                 "batch": batch,
                 "sample": self.samples[batch].digest,
-                "code": self.code_digest,
-                "sources": collect_meanings(*_CERTIFYING, without=_STARTING),
-                "machine": self.machine.digest,
-                "environment": self.snapshot.environment,
             }
         )
+
+    def _list_common(self, *modules: str) -> dict[str, Any]:
+        """Return what everything depends on that these modules find out."""
+        return {
+            "workload": self.params.workload,
+            "base_model": self.base_model.digest,
+            "code": self.code_digest,
+            "sources": collect_meanings(*modules, without=_STARTING),
+            "machine": self.machine.digest,
+            "environment": self.snapshot.environment,
+        }
 
     def _describe(self, cell: str, *, without: set[str]) -> dict[str, Any]:
         """Return what the cell trains, but for the settings that decide nothing there, and how that is spread."""
@@ -143,17 +149,12 @@ class Inputs:
         """Return the digest of everything that the twins depend on: the first cell is trained, on the first range."""
         return digest_json(
             {
+                **self._list_common(*_TWINNING),
                 "cells": [
                     [cell, self._describe(cell, without=set(NOT_CONTENT) - {"epochs"})] for cell in self.same_work
                 ],
                 "seconds": self.params.measure.twin_seconds,
-                "workload": self.params.workload,
-                "base_model": self.base_model.digest,
                 "rows": list(self.rows_digests.items()),
-                "code": self.code_digest,
-                "sources": collect_meanings(*_TWINNING, without=_STARTING),
-                "machine": self.machine.digest,
-                "environment": self.snapshot.environment,
             }
         )
 
@@ -172,15 +173,10 @@ class Inputs:
         """Return the digest of everything that the speed depends on, that of the cells which is first included."""
         return digest_json(
             {
+                **self._list_common(*_TIMING),
                 "cells": [[cell, self._describe(cell, without=set(NOT_CONTENT))] for cell in self.params.cells],
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
-                "workload": self.params.workload,
-                "base_model": self.base_model.digest,
                 "rows": [[part.name, self.rows_digests[part.name]] for part in self.rows],
-                "code": self.code_digest,
-                "sources": collect_meanings(*_TIMING, without=_STARTING),
-                "machine": self.machine.digest,
-                "environment": self.snapshot.environment,
                 "trial": self.trial,
             }
         )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import measure_headline
+from tasks.measuring.trials import Timed, Trials
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2

@@ -65,10 +65,6 @@ class Curve:
         """Return after how many samples the held-out loss is the target; None if it never was."""
         return find_crossing(self.points, target)
 
-    def thin_out(self, *, every: int) -> "Curve":
-        """Return the curve as it would look had it been evaluated after every so many samples alone."""
-        return dataclasses.replace(self, points=[point for point in self.points if point[0] % every == 0])
-
     def as_json(self) -> dict[str, Any]:
         """Return what stands in a line of the file."""
         noise = [

@@ -83,7 +83,7 @@ class Found:
         return {
             "question": self.trial.question, "baseline": dataclasses.asdict(self.trial.baselines[0]),
             "recipe": dataclasses.asdict(self.recipe), "target_loss": self.target_loss, "ratios": self.ratios,
-            "above": self.above, "predicted": self.predicted.model_dump(), "evenly": self.evenly,
+            "above": self.above, "predicted": dataclasses.asdict(self.predicted), "evenly": self.evenly,
             "by_points": self.by_points, "plain": self.plain, "measured": self.measured,
         }  # fmt: skip
 

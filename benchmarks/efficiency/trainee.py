@@ -144,14 +144,14 @@ class Trainee:
         """Return pass `number` over the first range, in the batches of `config`."""
         return _plan(self.workload, config, self.own.segments[0], number)
 
-    def _list_segments(self, num: int | None = None) -> Iterator[tuple[SegmentPlan, Rows]]:
+    def _list_segments(self) -> Iterator[tuple[SegmentPlan, Rows]]:
         ranges, passes = self.own.segments, self.recipe.passes
         numbered = (
             ((part, number) for part in ranges for number in range(1, passes + 1))
             if passes
             else ((part, number) for number in itertools.count(1) for part in ranges)
         )
-        for part, number in itertools.islice(numbered, num):
+        for part, number in numbered:
             yield _plan(self.workload, self.config, part, number)
 
     def _cut_segments(self) -> Iterator[tuple[SegmentPlan, Rows, int]]:

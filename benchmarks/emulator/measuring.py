@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
+from benchmarks.throughput.rows import write_rows
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
@@ -106,14 +107,8 @@ def emulated_ranks(
 
 def _write_rows(folder: Path, params: Params) -> Path:
     """Write the first range, of rows of one length: what they hold is of no matter to a layer that sleeps."""
-    folder, num_rows = folder / str(params.ranges[0]), params.ranges[0].end
-    folder.mkdir(parents=True)
-    arrays: dict[str, np.ndarray] = {
-        "tokens": np.arange(num_rows * _ROW_LENGTH, dtype=np.int32) % 97,
-        "offsets": np.arange(num_rows + 1, dtype=np.int64) * _ROW_LENGTH,
-        "row_ids": np.arange(num_rows, dtype=np.int64),
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+    num_rows = params.ranges[0].end
+    tokens = np.arange(num_rows * _ROW_LENGTH).reshape(num_rows, _ROW_LENGTH)
+    folder = write_rows(folder / str(params.ranges[0]), tokens, vocab_size=97)
     write_json(folder / "manifest.json", {"digest": digest_json({"num_rows": num_rows, "length": _ROW_LENGTH})})
     return folder

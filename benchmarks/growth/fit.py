@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import linear_regression
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -13,7 +14,4 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
         raise ValueError(
             f"exponent: got sizes {list(sizes)} and values {list(values)}; needed: two or more, all above 0"
         )
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    middle_x, middle_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    slope = math.fsum((one - middle_x) * (other - middle_y) for one, other in zip(x, y, strict=True))
-    return slope / math.fsum((one - middle_x) ** 2 for one in x)
+    return linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -89,8 +88,8 @@ def _main() -> int:
         found={
             "model_error": dataclasses.asdict(model_error),
             "scores": {name: {**dataclasses.asdict(one), "missed": one.missed} for name, one in scores.items()},
-            "validation": [_as_json(point) for point in judged],
-            "fitting": [_as_json(point) for point in used],
+            "validation": [point.as_json() for point in judged],
+            "fitting": [point.as_json() for point in used],
             "seconds": seconds,
         },
         load_before=load_before,
@@ -158,18 +157,6 @@ def _summary(scores: dict[str, Score], *, seconds: float) -> str:
 
 def _verdict(found: Score) -> str:
     return f"**Missed: {', '.join(found.missed)}.**" if found.missed else "All targets reached."
-
-
-def _as_json(point: Point) -> dict[str, Any]:
-    return {
-        "configuration": point.configuration,
-        "world_size": point.world_size,
-        "known": point.known,
-        "predicted": point.predicted.model_dump(mode="json"),
-        "measured": point.measured.model_dump(mode="json"),
-        "error": point.error,
-        "is_covered": point.is_covered,
-    }
 
 
 if __name__ == "__main__":

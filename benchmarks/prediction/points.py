@@ -14,11 +14,12 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
 from benchmarks.rounds import compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import Anchor, ModelError, predict
 from tasks.measuring.probe import Probe
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import Workers
 from tasks.records.estimate import Estimate
 
@@ -90,7 +91,11 @@ class Point:
     @property
     def is_covered(self) -> bool:
         """Whether the measured speedup lies in the predicted interval."""
-        return self.predicted.low <= self.measured.value <= self.predicted.high
+        return self.predicted.contains(self.measured.value)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields and both of the above."""
+        return {**dataclasses.asdict(self), "error": self.error, "is_covered": self.is_covered}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,7 +217,4 @@ def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> Trials
 def _compute_speedups(cells: Sequence[Cell], trials: Trials) -> dict[int, Estimate]:
     """Return the speedups over the first cell."""
     alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
-    return {
-        cell.world_size: Estimate(**compute_ratio(alone, seconds).as_json())
-        for cell, seconds in zip(cells[1:], others, strict=True)
-    }
+    return {cell.world_size: compute_ratio(alone, seconds) for cell, seconds in zip(cells[1:], others, strict=True)}

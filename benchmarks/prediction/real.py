@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,11 @@ class Said:
     @property
     def is_covered(self) -> bool:
         """Whether the measured speedup lies in the model's interval."""
-        return self.model.low <= self.measured.value <= self.model.high
+        return self.model.contains(self.measured.value)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields and both of the above."""
+        return {**dataclasses.asdict(self), "error": self.error, "is_covered": self.is_covered}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +124,7 @@ def judge_sessions(num_sessions: int, records: Sequence[Path], *, folder: Path =
             f"Bias {format_signed_percent(math.expm1(found.bias))}, root mean square "
             f"{format_small_percent(found.rms)}, {found.coverage:.0%} of {found.num_points} covered."
         ),
-        found={"score": dataclasses.asdict(found), "points": [_as_json(point) for point in points]},
+        found={"score": dataclasses.asdict(found), "points": [point.as_json() for point in points]},
         load_before=load_before,
         folder=folder,
     )  # fmt: skip
@@ -129,15 +134,3 @@ def _measure_session() -> Measurement:
     """Return one session of the comparison of params.yaml, without its advice."""
     with plan_real_session() as session:
         return measure_cells(session, stop=threading.Event())
-
-
-def _as_json(point: Said) -> dict[str, object]:
-    return {
-        "session": point.session,
-        "cells": point.cells,
-        "world_size": point.world_size,
-        "model": point.model.model_dump(mode="json"),
-        "measured": point.measured.model_dump(mode="json"),
-        "error": point.error,
-        "is_covered": point.is_covered,
-    }

@@ -1,13 +1,12 @@
 """Two ranks on one device, over gloo, held against one process that makes the same updates by itself."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ranks import run_to_end
 from benchmarks.throughput.groups import Setup
 from tasks.equivalence.updates import compare_with_one_process, judge
-from tasks.ranks.one_machine import RanksHere
 from training.config import read_config
 from training.process.files import write_json
 
@@ -27,7 +26,9 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
     )  # fmt: skip
     told = {**one.training(work), "oversubscribe": True, "micro_batch_size": 4}
     write_json(work / "config.json", told)
-    _train(work, threads=setup.threads)
+    run_to_end(
+        work / "config.json", world_size=2, threads=setup.threads, arguments=["--keep-updates"], most_seconds=_TIMEOUT
+    )
     config = read_config(work / "config.json")
     updates, problems = compare_with_one_process(config, on_update=_nothing)
     verdict, problem = judge(updates, problems)
@@ -52,21 +53,6 @@ def _first_rows(rows: Path, folder: Path) -> Path:
 
     source = open_slice(rows)
     return write_rows(folder, [source.row(index, 1 << 30) for index in range(_STEPS * _ROWS_PER_STEP)])
-
-
-def _train(work: Path, *, threads: int) -> None:
-    launch = RanksHere(
-        work / "config.json", world_size=2, threads_per_rank=threads, log_folder=work / "logs",
-        arguments=["--keep-updates"],
-    )  # fmt: skip
-    deadline = time.monotonic() + _TIMEOUT
-    try:
-        while launch.is_running and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if launch.is_running or launch.exit_code() != 0:
-            raise RuntimeError(f"the two ranks did not end well: {launch.explain_end()}")
-    finally:
-        launch.stop(grace_seconds=0.0)
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.rounds import MIN_ROUNDS, Stopping, average_blocks, compute_ratio, generate_rounds
 from benchmarks.throughput.groups import Blocks, Setup, groups
 from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
-from tasks.measuring.intervals import Interval
+from tasks.records.estimate import Estimate
 
 OURS = "ours"
 LOSS_TOLERANCE = 1e-4
@@ -35,9 +35,9 @@ class Found:
     """Every peer's settings with the seconds of each block that they took when tried."""
     blocks: dict[str, Blocks]
     """Of every peer."""
-    ratios: dict[str, Interval]
+    ratios: dict[str, Estimate]
     """Units per second of ours / of the peer."""
-    cpu_ratios: dict[str, Interval]
+    cpu_ratios: dict[str, Estimate]
     """CPU seconds of the peer / of ours, which other load hardly changes; without the wait for other ranks."""
     largest_loss_difference: dict[str, float]
     """Of any block from ours, relative."""
@@ -66,8 +66,8 @@ class Found:
             "too_large": self.too_large,
             "tried": self.tried,
             "units_per_second": {peer: self.units_per_second(peer) for peer in self.blocks},
-            "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
-            "cpu_ratios": {peer: ratio.as_json() for peer, ratio in self.cpu_ratios.items()},
+            "ratios": {peer: dataclasses.asdict(ratio) for peer, ratio in self.ratios.items()},
+            "cpu_ratios": {peer: dataclasses.asdict(ratio) for peer, ratio in self.cpu_ratios.items()},
             "losses_agree": self.losses_agree,
             "largest_loss_difference": self.largest_loss_difference,
             "num_rounds": self.num_rounds,
@@ -142,7 +142,7 @@ def contest(
     )
 
 
-def against_ours(values: Mapping[str, list[float]], confidence: float = 0.95) -> dict[str, Interval]:
+def against_ours(values: Mapping[str, list[float]], confidence: float = 0.95) -> dict[str, Estimate]:
     """Return each peer's seconds / ours, from one value per round."""
     return {
         peer: compute_ratio(found, values[OURS], confidence=confidence)

@@ -98,7 +98,7 @@ def write_labelled_texts(data: Path | None, folder: Path, num_rows: int) -> str:
     from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
 
     if data is None:
-        labels, texts = zip(*itertools.islice(read_corpus_by_package(), num_rows), strict=True)
+        labels, texts = map(list, zip(*itertools.islice(read_corpus_by_package(), num_rows), strict=True))
         label = "built-in documentation text, classes are its packages"
     else:
         labels = [name.partition(".")[0] for name in _abstract_column(data, "category", num_rows)]
@@ -137,7 +137,7 @@ def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -
         if isinstance(image, str):
             raise ValueError(f"{source}: {file.name}: {image}; allowed: images that can be decoded")
         images[place] = image.transpose(2, 0, 1)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "images": images,
         "labels": np.array([names.index(file.label) for file in files], dtype=np.int64),
         "row_ids": np.arange(len(files), dtype=np.int64),
@@ -164,7 +164,7 @@ def _tokenised(folder: Path, texts: Sequence[str], *, is_framed: bool = False) -
     return rows, len(tokenizer)
 
 
-def write_rows(folder: Path, rows: Sequence[np.ndarray], *, vocab_size: int | None = None) -> Path:
+def write_rows(folder: Path, rows: "Sequence[np.ndarray] | np.ndarray", *, vocab_size: int | None = None) -> Path:
     """Write rows as a slice (training/data/batches.py) and return its folder.
 
     With `vocab_size`, ids above are folded below it by their remainder: a small model then has the real lengths, and
@@ -176,6 +176,19 @@ def write_rows(folder: Path, rows: Sequence[np.ndarray], *, vocab_size: int | No
     np.save(folder / "offsets.npy", np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
     np.save(folder / "row_ids.npy", np.arange(len(rows), dtype=np.int64))
     return folder
+
+
+def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[np.ndarray]:
+    """Write the built-in model, its tokenizer made of these texts, and the texts as a slice; return their tokens."""
+    from tokenizers import Tokenizer
+
+    from tasks.data.builtin.tiny_model import write_tiny_qwen2
+
+    write_tiny_qwen2(model, texts)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokens = [np.array(tokenizer.encode(text).ids, dtype=np.int32) for text in texts]
+    write_rows(rows, tokens)
+    return tokens
 
 
 def write_random_model(folder: Path, config: dict[str, Any]) -> Path:

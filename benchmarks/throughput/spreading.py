@@ -14,10 +14,11 @@ from typing import Any
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from benchmarks.throughput.groups import Setup
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import Interval
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import open_workers
+from tasks.records.estimate import Estimate
 from training.config import parse_config
 from training.process.files import write_json
 
@@ -32,11 +33,11 @@ class Spread:
 
     accumulation: int
     """Micro-batches of a rank in a step."""
-    speedup: Interval
+    speedup: Estimate
     """Seconds of one process / seconds of two."""
-    ceiling: Interval
+    ceiling: Estimate
     """Seconds of one process / seconds of two that know nothing of each other, each with half of the work."""
-    share: Interval
+    share: Estimate
     """Speedup / ceiling."""
     num_rounds: int
     """Rounds of two blocks of each."""
@@ -74,7 +75,7 @@ def spread(
     trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
-    def ratio(one: str, other: str, confidence: float = 0.95) -> Interval:
+    def ratio(one: str, other: str, confidence: float = 0.95) -> Estimate:
         return compute_ratio(list_by_round(trials, one), list_by_round(trials, other), confidence=confidence)
 
     with open_workers(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:

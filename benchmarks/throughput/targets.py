@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.throughput.contest import OURS, Found
 from benchmarks.throughput.spreading import Spread
 from benchmarks.throughput.waiting import Waited
-from tasks.measuring.intervals import Interval
+from tasks.records.estimate import Estimate
 
 PEERS = {
     "published": "(a) loop as published",
@@ -38,7 +38,7 @@ class Judged:
         return [self.what, self.target, self.found, words[self.is_reached]]
 
 
-def shown(interval: Interval, *, percent: bool = False) -> str:
+def shown(interval: Estimate, *, percent: bool = False) -> str:
     """Return value and interval in figures."""
     if percent:
         return f"{interval.value:.1%} ({interval.low:.1%} to {interval.high:.1%})"

@@ -101,7 +101,6 @@ def _compare(mine: list[float], base: list[float]) -> tuple[Estimate, bool]:
     number = min(len(mine), len(base))
     mine, base = mine[:number], base[:number]
     if number >= FEWEST_LAUNCHES:
-        found = estimate_ratio([[one] for one in mine], [[one] for one in base])
-        return Estimate(**found.as_json()), True
+        return estimate_ratio([[one] for one in mine], [[one] for one in base]), True
     value = (sum(mine) / number) / (sum(base) / number)
     return Estimate(value=value, low=value, high=value), False

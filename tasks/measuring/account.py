@@ -10,18 +10,18 @@ import numpy as np
 
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench, Timed, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
-    Interval,
     Launches,
     compute_trimmed_mean,
     estimate_ratio,
 )
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
+from tasks.measuring.trials import Timed, Trials
 from tasks.measuring.waterfall import compute_data_wait_share
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import ArmSpeed, NoiseFloor
@@ -101,7 +101,7 @@ def _compute_arm_speed(
         num_blocks=len(blocks),
         num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.headline, arm),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=make_estimate(_estimate_step_seconds(trials, arm)),
+        step_seconds=_estimate_step_seconds(trials, arm),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -114,9 +114,9 @@ def _compute_arm_speed(
         data_wait_share=compute_data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
-        speedup=_find_estimate({**measured.headline.intervals, **measured.of_wrapped}, arm),
+        speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),
         **_compare_otherwise(comparison, measured, arm),
-        speedup_over_wrapped=_find_estimate(measured.over_wrapped, arm),
+        speedup_over_wrapped=measured.over_wrapped.get(arm.name),
     )
 
 
@@ -129,7 +129,7 @@ def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None
     return max((one[name] for one in facts if one[name] is not None), default=None)
 
 
-def _estimate_step_seconds(trials: Trials, arm: Arm) -> Interval:
+def _estimate_step_seconds(trials: Trials, arm: Arm) -> Estimate:
     """Return the mean seconds of a step, over several launches where there are enough."""
     launches: Launches = trials.list_by_launch(arm.name)
     if len(launches) < FEWEST_LAUNCHES:
@@ -147,7 +147,7 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     quiet = headline.select_quiet(arm.name)
     figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
-        "speedup_of_all_turns": make_estimate(every[arm.name]),
+        "speedup_of_all_turns": every[arm.name],
         "speedup_of_medians": float(np.median(figures) / np.median(others)),
         "speedup_of_trimmed_means": compute_trimmed_mean(figures) / compute_trimmed_mean(others),
         "launch_effect": compute_launch_effect(quiet, first.name, arm.name, of),
@@ -176,14 +176,10 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     if len(halves[0]) < FEWEST_TURNS:
         return None
     return NoiseFloor(
-        ratio=make_estimate(estimate_ratio([halves[0]], [halves[1]])),
+        ratio=estimate_ratio([halves[0]], [halves[1]]),
         num_pairs=len(halves[0]),
         coefficient_of_variation=max(variations),
     )
-
-
-def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
-    return make_estimate(intervals[arm.name]) if arm.name in intervals else None
 
 
 def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
@@ -205,8 +201,3 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
         "gpu_watts": watts,
         "joules_per_token": None if watts is None else watts * seconds / sum(block.num_tokens for block in metered),
     }
-
-
-def make_estimate(interval: Interval) -> Estimate:
-    """Return an interval as the record has it."""
-    return Estimate(value=interval.value, low=interval.low, high=interval.high)

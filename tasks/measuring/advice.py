@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tasks.measuring.account import make_estimate
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
+from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speed import TimedComparison, select_quiet_turns
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
+from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import Advice, Advised
 from tasks.strategies import Knob, count_shares, find_profile, format_patch
@@ -266,7 +267,7 @@ class _Trying:
         plain, arms = self._plain, [_make_arm(self._cell, knobs) for knobs in sets]
         trials, num_turns = Trials(), 0
         order = generate_turns([plain.name, *(arm.name for arm in arms)], seed=self._comparison.seed + 3)
-        gains: list[Interval] = []
+        gains: list[Estimate] = []
         is_sure = False
         while num_turns < _FEWEST_TURNS or (time.perf_counter() < deadline and not is_sure):
             self._bench.run_turn([plain, *arms], order, trials)
@@ -277,12 +278,12 @@ class _Trying:
                 is_sure = all(map(_is_sure, gains, looks))
         return [self._advise_on(knobs, arm, gain, trials) for knobs, arm, gain in zip(sets, arms, gains, strict=True)]
 
-    def _compute_gain(self, trials: Trials, arm: Arm, error_rate: float) -> Interval:
+    def _compute_gain(self, trials: Trials, arm: Arm, error_rate: float) -> Estimate:
         quiet = select_quiet_turns(trials, self._comparison.most_share, (self._plain.name, arm.name))
         before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
         return estimate_ratio([before], [after], confidence=1 - error_rate)
 
-    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Interval, trials: Trials) -> Advised:
+    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, trials: Trials) -> Advised:
         notes = [knob.note for knob in knobs if knob.note]
         if any("compile" in knob.overrides for knob in knobs):
             notes.append(_describe_break_even(self._bench, self._plain, arm, trials))
@@ -290,13 +291,13 @@ class _Trying:
             cell=self._cell.name,
             change=" and ".join(knob.change for knob in knobs),
             patch=format_patch(knobs, self._cell.name),
-            gain=make_estimate(gain),
+            gain=gain,
             verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
             note="; ".join(dict.fromkeys(notes)) or None,
         )
 
 
-def _is_sure(gain: Interval, look: Interval) -> bool:
+def _is_sure(gain: Estimate, look: Estimate) -> bool:
     """Return whether more turns would not change the advice; `look`: the same with the confidence of a look."""
     return not look.contains(1.0) or gain.relative_half_width <= _LEAST_GAIN / 2
 

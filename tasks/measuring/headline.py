@@ -15,17 +15,17 @@ from typing import Protocol
 import numpy as np
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials, is_quiet
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
-    Interval,
     count_needed_turns,
     estimate_ratio,
     find_doubts,
 )
+from tasks.measuring.trials import Timed, Trials, is_quiet
 from tasks.process import wording
+from tasks.records.estimate import Estimate
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Headline:
     """Share of the CPUs that others may use in a quiet turn."""
     num_launches: int = 1
     """Starts of every cell's ranks."""
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    intervals: Mapping[str, Estimate] = field(default_factory=dict)
     """Name of the arm -> how many times as fast as the baseline it is, over its quiet turns; none of an arm without
     enough."""
     num_narrow: int = 0
@@ -150,7 +150,7 @@ def measure_headline(
 
 def compute_speedups(
     select: Callable[[str], Trials], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
-) -> dict[str, Interval]:
+) -> dict[str, Estimate]:
     """Return how many times as fast as the first the other arms are; none of one with too few launches that have turns.
 
     `select`: name of the arm -> the turns of it and of the first that count.

@@ -16,10 +16,11 @@ slows both arms of a turn down cancels (the classical estimator of a ratio; Coch
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tasks.records.estimate import Estimate
 
 Launches = Sequence[Sequence[float]]
 """One figure per turn, launch by launch."""
@@ -42,32 +43,7 @@ in their neighbours, and starts that differ decide more."""
 _FEW_TURNS = 6
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A measured number and the interval that covers the true one."""
-
-    value: float
-    """The number itself, from all turns."""
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-
-    @property
-    def relative_half_width(self) -> float:
-        """Half the width / the value; infinite where the value is 0."""
-        return abs((self.high - self.low) / 2 / self.value) if self.value else math.inf
-
-    def contains(self, number: float) -> bool:
-        """Return whether the number lies inside, ends included."""
-        return self.low <= number <= self.high
-
-    def as_json(self) -> dict[str, float]:
-        """Return the fields."""
-        return asdict(self)
-
-
-def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Interval:
+def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Estimate:
     """Return mean(numerator) / mean(denominator) with its interval; both have a value above 0 for every turn.
 
     Raises ValueError as `estimate_mean`, and for arms whose turns do not pair.
@@ -75,10 +51,10 @@ def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: fl
     value, apart = _take_apart(numerator, denominator)
     half_width = _compute_half_width(apart, confidence)
     # On the logarithmic scale, where a ratio and its inverse are as sure as each other.
-    return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
+    return Estimate(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
-def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Interval:
+def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Estimate:
     """Return the mean of the launches' means with its interval, in the unit of the values.
 
     Raises ValueError for values that are not finite, a confidence outside 0..1, one launch of fewer than
@@ -87,7 +63,7 @@ def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Interval:
     found = _require_values(values, above_zero=False)
     mean = _compute_mean(found)
     half_width = _compute_half_width([one - mean for one in found], confidence)
-    return Interval(mean, mean - half_width, mean + half_width)
+    return Estimate(mean, mean - half_width, mean + half_width)
 
 
 def compute_autocorrelation(apart: Sequence[NDArray[np.float64]]) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
-from tasks.measuring.blocks import Trials
+from tasks.measuring.trials import Trials
 
 Repeats = tuple[float, ...]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_trained_arm, name_data_arm
-from tasks.measuring.blocks import Trials
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
 from tasks.measuring.prediction import make_prediction, read_model_error
 from tasks.measuring.probe import Probe, make_probe
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import Workers
 from tasks.records.estimate import Estimate
 from tasks.records.predicted import Prediction

@@ -15,13 +15,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tasks.measuring.account import make_estimate
-from tasks.measuring.blocks import Timed, Trials, choose_seconds
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import Interval, compute_trimmed_mean
+from tasks.measuring.intervals import compute_trimmed_mean
+from tasks.measuring.trials import Timed, Trials, choose_seconds
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
+from tasks.records.estimate import Estimate
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
@@ -146,8 +146,8 @@ def _find_published(published: Measurement | None, name: str) -> str:
     return wording.WITHHELD if found is None else wording.format_ratio_with_interval(found)
 
 
-def _show(interval: Interval | None) -> str:
-    return "too few turns" if interval is None else wording.format_ratio_with_interval(make_estimate(interval))
+def _show(interval: Estimate | None) -> str:
+    return "too few turns" if interval is None else wording.format_ratio_with_interval(interval)
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -16,7 +16,7 @@ from tasks.machine.host_checks import GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
+from tasks.measuring.account import compute_arm_speeds, compute_noise
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
@@ -303,15 +303,14 @@ def _predict(
         overlaps=session.device == "cuda",
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
-    speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
 
     def hear_sweep(sweep: dict[str, Any]) -> None:
         if (found := compute_link_speed(sweep)) is not None:
             links.append(found)
 
     return predict_cells(
-        probed, workers, speedups, partial(select_turns_for, comparison, measured.beside), seed=comparison.seed,
-        make_ready=bench.make_ready, hear_sweep=hear_sweep,
+        probed, workers, measured.headline.intervals, partial(select_turns_for, comparison, measured.beside),
+        seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep,
     )  # fmt: skip
 
 

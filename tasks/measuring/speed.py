@@ -20,12 +20,14 @@ from tasks.measuring.arms import (
     make_trained_arm,
     make_wrapped_arm,
 )
-from tasks.measuring.blocks import Bench, Timed, Trials, choose_seconds
+from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
+from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
+from tasks.measuring.trials import Timed, Trials, choose_seconds
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
+from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
 from tasks.strategies import find_other_training, find_profile
 
@@ -134,9 +136,9 @@ class Measured:
     """The blocks of the speedups, and these."""
     beside: Trials
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
-    over_wrapped: Mapping[str, Interval]
+    over_wrapped: Mapping[str, Estimate]
     """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty without either."""
-    of_wrapped: Mapping[str, Interval]
+    of_wrapped: Mapping[str, Estimate]
     """Name of the wrapped arm -> how many times as fast as the baseline it is; empty likewise."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
@@ -270,7 +272,7 @@ def select_turns_for(comparison: TimedComparison, trials: Trials, cell: Cell) ->
     return select_quiet_turns(trials, comparison.most_share, arms)
 
 
-def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Interval]:
+def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Estimate]:
     """Return how many times as fast as the baseline the wrapped one is; nothing where it was not run."""
     if not (comparison.wrapped and beside.blocks):
         return {}
@@ -281,14 +283,14 @@ def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Inte
     return found
 
 
-def _divide(speedup: Interval, other: Interval) -> Interval:
+def _divide(speedup: Estimate, other: Estimate) -> Estimate:
     """Return the ratio of two speedups over the same arm, from turns of their own: their errors are independent.
 
     So a cell over the wrapped baseline is its speedup and that one's, and no third figure that may disagree with both.
     """
     value = speedup.value / other.value
     half_width = math.hypot(*(math.log(one.high / one.low) / 2 for one in (speedup, other)))
-    return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
+    return Estimate(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:

@@ -21,9 +21,9 @@ from tasks.measuring.arms import (
     make_trained_arm,
     name_data_arm,
 )
-from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import estimate_mean
 from tasks.measuring.paired import compute_relative_tokens
+from tasks.measuring.trials import Trials
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import DATA_BOUND_SHARE
@@ -56,8 +56,7 @@ def compute_waterfall(
     share = 1.0 if is_weak else 1 / ranks_ratio
 
     def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
-        interval = estimate_mean([statistic(figures).tolist()])
-        return Estimate(value=interval.value, low=interval.low, high=interval.high)
+        return estimate_mean([statistic(figures).tolist()])
 
     chain = _make_chain(share, has_copy=has_copy)
     found = [estimate(link.lost) for link in chain]
@@ -65,25 +64,11 @@ def compute_waterfall(
     parts = [LostPart(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
-    # To the nanosecond: what is less is rounding, which would be shown as -0.
-    unexplained = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
-    largest = max(parts, key=lambda part: part.seconds.value)
-    data_wait = found[0].low / measured
-    return Waterfall(
-        cell=cell.name,
-        ideal_seconds=ideal,
-        measured_seconds=measured,
-        parts=parts,
-        unexplained_seconds=unexplained,
-        lost_efficiency=1 - ideal / measured,
-        unexplained_efficiency=unexplained / measured,
-        ddp_exposed_communication_seconds=_compute_exposed_seconds(ddp_timers),
-        verdict=_describe_verdict(cell, parts, largest, measured),
-        is_data_bound=max(
-            data_wait, *(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
-        )
-        > DATA_BOUND_SHARE,
-    )
+    waits = [compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell)]
+    return _make_waterfall(
+        cell, parts, ideal=ideal, measured=measured, data_wait=max(found[0].low / measured, *waits),
+        exposed=_compute_exposed_seconds(ddp_timers),
+    )  # fmt: skip
 
 
 def compute_staged_waterfall(
@@ -121,19 +106,26 @@ def compute_staged_waterfall(
         for one in [estimate_mean([list(seconds)])]
     ]
     mean, least = (estimate_mean([seconds.tolist()]).value for seconds in (measured, ideal))
-    unexplained = round(mean - least - sum(part.seconds.value for part in parts), 9) + 0.0
+    data_wait = max(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
+    return _make_waterfall(cell, parts, ideal=least, measured=mean, data_wait=data_wait, exposed=None)
+
+
+def _make_waterfall(
+    cell: Cell, parts: list[LostPart], *, ideal: float, measured: float, data_wait: float, exposed: float | None
+) -> Waterfall:
+    # To the nanosecond: what is less is rounding, which would be shown as -0.
+    unexplained = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
     return Waterfall(
         cell=cell.name,
-        ideal_seconds=least,
-        measured_seconds=mean,
+        ideal_seconds=ideal,
+        measured_seconds=measured,
         parts=parts,
         unexplained_seconds=unexplained,
-        lost_efficiency=1 - least / mean,
-        unexplained_efficiency=unexplained / mean,
-        ddp_exposed_communication_seconds=None,
-        verdict=_describe_verdict(cell, parts, max(parts, key=lambda part: part.seconds.value), mean),
-        is_data_bound=max(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
-        > DATA_BOUND_SHARE,
+        lost_efficiency=1 - ideal / measured,
+        unexplained_efficiency=unexplained / measured,
+        ddp_exposed_communication_seconds=exposed,
+        verdict=_describe_verdict(cell, parts, measured),
+        is_data_bound=data_wait > DATA_BOUND_SHARE,
     )
 
 
@@ -248,8 +240,8 @@ def _compute_exposed_seconds(timers: Mapping[str, Any]) -> float | None:
     return float(max(timers["backward_comm"] - timers["backward_compute_comm_overlap"], 0.0))
 
 
-def _describe_verdict(cell: Cell, parts: list[LostPart], largest: LostPart, measured: float) -> str:
-    clear = [part for part in parts if part.seconds.low > 0]
-    if largest not in clear:
+def _describe_verdict(cell: Cell, parts: list[LostPart], measured: float) -> str:
+    largest = max(parts, key=lambda part: part.seconds.value)
+    if largest.seconds.low <= 0:
         return f"{cell.name}: no single part stands out of the noise"
     return f"{cell.name}: most is lost to {largest.name}, {largest.seconds.value / measured:.0%} of the step"

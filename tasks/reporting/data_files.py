@@ -1,7 +1,7 @@
 """Figures for machines: metrics.json for `dvc metrics`, epochs.csv and losses.csv for plots and spreadsheets."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def write_epochs(path: Path, results: Results) -> None:
     ]
     validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
     validated += ["val_accuracy_top5"] if any(one.accuracy_top5 is not None for one in results.quality.epochs) else []
-    _write_csv(path, ["cell", "world_size", "state", "epoch", *names, *validated], rows)
+    write_csv(path, ["cell", "world_size", "state", "epoch", *names, *validated], rows)
 
 
 def _collect_validation(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
@@ -104,11 +104,11 @@ def write_losses(path: Path, outputs: Outputs) -> None:
         for cell, run in outputs.runs.items()
         for at in run.steps.with_loss
     )
-    _write_csv(path, ["cell", "step", "loss"], rows)
+    write_csv(path, ["cell", "step", "loss"], rows)
 
 
-def _write_csv(path: Path, names: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write the lines one by one, whole or not at all."""
+def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[Any]]) -> None:
+    """Write the lines one by one, whole or not at all; no text in them is a formula for a spreadsheet."""
     with replace_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)

@@ -18,17 +18,24 @@ class DescribedSchema(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
         """Return the schema of one model, its fields described."""
-        found = super().model_schema(schema)
-        for name, text in read_field_docstrings(schema["cls"]).items():
-            if name in found.get("properties", {}):
-                found["properties"][name]["description"] = text
-        return found
+        return _describe_fields(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the same of a dataclass."""
+        return _describe_fields(super().dataclass_schema(schema), schema["cls"])
 
 
-def read_field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return field -> the docstring under it, of the model and of those that it extends."""
+def _describe_fields(found: dict[str, Any], kind: type) -> dict[str, Any]:
+    for name, text in read_field_docstrings(kind).items():
+        if name in found.get("properties", {}):
+            found["properties"][name]["description"] = text
+    return found
+
+
+def read_field_docstrings(kind: type) -> dict[str, str]:
+    """Return field -> the docstring under it, of the class and of those of ours that it extends."""
     found: dict[str, str] = {}
-    for extended in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+    for extended in reversed([one for one in kind.__mro__ if one not in (*BaseModel.__mro__, object)]):
         (declared,) = ast.parse(textwrap.dedent(inspect.getsource(extended))).body
         assert isinstance(declared, ast.ClassDef)
         for field, below in itertools.pairwise(declared.body):

@@ -20,7 +20,7 @@ from tasks.process.failure import DataError
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.changes import make_history
-from tasks.reporting.data_files import escape_formula, unescape_formula, write_text
+from tasks.reporting.data_files import unescape_formula, write_csv
 from tasks.reporting.history import HistoryRecord, group_comparisons
 from tasks.reporting.results import Results
 from training.process.files import digest_json
@@ -130,17 +130,11 @@ def read_history(path: Path) -> list[HistoryRecord]:
 
 
 def _write(path: Path, records: Sequence[HistoryRecord]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([[_format_field(getattr(record, name)) for name in COLUMNS] for record in records])
-    write_text(path, text.getvalue())
+    write_csv(path, COLUMNS, ([_format_field(getattr(record, name)) for name in COLUMNS] for record in records))
 
 
-def _format_field(value: str | float | bool | None) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(escape_formula(value))
+def _format_field(value: str | float | bool | None) -> str | float | None:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def _make_damage_error(path: Path, reason: str) -> DataError:

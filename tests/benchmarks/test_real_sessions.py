@@ -10,7 +10,7 @@ import pytest
 from benchmarks.alarms import compare_real, find_rate
 from benchmarks.block_length import measure_turns
 from benchmarks.sessions import SessionSpeedup, find_scatter, measure_session
-from tasks.measuring.intervals import Interval
+from tasks.records.estimate import Estimate
 from tests.workspace import SMALL, Workspace
 
 
@@ -29,7 +29,7 @@ def sliced(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) 
 
 
 def make_session(kind: str, value: float, half_width: float | None) -> SessionSpeedup:
-    interval = None if half_width is None else Interval(value, value * (1 - half_width), value * (1 + half_width))
+    interval = None if half_width is None else Estimate(value, value * (1 - half_width), value * (1 + half_width))
     return SessionSpeedup(
         kind=kind, number=1, cell="2proc", interval=interval, all_turns=value, num_turns=12, num_quiet=12, seconds=1.0
     )

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from benchmarks.rounds import GROWTH, LOOK_CONFIDENCE, Stopping, average_blocks, generate_rounds
-from tasks.measuring.intervals import Interval
+from tasks.records.estimate import Estimate
 from tests.simulated_machine import Noise, SimulatedMachine
 
 ARMS = ["1gpu", "1gpu-ddp", "2gpu"]
@@ -17,9 +17,9 @@ class _Looks:
         self.half_widths = half_widths
         self.confidences: list[float] = []
 
-    def __call__(self, confidence: float) -> dict[str, Interval]:
+    def __call__(self, confidence: float) -> dict[str, Estimate]:
         self.confidences.append(confidence)
-        return {str(width): Interval(value=2.0, low=2 - 2 * width, high=2 + 2 * width) for width in self.half_widths}
+        return {str(width): Estimate(value=2.0, low=2 - 2 * width, high=2 + 2 * width) for width in self.half_widths}
 
 
 def test_a_round_is_an_order_of_all_arms_and_its_mirror_image() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import trackers
 from benchmarks.trackers_states import NONE, door, locked
-from tasks.measuring.intervals import Interval
 from tasks.params import load_params
+from tasks.records.estimate import Estimate
 
 HEALTHY = "MLflow, healthy"
 
@@ -27,7 +27,7 @@ HEALTHY = "MLflow, healthy"
 def test_the_target_is_called_held_only_where_the_interval_is_below_it(
     value: float, low: float, high: float, says: str
 ) -> None:
-    assert trackers.judged(Interval(value=value, low=low, high=high)) == says
+    assert trackers.judged(Estimate(value=value, low=low, high=high)) == says
 
 
 def test_a_line_of_the_table_is_that_worked_out_by_hand() -> None:

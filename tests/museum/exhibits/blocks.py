@@ -169,9 +169,9 @@ EXHIBITS = [
         "What is published is 1.36 times what was measured.",
         Mutation(
             _ACCOUNT,
-            "return make_estimate(intervals[arm.name]) if arm.name in intervals else None",
-            'return make_estimate(intervals[arm.name]).model_copy(update={"value": 1.36 * intervals[arm.name].value}) '
-            "if arm.name in intervals else None",
+            "speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),",
+            "speedup=(one := {**measured.headline.intervals, **measured.of_wrapped}.get(arm.name)) and "
+            "type(one)(1.36 * one.value, one.low, one.high),",
         ),
         _TRAINING,
     ),
@@ -180,9 +180,9 @@ EXHIBITS = [
         "What is published is half of what was measured.",
         Mutation(
             _ACCOUNT,
-            "return make_estimate(intervals[arm.name]) if arm.name in intervals else None",
-            'return make_estimate(intervals[arm.name]).model_copy(update={"value": 0.49 * intervals[arm.name].value}) '
-            "if arm.name in intervals else None",
+            "speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),",
+            "speedup=(one := {**measured.headline.intervals, **measured.of_wrapped}.get(arm.name)) and "
+            "type(one)(0.49 * one.value, one.low, one.high),",
         ),
         _TRAINING,
     ),

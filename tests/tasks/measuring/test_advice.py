@@ -10,7 +10,7 @@ import yaml
 
 from tasks.measuring.advice import _Trying, list_knobs
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.blocks import Trials
+from tasks.measuring.trials import Trials
 from tasks.params import Params
 from tasks.strategies import Knob, format_patch
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble

@@ -13,11 +13,12 @@ import pytest
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.blocks import Bench, Timed, Trials, compute_others_share, is_quiet
+from tasks.measuring.blocks import Bench, compute_others_share
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups, measure_headline
-from tasks.measuring.intervals import Interval
 from tasks.measuring.session import select_predictable
 from tasks.measuring.speed import TimedComparison, select_turns_for
+from tasks.measuring.trials import Timed, Trials, is_quiet
+from tasks.records.estimate import Estimate
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
 NUM_EXPERIMENTS = 300
@@ -353,5 +354,5 @@ def test_the_noise_is_that_of_cells_that_count() -> None:
     found = Headline(baseline="1proc", most_share=0.05)
     assert found.counts("1proc")
     assert found.counts("loud")
-    found.intervals = {"2proc": Interval(1.5, 1.4, 1.6)}
+    found.intervals = {"2proc": Estimate(1.5, 1.4, 1.6)}
     assert [found.counts(name) for name in ("1proc", "2proc", "loud")] == [True, True, False]

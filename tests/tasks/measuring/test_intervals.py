@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tasks.measuring import intervals
-from tasks.measuring.intervals import Interval, estimate_mean, estimate_ratio
+from tasks.measuring.intervals import estimate_mean, estimate_ratio
+from tasks.records.estimate import Estimate
 
 NUM_EXPERIMENTS = 400
 T_OF_3 = 3.1824
@@ -156,7 +157,7 @@ def test_what_cannot_have_an_interval_is_refused() -> None:
 
 
 def test_an_interval_around_0_has_no_relative_width() -> None:
-    assert Interval(0.0, -1.0, 1.0).relative_half_width == math.inf
-    assert Interval(2.0, 1.5, 2.5).relative_half_width == 0.25
-    assert Interval(2.0, 1.5, 2.5).contains(1.5)
-    assert not Interval(2.0, 1.5, 2.5).contains(1.49)
+    assert Estimate(0.0, -1.0, 1.0).relative_half_width == math.inf
+    assert Estimate(2.0, 1.5, 2.5).relative_half_width == 0.25
+    assert Estimate(2.0, 1.5, 2.5).contains(1.5)
+    assert not Estimate(2.0, 1.5, 2.5).contains(1.49)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Cell, make_spreading_arms, name_data_arm
-from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
+from tasks.measuring.trials import Timed, Trials
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 TWO = Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=8)

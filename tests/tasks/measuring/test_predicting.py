@@ -13,13 +13,14 @@ import pytest
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import plan_session
 from tasks.measuring.predicting import Probed, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
 from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals, select_turns_for
+from tasks.measuring.trials import Trials
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.strategies.communication import find_communication

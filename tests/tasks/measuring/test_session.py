@@ -21,12 +21,13 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks, measu
 from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench, Timed, Trials
+from tasks.measuring.blocks import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison
+from tasks.measuring.trials import Timed, Trials
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.cell_ranks import make_ranks_config

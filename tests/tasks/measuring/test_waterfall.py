@@ -8,7 +8,7 @@ import pytest
 
 from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
-from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.trials import Timed, Trials
 from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import measure_headline
-from tasks.measuring.intervals import Interval, estimate_mean
+from tasks.measuring.intervals import estimate_mean
+from tasks.measuring.trials import Timed, Trials
+from tasks.records.estimate import Estimate
 from tasks.reporting.changes import make_history
 from tasks.reporting.history import History, HistoryRecord
 from tests.simulated_machine import Noise, SimulatedMachine
@@ -28,8 +29,8 @@ VERSIONS = {"torch": "2.15.0", "transformers": "5.23", "preflight": "fit to meas
 
 def record(
     cell: str,
-    step: Interval,
-    speedup: Interval | None = None,
+    step: Estimate,
+    speedup: Estimate | None = None,
     *,
     session: int = 0,
     num_rounds: int = 25,
@@ -139,8 +140,8 @@ def test_a_machine_that_becomes_10_percent_slower_is_found_as_far_as_drift_allow
 def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
     # In logarithms: standard deviation 0.01 of each session; of two 0.01414; 1.96 times that is 0.02772.
     half = math.exp(1.96 * 0.01)
-    before = record("2gpu", Interval(value=0.1, low=0.1 / half, high=0.1 * half), session=1)
-    now = record("2gpu", Interval(value=0.11, low=0.11 / half, high=0.11 * half), session=2)
+    before = record("2gpu", Estimate(value=0.1, low=0.1 / half, high=0.1 * half), session=1)
+    now = record("2gpu", Estimate(value=0.11, low=0.11 / half, high=0.11 * half), session=2)
     (change,) = make_history([before, now], [now]).changes
     assert change.ratio.value == pytest.approx(1 / 1.1)
     assert change.ratio.low == pytest.approx(math.exp(-0.02772) / 1.1, rel=1e-4)
@@ -247,8 +248,8 @@ def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld(
     assert withheld.summary == "Not compared with earlier records: a gate failed."
 
 
-def tight(value: float, width: float = 0.01) -> Interval:
-    return Interval(value=value, low=value * math.exp(-width), high=value * math.exp(width))
+def tight(value: float, width: float = 0.01) -> Estimate:
+    return Estimate(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 
 
 def pair(before: float, now: float, *, width: float) -> tuple[HistoryRecord, HistoryRecord]:

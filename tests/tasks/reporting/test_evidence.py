@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_parts_that_explain_what_the_speedup_lost_add_up_and_others_do_not(found
     assert right.residual.value == pytest.approx(0.2 / 42)
     assert right.residual.high - right.residual.value == pytest.approx(0.025 * 68 / 84)
     assert right.adds_up
-    half = [part.model_copy(update={"seconds": part.seconds.model_copy(update={"value": part.seconds.value / 2})})
+    half = [part.model_copy(update={"seconds": dataclasses.replace(part.seconds, value=part.seconds.value / 2)})
             for part in found.waterfalls[0].parts]  # fmt: skip
     (wrong,) = collect_residuals(found, [found.waterfalls[0].model_copy(update={"parts": half})])
     assert not wrong.adds_up
@@ -54,8 +55,7 @@ def test_the_page_says_whether_the_parts_add_up(found: MeasurementFile, measured
     assert (
         "19.0 % of the step was lost there, the parts explain 18.6 %, the rest is -1.5 % to 2.5 %: they add up." in text
     )
-    broken = residuals[0].model_copy(
-        update={"residual": residuals[0].residual.model_copy(update={"low": 0.05, "high": 0.09})}
-    )
+    apart = dataclasses.replace(residuals[0].residual, low=0.05, high=0.09)
+    broken = residuals[0].model_copy(update={"residual": apart})
     text = undrawn_page_of(measured_results.model_copy(update={"residuals": [broken]})).text
     assert "the rest is 5.0 % to 9.0 %: they do not add up" in text

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,7 @@ def test_several_cells_are_all_answered_with_intervals(tmp_path: Path) -> None:
 
 
 def _part(name: str, seconds: float) -> dict[str, object]:
-    return {"name": name, "seconds": estimate(seconds).model_dump(), "how": "with and without"}
+    return {"name": name, "seconds": dataclasses.asdict(estimate(seconds)), "how": "with and without"}
 
 
 def test_an_interval_of_more_than_10_percent_is_said_by_its_ends(tmp_path: Path) -> None:
