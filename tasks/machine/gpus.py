@@ -21,6 +21,8 @@ class OpenGpus:
     """The driver's version; None without a driver."""
     problem: str | None
     """Why there is no GPU, in plain words; None if there is one."""
+    is_slice: bool = False
+    """Whether the one handle is of a MIG slice, beside which CUDA shows a process nothing."""
 
 
 @contextlib.contextmanager
@@ -53,6 +55,7 @@ def open_gpus() -> Iterator[OpenGpus]:
             every=tuple(every),
             driver=str(pynvml.nvmlSystemGetDriverVersion()),
             problem=None if chosen else _explain_none(choice, slices),
+            is_slice=bool(chosen) and chosen[0][1] is not None,
         )
     finally:
         pynvml.nvmlShutdown()

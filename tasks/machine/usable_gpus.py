@@ -35,9 +35,11 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
         _require_no_gpu()
         return
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
-    names, driver_cuda = _read_driver()
-    problem = explain_order(names, os.environ) or explain_unfit(
-        used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda
+    names, driver_cuda, is_slice = _read_driver()
+    problem = (
+        explain_too_few(params, machine, is_slice=is_slice)
+        or explain_order(names, os.environ)
+        or explain_unfit(used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda)
     )
     if problem:
         raise ResourceError(problem)
@@ -54,13 +56,35 @@ def _require_no_gpu() -> None:
             raise ResourceError(f"{opened.problem}; or {_CPU}")
 
 
-def _read_driver() -> tuple[list[str], int | None]:
-    """Return the names of all GPUs of this machine, in the driver's order, and the newest CUDA that the driver runs."""
+def _read_driver() -> tuple[list[str], int | None, bool]:
+    """Return the names of all GPUs, in the driver's order, the newest CUDA that it runs, and if a slice is shown."""
     import pynvml
 
     with open_gpus() as opened:
         names = [str(ask_nvml(pynvml.nvmlDeviceGetName, handle)) for handle in opened.every]
-        return names, ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion)
+        return names, ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion), opened.is_slice
+
+
+def explain_too_few(params: Params, machine: MachineFile, *, is_slice: bool) -> str | None:
+    """Return which cell has more ranks on this machine than there are GPUs, with the remedy; None if none has.
+
+    `is_slice`: whether the one GPU is a slice of one. Slices are no GPUs to several ranks: CUDA shows a process one of
+    them, and NCCL joins ranks on slices from 2.31 on only, as an experiment. Source: NVIDIA, NCCL user guide, "Using
+    MIG instances".
+    """
+    several = {cell: one.ranks_per_node for cell, one in params.cells.items() if not one.oversubscribe}
+    cell = max(several, key=lambda name: several[name], default=None)
+    if cell is None or several[cell] <= machine.num_gpus:
+        return None
+    there = f"there {'is' if machine.num_gpus == 1 else 'are'} {machine.num_gpus} on this machine"
+    remedy = f"choose more, give the cell {machine.num_gpus} at most"
+    if is_slice:
+        there = f"CUDA shows a process one MIG slice and nothing else, here {machine.gpus[0].name}"
+        remedy = "switch MIG off, name whole GPUs in CUDA_VISIBLE_DEVICES, give the cell 1 rank"
+    return (
+        f"cells.{cell} has {several[cell]} ranks, each of which needs a GPU of its own, and {there}; {remedy}, leave "
+        "it out, or say oversubscribe: true in it (ranks then share GPUs, which says nothing about scaling)"
+    )
 
 
 def explain_order(names: Sequence[str], environment: Mapping[str, str]) -> str | None:

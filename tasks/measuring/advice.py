@@ -314,6 +314,9 @@ def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, trials: Trials) -> 
     once = max(one["warm_up_seconds"] for one in bench.facts(arm))
     once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
     before, after = (float(np.mean(trials.list_by_turn(one.name))) for one in (plain, arm))
+    if once <= 0:
+        # What was compiled before on this machine is kept on its disk.
+        return "compiling added nothing to the warm-up here"
     if before <= after:
         return f"compiling takes {once:.1f} s"
     num_steps = once / (before - after)

@@ -31,7 +31,9 @@ class Compared:
 
     @property
     def excess(self) -> float:
-        """How many times the tolerance the difference is; NaN counts as infinitely many."""
+        """How many times the tolerance the difference is; NaN, and any where none is allowed, as infinitely many."""
+        if self.tolerance == 0:
+            return 0.0 if self.found.relative_l2 == 0 else float("inf")
         ratio = self.found.relative_l2 / self.tolerance
         return ratio if ratio == ratio else float("inf")
 

@@ -17,18 +17,17 @@ CUresult cuDriverGetVersion(int *version) { *version = phantom_driver_cuda(CUDA_
 CUresult cuDeviceGetCount(int *count) { *count = phantom_num_visible(); return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { *device = ordinal; return CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
-    (void)device;
-    snprintf(name, (size_t)size, "%s", phantom_card()->name);
+    phantom_name(name, (size_t)size, phantom_slice(device));
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     memset(uuid, 0, sizeof *uuid);
+    uuid->bytes[14] = (char)phantom_slice(device);
     uuid->bytes[15] = (char)phantom_place(device);
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
-    (void)device;
-    *bytes = phantom_card()->memory;
+    *bytes = phantom_part(phantom_card()->memory, phantom_slice(device));
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {

@@ -30,45 +30,71 @@ int phantom_num_cards(void) {
     return num < 0 ? 0 : num > NUM_DEVICES ? NUM_DEVICES : num;
 }
 
-// As CUDA reads CUDA_VISIBLE_DEVICES: numbers and beginnings of UUIDs, up to the first that is none.
-static int list_visible(int *places) {
-    const char *said = getenv("CUDA_VISIBLE_DEVICES");
-    int all = phantom_num_cards(), num = 0;
-    if (!said) {
-        for (; num < all; num++) places[num] = num;
-        return num;
-    }
-    char text[512], *rest = text;
-    snprintf(text, sizeof text, "%s", said);
-    for (char *entry; num < NUM_DEVICES && (entry = strsep(&rest, ",")); num++) {
-        char uuid[64], *end;
-        long place = strtol(entry, &end, 10);
-        if (end == entry || *end) {
-            place = all;
-            for (int i = 0; i < all; i++) {
-                snprintf(uuid, sizeof uuid, "GPU-00000000-0000-0000-0000-0000000000%02x", i);
-                if (strlen(entry) > 4 && !strncmp(uuid, entry, strlen(entry))) { place = i; break; }
-            }
-        }
-        if (place < 0 || place >= all) break;
-        places[num] = (int)place;
-    }
-    return num;
-}
-
 int phantom_driver_cuda(int newest) { return find_number("PHANTOM_DRIVER_CUDA", newest); }
 
 int phantom_num_slices(void) { return find_number("PHANTOM_SLICES", -1); }
 
-int phantom_num_visible(void) {
-    int places[NUM_DEVICES], num = list_visible(places), slices = phantom_num_slices();
-    // Of cards that are cut, CUDA shows a process one slice.
-    return slices < 0 ? num : slices && num;
+void phantom_uuid(char *text, size_t size, int place, int slice) {
+    if (slice) snprintf(text, size, "MIG-00000000-0000-0000-0000-00000000%02x%02x", slice, place);
+    else snprintf(text, size, "GPU-00000000-0000-0000-0000-0000000000%02x", place);
 }
 
-int phantom_place(int device) {
-    int places[NUM_DEVICES], num = list_visible(places);
-    return device >= 0 && device < num ? places[device] : 0;
+static int begins(const char *entry, int place, int slice) {
+    char uuid[64];
+    phantom_uuid(uuid, sizeof uuid, place, slice);
+    return strlen(entry) > 4 && !strncmp(uuid, entry, strlen(entry));
+}
+
+// A card, and which of its slices; 0: all of it.
+struct shown { int place, slice; };
+
+static struct shown find_entry(const char *entry, int cards, int slices) {
+    char *end;
+    long place = strtol(entry, &end, 10);
+    if (end != entry && !*end) return (struct shown){place < cards ? (int)place : -1, 0};
+    for (int card = 0; card < cards; card++)
+        for (int slice = 0; slice <= (slices > 0 ? slices : 0); slice++)
+            if (begins(entry, card, slice)) return (struct shown){card, slice};
+    return (struct shown){-1, 0};
+}
+
+// As CUDA reads CUDA_VISIBLE_DEVICES: numbers and beginnings of UUIDs, up to the first that is none. Of cards that are
+// cut it shows a process one slice and nothing else: the first that is named, or the first of the first card.
+static int list_visible(struct shown *shown) {
+    const char *said = getenv("CUDA_VISIBLE_DEVICES");
+    int cards = phantom_num_cards(), slices = phantom_num_slices(), num = 0;
+    char text[512], *rest = text;
+    snprintf(text, sizeof text, "%s", said ? said : "");
+    for (char *entry; said && num < NUM_DEVICES && (entry = strsep(&rest, ",")); num++) {
+        shown[num] = find_entry(entry, cards, slices);
+        if (shown[num].place < 0) break;
+    }
+    for (; !said && num < cards; num++) shown[num] = (struct shown){num, 0};
+    if (slices < 0 || !num) return num;
+    if (!shown->slice) shown->slice = 1;
+    return slices > 0;
+}
+
+int phantom_num_visible(void) {
+    struct shown shown[NUM_DEVICES];
+    return list_visible(shown);
+}
+
+static struct shown find_shown(int device) {
+    struct shown shown[NUM_DEVICES];
+    int num = list_visible(shown);
+    return device >= 0 && device < num ? shown[device] : (struct shown){0, 0};
+}
+int phantom_place(int device) { return find_shown(device).place; }
+int phantom_slice(int device) { return find_shown(device).slice; }
+
+size_t phantom_part(size_t whole, int slice) { return slice ? whole / (MOST_SLICES + 1) : whole; }
+
+void phantom_name(char *text, size_t size, int slice) {
+    const struct card *card = phantom_card();
+    size_t gigabytes = (phantom_part(card->board_memory, slice) + (1ul << 29)) >> 30;
+    if (slice) snprintf(text, size, "%s MIG 1g.%zugb", card->name, gigabytes);
+    else snprintf(text, size, "%s", card->name);
 }
 
 // What waits for a number that no kernel writes may wait for ever, and where that is several processes deep nobody sees
@@ -120,14 +146,14 @@ void phantom_touch(int device) {
 int phantom_take(int device, size_t bytes) {
     atomic_long *counts = phantom_counts(), *held = &counts[HELD_BYTES + device], *top = &counts[HIGHEST_BYTES + device];
     phantom_touch(device);
-    if (!phantom_hold(phantom_place(device), (long)bytes)) return 0;
+    if (!phantom_hold(device, (long)bytes)) return 0;
     long now = atomic_fetch_add(held, (long)bytes) + (long)bytes;
     for (long before = *top; before < now && !atomic_compare_exchange_weak(top, &before, now);) {}
     return 1;
 }
 
 void phantom_give(int device, size_t bytes) {
-    phantom_hold(phantom_place(device), -(long)bytes);
+    phantom_hold(device, -(long)bytes);
     atomic_fetch_sub(&phantom_counts()[HELD_BYTES + device], (long)bytes);
 }
 

@@ -99,8 +99,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 }
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     phantom_touch(phantom_device());
-    *total = phantom_card()->memory;
-    long free = phantom_free_bytes(phantom_place(phantom_device()));
+    *total = phantom_part(phantom_card()->memory, phantom_slice(phantom_device()));
+    long free = phantom_free_bytes(phantom_device());
     *free_bytes = free > 0 ? (size_t)free : 0;
     return cudaSuccess;
 }

@@ -1,10 +1,11 @@
 """`python -m tests.phantom.memory FOLDER MODEL [JSON]`: what a training of a true model holds of a card.
 
 The model is made from its dimensions alone: its weights are zeros that take no memory of this machine. JSON changes
-values of the config.
+values of the config; `num_steps` in it has so many steps made instead of three.
 """
 
 import json
+import mmap
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ _LARGE = 100_000
 
 def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
     """Warm up, train a few steps as the preset of its workload says, and write the memory (GiB) to standard output."""
-    case = make_true_case(folder, model, num_steps=_NUM_STEPS + 1)
+    torch.cuda.memory._set_allocator_settings("expandable_segments:" + str(changes.pop("is_expandable", False)))
+    asked = changes.pop("num_steps", None)
+    case = make_true_case(folder, model, num_steps=asked or _NUM_STEPS + 1)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
     config = read_told(told, folder)
     workload = find_workload(config.workload)
@@ -46,8 +49,10 @@ def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
             first = make_micro_batch(source, plan.step(largest), 0, seq_len=config.seq_len, seed=(config.seed, 0))
             trainer.warm_up(first.to(ranks.device))
             found["warm_up_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            found["warm_up_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
             torch.cuda.reset_peak_memory_stats()
-            for step in sorted({1, 2, largest}, key=lambda step: step == largest):
+            made = range(1, asked + 1) if asked else sorted({1, 2, largest}, key=lambda step: step == largest)
+            for step in made:
                 micro_batches = make(step)
                 trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
             found |= {
@@ -69,9 +74,12 @@ def _make_model(workload: Any, config: Any) -> torch.nn.Module:
         model.tie_weights()
     with torch.no_grad():
         for part in (*model.parameters(), *model.buffers()):
-            # What is large is pages that nobody has written to, which are zeros already.
             if part.numel() < _LARGE:
                 part.zero_()
+            else:
+                # Pages that nobody has written to are zeros; memory that this process has freed may not be.
+                pages = mmap.mmap(-1, part.numel() * part.element_size())
+                part.data = torch.frombuffer(pages, dtype=part.dtype).view(part.shape)
     whole: torch.nn.Module = model
     return whole
 

@@ -24,6 +24,7 @@ struct meeting {
     struct ring rings[MOST_RANKS][MOST_RANKS];
     atomic_int is_ready;
     pthread_barrier_t barrier;
+    int places[MOST_RANKS];
     struct call calls[MOST_RANKS];
     char slots[MOST_RANKS][SLOT_BYTES];
 };
@@ -57,8 +58,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int num_ranks, ncclUniqueI
         atomic_store(&meeting->is_ready, 1);
     }
     while (!atomic_load(&meeting->is_ready)) usleep(100);
+    meeting->places[rank] = phantom_place(phantom_device());
     pthread_barrier_wait(&meeting->barrier);
     if (rank == 0) shm_unlink(id.internal);
+    // No two ranks on one card, nor on slices of one, which NCCL has from 2.31 on, and as an experiment.
+    for (int other = 0; other < num_ranks; other++)
+        if (other != rank && meeting->places[other] == meeting->places[rank]) return ncclInvalidUsage;
     phantom_touch(phantom_device());
     struct ncclComm *made = malloc(sizeof *made);
     *made = (struct ncclComm){rank, num_ranks, phantom_device(), meeting};

@@ -6,7 +6,7 @@
 #include <time.h>
 
 // A handle is the place from 1 on and, of a slice, 256 for each place of it.
-enum { SLICE = 256, MOST_SLICES = 7 };
+enum { SLICE = 256 };
 static int place_of(void *handle) { return (int)((uintptr_t)handle % SLICE - 1); }
 static int slice_of(void *handle) { return (int)((uintptr_t)handle / SLICE); }
 
@@ -29,51 +29,48 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
     return 0;
 }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
-    int slice = slice_of(handle);
-    if (slice) snprintf(text, size, "MIG-00000000-0000-0000-0000-00000000%02x%02x", slice, place_of(handle));
-    else snprintf(text, size, "GPU-00000000-0000-0000-0000-0000000000%02x", place_of(handle));
+    phantom_uuid(text, size, place_of(handle), slice_of(handle));
     return 0;
 }
 int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
-    snprintf(text, size, "%s%s", phantom_card()->name, slice_of(handle) ? " MIG 1g.10gb" : "");
+    phantom_name(text, size, slice_of(handle));
     return 0;
 }
 // What other processes hold is not known here.
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *found) {
-    unsigned long long all = phantom_card()->board_memory / (slice_of(handle) ? MOST_SLICES + 1 : 1);
+    unsigned long long all = phantom_part(phantom_card()->board_memory, slice_of(handle));
     found[0] = all, found[1] = all, found[2] = 0;
     return 0;
 }
-int nvmlDeviceGetUtilizationRates(void *handle, unsigned *found) { (void)handle; found[0] = found[1] = 0; return 0; }
+// What a driver tells of a card and of no slice of it: clocks, power, heat and load. 3: not supported.
+static int of_card(void *handle) { return slice_of(handle) ? 3 : 0; }
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned *found) { found[0] = found[1] = 0; return of_card(handle); }
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
-    (void)handle;
     *milliwatts = (unsigned)phantom_card()->power_watts * 100;
-    return 0;
+    return of_card(handle);
 }
 int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatts) {
-    (void)handle;
     *milliwatts = (unsigned)phantom_card()->power_watts * 1000;
-    return 0;
+    return of_card(handle);
 }
 int nvmlDeviceGetPowerManagementDefaultLimit(void *handle, unsigned *milliwatts) {
     return nvmlDeviceGetEnforcedPowerLimit(handle, milliwatts);
 }
 int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
     struct timespec now;
-    (void)handle;
     clock_gettime(CLOCK_MONOTONIC, &now);
     *millijoules = (unsigned long long)phantom_card()->power_watts / 10 * (unsigned long long)(now.tv_sec * 1000 + now.tv_nsec / 1000000);
-    return 0;
+    return of_card(handle);
 }
 int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *mhz) {
-    (void)handle, (void)kind;
+    (void)kind;
     *mhz = (unsigned)phantom_card()->clock_mhz;
-    return 0;
+    return of_card(handle);
 }
 int nvmlDeviceGetMaxClockInfo(void *handle, int kind, unsigned *mhz) { return nvmlDeviceGetClockInfo(handle, kind, mhz); }
-int nvmlDeviceGetTemperature(void *handle, int kind, unsigned *celsius) { (void)handle, (void)kind; *celsius = 40; return 0; }
-int nvmlDeviceGetPerformanceState(void *handle, int *state) { (void)handle; *state = 0; return 0; }
-int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) { (void)handle; *reasons = 0; return 0; }
+int nvmlDeviceGetTemperature(void *handle, int kind, unsigned *celsius) { (void)kind; *celsius = 40; return of_card(handle); }
+int nvmlDeviceGetPerformanceState(void *handle, int *state) { *state = 0; return of_card(handle); }
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) { *reasons = 0; return of_card(handle); }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *num, void *found) {
     (void)handle, (void)found;
     *num = 0;
@@ -89,10 +86,10 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, int kind, int *status) {
     *status = kind == 2 ? 5 : 0; // 2: NVLink
     return 0;
 }
-// A slice has no compute capability of its own to tell; 2: no such handle, 3: not supported, 6: not found.
+// Nor has a slice a compute capability of its own to tell. 2: no such handle, 6: not found.
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     *major = phantom_card()->major, *minor = phantom_card()->minor;
-    return slice_of(handle) ? 3 : 0;
+    return of_card(handle);
 }
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) {
     *now = *later = phantom_num_slices() >= 0;

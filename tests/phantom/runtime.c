@@ -55,13 +55,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     const struct card *card = phantom_card();
     if (device < 0 || device >= phantom_num_visible()) return fail(cudaErrorInvalidDevice);
     memset(found, 0, sizeof *found);
-    snprintf(found->name, sizeof found->name, "%s", card->name);
+    int slice = phantom_slice(device);
+    phantom_name(found->name, sizeof found->name, slice);
+    found->uuid.bytes[14] = (char)slice;
     found->uuid.bytes[15] = (char)phantom_place(device);
     found->pciBusID = phantom_place(device) + 1;
     found->major = card->major;
     found->minor = card->minor;
-    found->totalGlobalMem = card->memory;
-    found->multiProcessorCount = card->multiprocessors;
+    found->totalGlobalMem = phantom_part(card->memory, slice);
+    found->multiProcessorCount = (int)phantom_part((size_t)card->multiprocessors, slice);
     found->maxThreadsPerMultiProcessor = card->threads;
     found->sharedMemPerBlockOptin = (size_t)card->shared_bytes;
     found->sharedMemPerMultiprocessor = (size_t)card->shared_bytes + 1024;
@@ -84,11 +86,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
     const struct card *card = phantom_card();
-    (void)device;
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = card->major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = card->minor; break;
-    case cudaDevAttrMultiProcessorCount: *value = card->multiprocessors; break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = (int)phantom_part((size_t)card->multiprocessors, phantom_slice(device));
+        break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = card->threads; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = card->shared_bytes; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = card->shared_bytes + 1024; break;

@@ -1,6 +1,7 @@
 """The stage `fingerprint` on cards that are not there: what torch could not train on is told before any download."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from tests.phantom.cards import CARDS
 
 pytestmark = pytest.mark.slow
 
+SLICE = "MIG-00000000-0000-0000-0000-000000000200"
+"""The second slice of the first card."""
 _ON_THE_CPU = "or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 _REFUSED = {
     "a driver too old": (
@@ -27,10 +30,27 @@ _REFUSED = {
     "MIG without slices": (
         "H100-80", {"PHANTOM_SLICES": "0"}, 4, ("MIG is on and no slice is there; make one (nvidia-smi", _ON_THE_CPU)
     ),
+    "too few cards": (
+        "H100-80", {"CUDA_VISIBLE_DEVICES": "1"}, 4,
+        ("cells.2gpu has 2 ranks", "there is 1 on this machine; choose more, give the cell 1 at most", "oversubscribe"),
+    ),
+    # As many slices as ranks are named, and no process sees more than one of them.
+    "two slices for two ranks": (
+        "H100-80", {"PHANTOM_SLICES": "2", "CUDA_VISIBLE_DEVICES": f"{SLICE},MIG-00000000-0000-0000-0000-000000000100"},
+        4,
+        ("cells.2gpu has 2 ranks", f"one MIG slice and nothing else, here {CARDS['H100-80'].name} MIG 1g.10gb; switch",
+         "name whole GPUs in CUDA_VISIBLE_DEVICES", "oversubscribe: true in it"),
+    ),
     "no card chosen": (
         "H100-80", {"CUDA_VISIBLE_DEVICES": "7"}, 4, ("CUDA_VISIBLE_DEVICES=7 leaves none of 2 GPUs", _ON_THE_CPU)
     ),
 }  # fmt: skip
+
+_ON_ONE = """cells:
+  1gpu: {strategy: single, world_size: 1}
+  shared: {strategy: ddp, world_size: 2, oversubscribe: true}
+"""
+"""Cells that want one card."""
 
 
 @pytest.fixture
@@ -41,10 +61,13 @@ def fingerprint(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     shutil.copy(PROJECT / "dvc.yaml", tmp_path)
-    preset = (PROJECT / "presets" / "qwen2-arxiv.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(preset.replace("micro_batch_size: auto", "micro_batch_size: 16"))
+    params = (PROJECT / "presets" / "qwen2-arxiv.yaml").read_text()
+    params = params.replace("micro_batch_size: auto", "micro_batch_size: 16")
+    (tmp_path / "params.yaml").write_text(params)
 
-    def run(card: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def run(card: str, environment: dict[str, str], *, cells: str = "") -> subprocess.CompletedProcess[str]:
+        if cells:
+            (tmp_path / "params.yaml").write_text(re.sub(r"cells:\n(  .*\n)+", cells, params))
         on_phantom(card, num_cards=2)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -76,22 +99,23 @@ def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "cells", "found"),
     [
-        ({}, [(CARDS["H100-80"].name, "9.0")] * 2),
+        ({}, "", [(CARDS["H100-80"].name, "9.0")] * 2),
         # CUDA shows a process one slice, whose capability is that of the card.
-        ({"PHANTOM_SLICES": "3"}, [(f"{CARDS['H100-80'].name} MIG 1g.10gb", "9.0")]),
-        ({"PHANTOM_SLICES": "0", "CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"PHANTOM_SLICES": "3"}, _ON_ONE, [(f"{CARDS['H100-80'].name} MIG 1g.10gb", "9.0")]),
+        ({"PHANTOM_SLICES": "0", "CUDA_VISIBLE_DEVICES": ""}, "", []),
     ],
     ids=["cards", "a slice", "the CPU"],
 )
 def test_what_can_be_trained_on_is_kept_as_the_machines(
     environment: dict[str, str],
+    cells: str,
     found: list[tuple[str, str]],
     fingerprint: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    done = fingerprint("H100-80", environment)
+    done = fingerprint("H100-80", environment, cells=cells)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     gpus = json.loads((tmp_path / "machine.json").read_bytes())["gpus"]

@@ -55,7 +55,8 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
             _require_block(ranks.ask("run", block={**_BLOCK, "data": data}, variant={}), num_exchanges=2)
         _require_block(ranks.ask("run", block=_BLOCK, variant={"communicates": False}), num_exchanges=0)
         _require_block(ranks.ask("run", block=_BLOCK, variant=_COPY), num_exchanges=0)
-        for overrides in ({"packing": False}, {"precision": "fp16"}, {"micro_batch_size": 4}):
+        # Compiled as the presets for GPUs are, which the advice tries as well.
+        for overrides in ({"packing": False}, {"precision": "fp16"}, {"micro_batch_size": 4}, {"compile": True}):
             _require_block(ranks.ask("run", block=_BLOCK, variant={"overrides": overrides}), num_exchanges=2)
         _require_block(ranks.ask("run", block=_BLOCK, variant={"overrides": {"options": {"early_tied_head": True}}}))
         for block in ({"is_alone": True}, {"is_alone": True, "part": "update"}):
@@ -69,7 +70,9 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
         assert [len(one["alone_seconds"]) for one in flown] == [2, 2]
         ranks.ask("forget")
         assert [device["gpu_uuid"][-2:] for device in ranks.devices[-1]] == ["00", "01"]
-    assert {frozenset(one.devices) for one in read_counts(counts)} == {frozenset({0}), frozenset({1})}
+    # A compiler that a rank starts asks for none.
+    used = {frozenset(one.devices) for one in read_counts(counts) if one.devices}
+    assert used == {frozenset({0}), frozenset({1})}
 
 
 def _require_parts(probed: dict[str, Any]) -> None:

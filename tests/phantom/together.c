@@ -8,8 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { NUM_PROCESSES = 1024 };
-static struct process { atomic_int pid; atomic_long held[NUM_DEVICES]; } alone[NUM_PROCESSES], *all = alone;
+// Whole cards, then the first slice of each, and so on.
+enum { NUM_PROCESSES = 1024, NUM_POOLS = NUM_DEVICES * (MOST_SLICES + 1) };
+static struct process { atomic_int pid; atomic_long held[NUM_POOLS]; } alone[NUM_PROCESSES], *all = alone;
 static struct process *own;
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
 
@@ -40,28 +41,33 @@ static int has_ended(int pid) {
     fclose(file);
     return state == 'Z' || state == 'X';
 }
-static long held_by_others(int place) {
+static long held_by_others(int pool) {
     long sum = 0;
     for (int i = 0; i < NUM_PROCESSES; i++) {
-        long held = all[i].held[place];
+        long held = all[i].held[pool];
         if (!held || &all[i] == own) continue;
         if (!has_ended(all[i].pid)) { sum += held + (long)CONTEXT_BYTES; continue; }
-        for (int device = 0; device < NUM_DEVICES; device++) all[i].held[device] = 0;
+        for (int other = 0; other < NUM_POOLS; other++) all[i].held[other] = 0;
         all[i].pid = 0;
     }
     return sum;
 }
 
-long phantom_free_bytes(int place) {
+static int pool_of(int device) { return phantom_place(device) + NUM_DEVICES * phantom_slice(device); }
+
+long phantom_free_bytes(int device) {
+    int pool = pool_of(device);
     pthread_once(&opened, open_table);
-    return (long)phantom_card()->memory - (long)CONTEXT_BYTES - own->held[place] - held_by_others(place);
+    long whole = (long)phantom_part(phantom_card()->memory, phantom_slice(device));
+    return whole - (long)CONTEXT_BYTES - own->held[pool] - held_by_others(pool);
 }
 
-int phantom_hold(int place, long bytes) {
+int phantom_hold(int device, long bytes) {
+    int pool = pool_of(device);
     pthread_once(&opened, open_table);
     // Two processes may both be refused where there was room for one of them, and never both be given it.
-    atomic_fetch_add(&own->held[place], bytes);
-    if (bytes <= 0 || phantom_free_bytes(place) >= 0) return 1;
-    atomic_fetch_sub(&own->held[place], bytes);
+    atomic_fetch_add(&own->held[pool], bytes);
+    if (bytes <= 0 || phantom_free_bytes(device) >= 0) return 1;
+    atomic_fetch_sub(&own->held[pool], bytes);
     return 0;
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.measuring.advice import _Trying, list_knobs
+from tasks.measuring.advice import _describe_break_even, _Trying, list_knobs
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.trials import Trials
 from tasks.params import Params
@@ -148,3 +148,22 @@ def test_a_change_that_does_nothing_is_not_called_something_because_it_is_looked
         wrong += found.verdict != "no clear gain"
     # Two standard errors above 5 %.
     assert wrong / 300 <= 0.075, f"{wrong} of 300"
+
+
+@pytest.mark.parametrize(
+    ("warm_up_seconds", "step_seconds", "said"),
+    [
+        (21.0, 0.5, "compiling takes 20.0 s at the start of every launch, won back after 40 steps"),
+        (21.0, 1.5, "compiling takes 20.0 s"),
+        # Whose results are kept on the disk: it takes no time, and not less than none.
+        (0.9, 0.5, "compiling added nothing to the warm-up here"),
+    ],
+)
+def test_what_compiling_takes_is_said_with_the_steps_that_win_it_back(
+    warm_up_seconds: float, step_seconds: float, said: str
+) -> None:
+    facts, seconds = {"plain": 1.0, "compiled": warm_up_seconds}, {"plain": [1.0, 1.0], "compiled": [step_seconds] * 2}
+    bench: Any = SimpleNamespace(facts=lambda arm: [{"warm_up_seconds": facts[arm.name]}])
+    trials: Any = SimpleNamespace(list_by_turn=lambda name: seconds[name])
+    plain, compiled = (Arm(name=name, cell="2proc", variant={}) for name in facts)
+    assert _describe_break_even(bench, plain, compiled, trials) == said
