@@ -53,9 +53,18 @@ class Workspace:
 
     @classmethod
     def create(
-        cls, folder: Path, *, project: Path, changes: dict[str, Any], programs: Path | None = None
+        cls,
+        folder: Path,
+        *,
+        project: Path,
+        changes: dict[str, Any],
+        programs: Path | None = None,
+        rows: Path | None = None,
     ) -> "Workspace":
-        """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
+        """Copy the project's sources from `project` into the new `folder` and change its params.yaml.
+
+        `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here.
+        """
         folder.mkdir(parents=True)
         for name in _COPIED:
             source = project / name
@@ -71,6 +80,8 @@ class Workspace:
         workspace = cls(folder, programs=programs)
         workspace.change(changes)
         workspace.commit("first")
+        if rows is not None:
+            shutil.copytree(rows, folder / ".work" / "download" / "rows")
         return workspace
 
     def commit(self, title: str, *paths: str) -> None:

@@ -1,5 +1,6 @@
 """One finished small comparison, made once; tests work on copies of it."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
+from tasks.data.sources.row_store import STORE, store_rows
+from tasks.params.sources import DatasetParams
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
@@ -30,6 +34,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path
         if not (folder / "command-lines.txt").exists():
             _finish(folder, project, warm)
     return Workspace(folder / "project")
+
+
+@pytest.fixture(scope="session")
+def builtin_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `download` keeps of the texts that a built-in model's tokenizer is made of: reading them takes seconds.
+
+    `finished` reads its own.
+    """
+    folder = _shared_folder(tmp_path_factory, "builtin-rows")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            with contextlib.chdir(folder):
+                store_rows(DatasetParams(source="builtin:docstrings"), NUM_TOKENIZER_ROWS)
+            (folder / "made").touch()
+    return folder / STORE
 
 
 @pytest.fixture(scope="session")
