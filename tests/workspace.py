@@ -60,10 +60,12 @@ class Workspace:
         changes: dict[str, Any],
         programs: Path | None = None,
         rows: Path | None = None,
+        store: Path | None = None,
     ) -> "Workspace":
         """Copy the project's sources from `project` into the new `folder` and change its params.yaml.
 
-        `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here.
+        `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here. `store`: MLflow's, with
+        its tables.
         """
         folder.mkdir(parents=True)
         for name in _COPIED:
@@ -82,6 +84,8 @@ class Workspace:
         workspace.commit("first")
         if rows is not None:
             shutil.copytree(rows, folder / ".work" / "download" / "rows")
+        if store is not None:
+            shutil.copy(store, folder / "mlflow.db")
         return workspace
 
     def commit(self, title: str, *paths: str) -> None:

@@ -69,9 +69,13 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of MLflow with its tables: making them takes over a second, each time."""
     from mlflow import MlflowClient
 
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
+    folder = _shared_folder(tmp_path_factory, "store")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
+            (folder / "made").touch()
+    return folder / "mlflow.db"
 
 
 _MAKE_TABLES = """

@@ -41,10 +41,14 @@ OF_CLOCKS = (
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path, builtin_rows: Path) -> Workspace:
+def packages(
+    tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path, builtin_rows: Path, empty_store: Path
+) -> Workspace:
     """The finished comparison of 1 and 2 processes."""
     folder = tmp_path_factory.mktemp("classes") / "project"
-    workspace = Workspace.create(folder, project=project, changes=CLASSIFIER, programs=warm, rows=builtin_rows)
+    workspace = Workspace.create(
+        folder, project=project, changes=CLASSIFIER, programs=warm, rows=builtin_rows, store=empty_store
+    )
     workspace.repro()
     return workspace
 
