@@ -53,9 +53,20 @@ class Workspace:
 
     @classmethod
     def create(
-        cls, folder: Path, *, project: Path, changes: dict[str, Any], programs: Path | None = None
+        cls,
+        folder: Path,
+        *,
+        project: Path,
+        changes: dict[str, Any],
+        programs: Path | None = None,
+        rows: Path | None = None,
+        store: Path | None = None,
     ) -> "Workspace":
-        """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
+        """Copy the project's sources from `project` into the new `folder` and change its params.yaml.
+
+        `rows`: what the stage `download` has kept of rows elsewhere, and will find kept here. `store`: MLflow's, with
+        its tables.
+        """
         folder.mkdir(parents=True)
         for name in _COPIED:
             source = project / name
@@ -71,6 +82,10 @@ class Workspace:
         workspace = cls(folder, programs=programs)
         workspace.change(changes)
         workspace.commit("first")
+        if rows is not None:
+            shutil.copytree(rows, folder / ".work" / "download" / "rows")
+        if store is not None:
+            shutil.copy(store, folder / "mlflow.db")
         return workspace
 
     def commit(self, title: str, *paths: str) -> None:

@@ -1,5 +1,6 @@
 """One finished small comparison, made once; tests work on copies of it."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
+from tasks.data.sources.row_store import STORE, store_rows
+from tasks.params.sources import DatasetParams
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
@@ -33,6 +37,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path
 
 
 @pytest.fixture(scope="session")
+def builtin_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `download` keeps of the texts that a built-in model's tokenizer is made of: reading them takes seconds.
+
+    `finished` reads its own.
+    """
+    folder = _shared_folder(tmp_path_factory, "builtin-rows")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            with contextlib.chdir(folder):
+                store_rows(DatasetParams(source="builtin:docstrings"), NUM_TOKENIZER_ROWS)
+            (folder / "made").touch()
+    return folder / STORE
+
+
+@pytest.fixture(scope="session")
 def prefect_database(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
     """A database of Prefect with nothing but its tables: making them takes longer than all else of a server's start."""
     folder = _shared_folder(tmp_path_factory, "prefect")
@@ -49,9 +69,13 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of MLflow with its tables: making them takes over a second, each time."""
     from mlflow import MlflowClient
 
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
+    folder = _shared_folder(tmp_path_factory, "store")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
+            (folder / "made").touch()
+    return folder / "mlflow.db"
 
 
 _MAKE_TABLES = """

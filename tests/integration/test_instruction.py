@@ -33,10 +33,14 @@ _TOKEN = "hf_canaryCanaryCanaryCanaryCanary02"
 
 
 @pytest.fixture(scope="module")
-def instructions(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
+def instructions(
+    tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path, builtin_rows: Path, empty_store: Path
+) -> Workspace:
     """The finished comparison of 1 and 2 processes."""
     folder = tmp_path_factory.mktemp("instructions") / "project"
-    workspace = Workspace.create(folder, project=project, changes=INSTRUCTIONS, programs=warm)
+    workspace = Workspace.create(
+        folder, project=project, changes=INSTRUCTIONS, programs=warm, rows=builtin_rows, store=empty_store
+    )
     workspace.repro()
     return workspace
 

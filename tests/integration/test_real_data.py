@@ -12,7 +12,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
+def abstracts(
+    real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path, empty_store: Path
+) -> Workspace:
     """The finished comparison of 1 and 2 processes on the ranges 0-200, 200-600, from the pretrained model."""
     changes = {
         "measure.speed": False,
@@ -28,7 +30,7 @@ def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project
         "train.learning_rate": 0.003,
     }
     folder = tmp_path_factory.mktemp("real") / "project"
-    workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
+    workspace = Workspace.create(folder, project=project, changes=changes, programs=warm, store=empty_store)
     workspace.repro()
     return workspace
 

@@ -41,10 +41,14 @@ OF_CLOCKS = (
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
+def packages(
+    tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path, builtin_rows: Path, empty_store: Path
+) -> Workspace:
     """The finished comparison of 1 and 2 processes."""
     folder = tmp_path_factory.mktemp("classes") / "project"
-    workspace = Workspace.create(folder, project=project, changes=CLASSIFIER, programs=warm)
+    workspace = Workspace.create(
+        folder, project=project, changes=CLASSIFIER, programs=warm, rows=builtin_rows, store=empty_store
+    )
     workspace.repro()
     return workspace
 
@@ -116,7 +120,7 @@ def test_one_more_epoch_trains_only_that_and_goes_on_from_the_rest(packages: Wor
 
 
 def test_subject_categories_of_real_abstracts_are_classes(
-    real_data: Path, tmp_path: Path, project: Path, warm: Path
+    real_data: Path, tmp_path: Path, project: Path, warm: Path, builtin_rows: Path
 ) -> None:
     changes = CLASSIFIER | {
         "dataset.source": f"path:{real_data / 'arxiv_abstracts.parquet'}",
@@ -124,8 +128,11 @@ def test_subject_categories_of_real_abstracts_are_classes(
         "ranges": ["0-200"],
         "heldout": "2000-2100",
     }
-    workspace = Workspace.create(tmp_path / "project", project=project, changes=changes, programs=warm)
-    workspace.repro("slice")
+    workspace = Workspace.create(
+        tmp_path / "project", project=project, changes=changes, programs=warm, rows=builtin_rows
+    )
+    said = workspace.repro("slice").stdout
+    assert "builtin:docstrings: reused the 1000 rows" in said
     names = read(workspace, "data/slices/manifest.json")["class_names"]
     assert len(names) > 100
     assert {"hep-ph", "math.AG", "cs.LG"} <= set(names)

@@ -52,10 +52,12 @@ def require_twenty_epochs_under_one_schedule(workspace: Workspace, server: Wandb
 
 
 def test_every_step_of_twenty_epochs_is_at_wandb_and_their_rate_falls_over_all_of_them(
-    tmp_path: Path, project: Path, warm: Path
+    tmp_path: Path, project: Path, warm: Path, builtin_rows: Path
 ) -> None:
     require_tracker("wandb")
-    workspace = Workspace.create(tmp_path / "project", project=project, changes=TWENTY_EPOCHS, programs=warm)
+    workspace = Workspace.create(
+        tmp_path / "project", project=project, changes=TWENTY_EPOCHS, programs=warm, rows=builtin_rows
+    )
     with WandbServer() as server:
         compare(workspace, server)
         require_twenty_epochs_under_one_schedule(workspace, server)

@@ -97,7 +97,7 @@ def _start_blind(host: Host, hidden: Path, cache: Path, command: list[str], **op
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[Laboratory]:
+def lab(tmp_path_factory: pytest.TempPathFactory, project: Path, builtin_rows: Path) -> Iterator[Laboratory]:
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "project").mkdir()
     with contextlib.ExitStack() as stack:
@@ -111,7 +111,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[Lab
         addresses = (hosts.alpha.address, hosts.beta.address)
         with two_raylets(folder, addresses=addresses, starts=(hosts.alpha.popen, start_on_beta)) as cluster:
             changes = {"ray": {"address": cluster.address}} | _CHANGES
-            head = Workspace.create(folder / "project" / "head", project=project, changes=changes, programs=on_alpha)
+            head = Workspace.create(
+                folder / "project" / "head", project=project, changes=changes, programs=on_alpha, rows=builtin_rows
+            )
             lab = Laboratory(hosts, cluster, head)
             for stage in ("fingerprint", "download", "slice"):
                 lab.stage(stage)

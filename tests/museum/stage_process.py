@@ -16,12 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm.imports import HEAVY
-
 _TIMEOUT_SECONDS = 180.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-# The children of a test run import its main module again.
-_CONTEXT.set_forkserver_preload([*HEAVY, "pytest", "tests.warm.files_of_modules"])
+_CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
 
 
 class StageFailedError(Exception):

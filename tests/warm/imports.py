@@ -3,6 +3,10 @@
 The one of pyarrow's memory allocator begins anew in every fork by itself.
 """
 
+import gc
+import importlib
+from collections.abc import Iterable
+
 OF_FIVE_PACKAGES = [
     "torch",
     "torch.distributed",
@@ -32,3 +36,12 @@ HEAVY = [
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
 ]
+
+
+def import_ahead(modules: Iterable[str]) -> None:
+    """Import what processes that are forked later find imported; nothing of it is ever gone through as garbage."""
+    gc.disable()
+    for name in (*modules, "tests.warm.files_of_modules"):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()

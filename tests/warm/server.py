@@ -7,8 +7,6 @@ process that is asked for runs until it ends by itself, or until whoever asked f
 import atexit
 import contextlib
 import ctypes
-import gc
-import importlib
 import inspect
 import marshal
 import os
@@ -21,6 +19,8 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+
+from tests.warm.imports import import_ahead
 
 _STARTER = "DDP_COMPARE_STARTER"
 """Says whom a stage descends from (tasks/process/parent.py), which a process that is forked here does not."""
@@ -133,14 +133,10 @@ def _show(words: list[str], environment: list[str]) -> None:
 
 
 def _main() -> None:
-    for name in os.environ["MODULES"].split():
-        importlib.import_module(name)
-    importlib.import_module("torch.distributed.run")
-    importlib.import_module("tests.warm.files_of_modules")
+    import_ahead([*os.environ["MODULES"].split(), "torch.distributed.run"])
     # torchrun looks several times at all frames that it runs in, and inspect for the module of each. For one that is in
     # no file it asks every module, of which there are thousands here: two seconds of every torchrun.
     inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # type: ignore[attr-defined]
-    gc.freeze()
     server = _Server(sys.argv[1])
     sys.stdout.write("ready\n")
     sys.stdout.flush()
