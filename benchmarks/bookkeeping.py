@@ -183,7 +183,12 @@ def main() -> None:
         ],
         rows=list_rows(found),
         summary=f"Target: at most {_TARGET:.0%} of step time.\n\n{judgements}\n\n{_NOT_CLAIMED}",
-        found={"pairs": arguments.pairs, "steps": arguments.steps, "groups": found},
+        found={
+            "run": train.model_dump(include={"global_batch_size", "micro_batch_size", "seq_len", "threads_per_rank"}),
+            "pairs": arguments.pairs,
+            "steps": arguments.steps,
+            "groups": found,
+        },
         load_before=load,
         folder=arguments.results,
     )

@@ -81,7 +81,7 @@ LONGEST = (
 )
 """Files that take a minute or nearly, the longest first. Begun first, none of them is left to one worker at the end.
 
-The second comes second: while it makes the finished comparison that others share, nobody waits for that.
+test_snapshot stands second although others take longer: it makes the finished comparison that they wait for.
 """
 
 

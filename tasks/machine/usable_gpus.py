@@ -37,7 +37,7 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
     names, driver_cuda, is_slice = _read_driver()
     problem = (
-        explain_too_few(params, machine, is_slice=is_slice)
+        explain_too_few(params, machine, num_there=len(names), is_slice=is_slice)
         or explain_order(names, os.environ)
         or explain_unfit(used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda)
     )
@@ -65,25 +65,29 @@ def _read_driver() -> tuple[list[str], int | None, bool]:
         return names, ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion), opened.is_slice
 
 
-def explain_too_few(params: Params, machine: MachineFile, *, is_slice: bool) -> str | None:
-    """Return which cell has more ranks on this machine than there are GPUs, with the remedy; None if none has.
+def explain_too_few(params: Params, machine: MachineFile, *, num_there: int, is_slice: bool) -> str | None:
+    """Return which cell has more ranks here than there are GPUs for, with the remedy; None if none has.
 
-    `is_slice`: whether the one GPU is a slice of one. Slices are no GPUs to several ranks: CUDA shows a process one of
-    them, and NCCL joins ranks on slices from 2.31 on only, as an experiment. Source: NVIDIA, NCCL user guide, "Using
-    MIG instances".
+    `num_there`: GPUs that the driver has, chosen or not. `is_slice`: whether the one that may be used is a slice of a
+    GPU. Slices are no GPUs to several ranks: CUDA shows a process one of them, and NCCL joins ranks on slices from 2.31
+    on only, as an experiment. Source: NVIDIA, NCCL user guide, "Using MIG instances".
     """
-    several = {cell: one.ranks_per_node for cell, one in params.cells.items() if not one.oversubscribe}
-    cell = max(several, key=lambda name: several[name], default=None)
-    if cell is None or several[cell] <= machine.num_gpus:
+    ranks = {cell: one.ranks_per_node for cell, one in params.cells.items() if not one.oversubscribe}
+    cell = max(ranks, key=lambda name: ranks[name], default=None)
+    if cell is None or ranks[cell] <= machine.num_gpus:
         return None
-    there = f"there {'is' if machine.num_gpus == 1 else 'are'} {machine.num_gpus} on this machine"
-    remedy = f"choose more, give the cell {machine.num_gpus} at most"
+    here = "" if params.cells[cell].num_nodes == 1 else " on every machine"
+    may = f"{machine.num_gpus} may be used here"
+    remedy = f"give the cell {machine.num_gpus} at most{here}"
     if is_slice:
-        there = f"CUDA shows a process one MIG slice and nothing else, here {machine.gpus[0].name}"
-        remedy = "switch MIG off, name whole GPUs in CUDA_VISIBLE_DEVICES, give the cell 1 rank"
+        may = f"CUDA shows a process one MIG slice and nothing else, here {machine.gpus[0].name}"
+        remedy = f"switch MIG off, name whole GPUs in CUDA_VISIBLE_DEVICES, {remedy}"
+    elif num_there > machine.num_gpus:
+        may += f" of {num_there}"
+        remedy = f"name more in CUDA_VISIBLE_DEVICES, {remedy}"
     return (
-        f"cells.{cell} has {several[cell]} ranks, each of which needs a GPU of its own, and {there}; {remedy}, leave "
-        "it out, or say oversubscribe: true in it (ranks then share GPUs, which says nothing about scaling)"
+        f"cells.{cell} has {ranks[cell]} ranks{here}, each of which needs a GPU of its own, and {may}; {remedy}, leave "
+        f"it out, say oversubscribe: true in it (ranks then share GPUs, which says nothing about scaling), or {_CPU}"
     )
 
 

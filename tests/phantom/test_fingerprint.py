@@ -32,14 +32,15 @@ _REFUSED = {
     ),
     "too few cards": (
         "H100-80", {"CUDA_VISIBLE_DEVICES": "1"}, 4,
-        ("cells.2gpu has 2 ranks", "there is 1 on this machine; choose more, give the cell 1 at most", "oversubscribe"),
+        ("cells.2gpu has 2 ranks, each", "and 1 may be used here of 2; name more in CUDA_VISIBLE_DEVICES, give the",
+         "oversubscribe", _ON_THE_CPU),
     ),
     # As many slices as ranks are named, and no process sees more than one of them.
     "two slices for two ranks": (
         "H100-80", {"PHANTOM_SLICES": "2", "CUDA_VISIBLE_DEVICES": f"{SLICE},MIG-00000000-0000-0000-0000-000000000100"},
         4,
         ("cells.2gpu has 2 ranks", f"one MIG slice and nothing else, here {CARDS['H100-80'].name} MIG 1g.10gb; switch",
-         "name whole GPUs in CUDA_VISIBLE_DEVICES", "oversubscribe: true in it"),
+         "name whole GPUs in CUDA_VISIBLE_DEVICES, give the cell 1 at most", "oversubscribe: true in it", _ON_THE_CPU),
     ),
     "no card chosen": (
         "H100-80", {"CUDA_VISIBLE_DEVICES": "7"}, 4, ("CUDA_VISIBLE_DEVICES=7 leaves none of 2 GPUs", _ON_THE_CPU)

@@ -41,7 +41,9 @@ HEAVY = [
 def import_ahead(modules: Iterable[str]) -> None:
     """Import what processes that are forked later find imported; nothing of it is ever gone through as garbage."""
     gc.disable()
-    for name in (*modules, "tests.warm.files_of_modules"):
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    try:
+        for name in (*modules, "tests.warm.files_of_modules"):
+            importlib.import_module(name)
+        gc.freeze()
+    finally:
+        gc.enable()

@@ -10,10 +10,18 @@ import torch
 from tasks.machine import torch_facts
 from tasks.machine.facts import collect_machine_facts
 from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
-from tasks.machine.usable_gpus import explain_order, explain_slow, explain_unfit, has_code_for, require_usable_gpus
+from tasks.machine.usable_gpus import (
+    explain_order,
+    explain_slow,
+    explain_too_few,
+    explain_unfit,
+    has_code_for,
+    require_usable_gpus,
+)
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.records.facts import GpuFacts
+from tasks.records.fingerprint import MachineFile
 
 PROJECT = Path(__file__).resolve().parents[3]
 CUDA_13 = TorchFacts(
@@ -103,6 +111,30 @@ def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
     assert explain_order(names, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
     assert explain_order(names, {"CUDA_VISIBLE_DEVICES": "GPU-5ab1"}) is None
     assert explain_order(names[1:], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("cell", "num_there", "words"),
+    [
+        ({}, 1, "cells.other has 2 ranks, each of which needs a GPU of its own, and 1 may be used here; give the "),
+        ({}, 4, "and 1 may be used here of 4; name more in CUDA_VISIBLE_DEVICES, give the cell 1 at most, leave it"),
+        (
+            {"world_size": 4, "num_nodes": 2, "launcher": "ray"}, 1,
+            "cells.other has 2 ranks on every machine, each of which needs a GPU of its own, and 1 may be used here; "
+            "give the cell 1 at most on every machine, leave it out",
+        ),
+        ({"oversubscribe": True}, 1, ""),
+        ({"world_size": 2, "num_nodes": 2, "launcher": "ray"}, 1, ""),
+    ],
+)  # fmt: skip
+def test_more_ranks_than_gpus_are_told_machine_by_machine(cell: dict[str, Any], num_there: int, words: str) -> None:
+    cells = {"first": {"strategy": "single", "world_size": 1}, "other": {"strategy": "ddp", "world_size": 2, **cell}}
+    raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
+    params = Params.model_validate({**raw, "cells": cells, "ray": {"address": "auto"}})
+    machine = MachineFile.model_construct(gpus=[H100], num_gpus=1)
+    found = explain_too_few(params, machine, num_there=num_there, is_slice=False) or ""
+    assert words in found
+    assert bool(found) is bool(words)
 
 
 def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
