@@ -26,6 +26,7 @@ from tasks.gates.statistics import compute_perplexity
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
+from tasks.machine.gpus import open_gpus
 from tasks.measuring.noise_points import Point, measure_points
 from tasks.params import Params
 from tasks.params.choices import has_labels
@@ -69,9 +70,14 @@ def _find_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _read_versions() -> dict[str, str]:
-    """Return the versions of what adds a loss up: another one may add in another order. Neither is imported for it."""
-    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+def _list_what_adds_up() -> dict[str, str]:
+    """Return the versions and the device that add a loss up: others may do so in another order.
+
+    torch is not imported for it, which takes longer than all else where everything is reused.
+    """
+    with open_gpus() as gpus:
+        device = "cuda" if gpus.handles else "cpu"
+    return {"device": device, **{name: importlib.metadata.version(name) for name in ("torch", "transformers")}}
 
 
 def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
@@ -126,7 +132,7 @@ def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code:
         "rows": SliceManifest.read(rows.folder).digest,
         "seq_len": rows.seq_len,
         "workload": rows.workload,
-        "versions": _read_versions(),
+        "added_up_by": _list_what_adds_up(),
         "code": [code, collect_meanings("tasks.evaluate")],
     }
 
@@ -147,8 +153,8 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "statistics_rows": params.count_statistics_rows(params.baseline),
         "workload": params.workload,
         "adapter": train.adapter and train.adapter.model_dump(),
-        "packages": {**_read_versions(), **read_package_versions(params, params.baseline)},
-        "rounded_on": _find_device() if train.adapter and train.adapter.base else None,
+        "packages": read_package_versions(params, params.baseline),
+        "added_up_by": _list_what_adds_up(),
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }
 

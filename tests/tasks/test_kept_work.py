@@ -4,6 +4,7 @@ dvc.yaml is read for what there is: a value of params.yaml, or a file, that come
 or to stand here with the reason why it does not.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import re
@@ -19,6 +20,7 @@ from tasks import measure
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
+from tasks.machine.gpus import OpenGpus
 from tasks.measure import Inputs
 from tasks.measuring.noise_points import Point, list_noise_inputs
 from tasks.measuring.sample import take_sample
@@ -308,13 +310,18 @@ def test_where_a_base_is_rounded_and_by_which_version_tells_what_begins_there_fr
 
     monkeypatch.setattr("importlib.metadata.version", lambda package: "1")
     before, plain = list_both("nf4"), list_both(None)
-    with monkeypatch.context() as on_a_card:
-        on_a_card.setattr("tasks.evaluate._find_device", lambda: "cuda")
-        assert list_both("nf4")[0] != before[0]
-        assert list_both(None) == plain
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2" if package == "bitsandbytes" else "1")
     assert [now != then for now, then in zip(list_both("nf4"), before, strict=True)] == [True, True]
     assert list_both(None) == plain
+
+
+def test_a_loss_of_a_gpu_is_no_loss_of_the_cpu(
+    evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = evaluated()
+    there = OpenGpus(handles=(object(),), driver="600", problem=None)
+    monkeypatch.setattr("tasks.evaluate.open_gpus", lambda: contextlib.nullcontext(there))
+    assert [name for name, found in evaluated().items() if found != before[name]] == ["figures", "first step"]
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
