@@ -66,7 +66,7 @@ def test_packs_of_changing_length_reserve_little_more_than_they_take(on_phantom:
     # 64 packs of 16 rows as long as abstracts, in segments that grow, as ranks have them.
     on_phantom("4090")
     found = _measure(tmp_path / "case", precision="bf16", num_steps=16, is_expandable=True)
-    assert found["allocated_gib"] <= found["reserved_gib"] < 1.06 * found["allocated_gib"]
+    assert found["allocated_gib"] <= found["reserved_gib"] < 1.05 * found["allocated_gib"], found
     # The warm-up has the largest pack, so that a training that begins does not run out of memory later.
     assert found["reserved_gib"] < 1.05 * found["warm_up_reserved_gib"]
 
