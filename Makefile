@@ -173,7 +173,8 @@ $(EXTRAS): requirements-extras.lock $(READY)
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
-check: lint types imports licences  ## Lint, types, import rules, licences and known vulnerabilities
+check: $(READY)  ## Lint, types, import rules, licences and known vulnerabilities
+	@$(MAKE) -j 2 --output-sync=target lint types imports licences
 
 lint: $(READY)
 	@ruff check . && ruff format --check .

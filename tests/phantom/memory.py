@@ -77,8 +77,10 @@ def _make_model(workload: Any, config: Any) -> torch.nn.Module:
             if part.numel() < _LARGE:
                 part.zero_()
             else:
-                # Pages that nobody has written to are zeros; memory that this process has freed may not be.
-                pages = mmap.mmap(-1, part.numel() * part.element_size())
+                # Pages that nobody has written to are zeros; memory that this process has freed may not be. Of pages
+                # that are this process's own, all that it reads are one and the same.
+                pages = mmap.mmap(-1, part.numel() * part.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                pages.madvise(mmap.MADV_HUGEPAGE)
                 part.data = torch.frombuffer(pages, dtype=part.dtype).view(part.shape)
     whole: torch.nn.Module = model
     return whole

@@ -95,7 +95,7 @@ def _serve() -> None:
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
-    import tests.warm.conversions  # noqa: F401
+    import tests.warm.first_times  # noqa: F401
     import training.loop
     import training.strategies.ddp
     import training.strategies.single

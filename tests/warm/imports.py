@@ -16,7 +16,7 @@ OF_FIVE_PACKAGES = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.generation",
-    "tests.warm.conversions",
+    "tests.warm.first_times",
     "safetensors.torch",
     "scipy.stats",
 ]
