@@ -21,7 +21,8 @@ from tasks.records.publication import PublicationManifest, UploadFile
 from tasks.records.run import RunFile, read_receipt
 from tasks.reporting.model_card import Revision, collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
-from tasks.services import hub
+from tasks.services import publishing
+from tasks.services.hub_calls import has_token
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
 from tasks.store.links import link_file
@@ -231,7 +232,7 @@ def _make_card(params: Params, results: Results, cell: str, checkpoints: list[st
     body = render_model_card(
         results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints, revision=revision
     )
-    return hub.make_model_card(
+    return publishing.make_model_card(
         body,
         name=f"{params.name}-{cell}",
         base_model=None if model.is_random_weights else _find_hub_id(model.source),
@@ -275,16 +276,16 @@ def _publish(
         branch: _send(params, staged / _REVISIONS / branch, f"{params.name}: cell {cell}, {branch}", branch).commit
         for branch in revisions
     }
-    published = _send(params, staged, f"{params.name}: cell {cell}", hub.MAIN_BRANCH)
+    published = _send(params, staged, f"{params.name}: cell {cell}", publishing.MAIN_BRANCH)
     return UploadFile(
         status="published", repo_id=published.repo_id, commit=published.commit, url=published.url, cell=cell,
         num_files=num_files, revisions=commits,
     )  # fmt: skip
 
 
-def _send(params: Params, staged: Path, message: str, branch: str) -> hub.Publication:
+def _send(params: Params, staged: Path, message: str, branch: str) -> publishing.Publication:
     repo_id, is_private = str(params.upload.repo_id), params.upload.private
-    published = hub.publish(staged, repo_id, is_private=is_private, message=message, branch=branch)
+    published = publishing.publish(staged, repo_id, is_private=is_private, message=message, branch=branch)
     if published.num_sent:
         _log.info("published %d files as %s", published.num_sent, published.url)
     else:
@@ -320,7 +321,7 @@ def _main() -> None:
             manifest = stage_publication(params, sources, hub_folder)
             _list_files(params, manifest, stage_revisions(params, sources, hub_folder))
         return
-    if params.upload.repo_id is not None and not hub.has_token():
+    if params.upload.repo_id is not None and not has_token():
         raise ConfigurationError(
             f"upload.repo_id: got {params.upload.repo_id}, but there is no token; set HF_TOKEN or run `hf auth login`, "
             "or set upload.repo_id: null to publish nothing. The comparison itself is finished: see reports/"

@@ -1,6 +1,6 @@
 """The model card of a published comparison: the report's own blocks, and how to load what was published.
 
-Its metadata is added in tasks/services/hub.py.
+Its metadata is added in tasks/services/publishing.py.
 """
 
 from collections.abc import Sequence

@@ -1,42 +1,26 @@
-"""The Hugging Face Hub: base models in, published comparisons out; the only import of huggingface_hub.
-
-Waiting is bounded: every request has a time limit and every call a few tries. Failures end in one line
-that holds neither a token nor a signed address.
-"""
+"""What is fetched from the Hugging Face Hub: commits, base models, cards of models and data sets."""
 
 import contextlib
-import json
 import logging
-import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
-from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
-from tasks.records.publication import PublicationManifest
+from tasks.process.failure import DataError
 from tasks.services import network
-from tasks.services.manifest import compute_git_hash, list_differences, read_digests, read_paths
+from tasks.services.hub_calls import call_hub, has_token, translate_error
+from tasks.services.manifest import compute_git_hash
 from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
 from training.process.files import digest_file
 
-if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
-    from huggingface_hub import HfApi
-
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 _CONFIG = "config.json"
 _MAX_CARD_BYTES = 2**20
 _LANGUAGE, _MOST_LANGUAGES = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*"), 20
 """As cards name them: ISO 639-1, 639-2 or 639-3."""
-MAIN_BRANCH = "main"
-RESULTS_PATH = "report/results.json"
-"""Where what a comparison found stands in the repository."""
-_patience = network.Patience()
 
 
 def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
@@ -51,7 +35,7 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
         return resolve_revision(repo_id, repo_type=kind, revision=revision).resolved
 
     with _translate_read_errors(f"{kind} {repo_id}", revision):
-        commit = _call(ask)
+        commit = call_hub(ask)
     if commit != revision:
         _log.info("%s %s: revision %s is commit %s", kind, repo_id, revision, commit)
     return commit
@@ -99,7 +83,7 @@ def _fetch_files(repo_id: str, commit: str, wanted: Sequence[str]) -> list[Path]
         return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
 
     with _translate_read_errors(f"model {repo_id}", commit), network.log_while_running(f"downloading model {repo_id}"):
-        snapshot = Path(_call(fetch))
+        snapshot = Path(call_hub(fetch))
     files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
     for file in files:
         _require_stated_hash(file, f"model {repo_id} at {commit}")
@@ -148,156 +132,13 @@ def _read_card(repo_id: str, commit: str, kind: Literal["model", "dataset"]) -> 
 
     try:
         with _translate_read_errors(f"{kind} {repo_id}", commit):
-            card = _call(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
+            card = call_hub(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
         is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
         found = None if is_bomb else metadata_load(card)
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
         _log.info("%s %s: its card cannot be read (%s)", kind, repo_id, network.name_error(error))
         return {}
     return found if isinstance(found, dict) else {}
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Where a folder stands on the Hub."""
-
-    repo_id: str
-    commit: str
-    url: str
-    """Address of that commit."""
-    num_sent: int
-    """Files that were not there before; 0: nothing had changed and no commit was made."""
-
-
-def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branch: str = MAIN_BRANCH) -> Publication:
-    """Make a branch of the model repository hold the files of `folder`, as its manifest.json names them.
-
-    In one commit at most. A branch that is not there begins where `main` stands.
-    Only what differs is sent: a second call sends nothing, a call after an interruption what is missing. Files of
-    an earlier manifest that are in this one no more are removed; others in the repository are left alone. Ends only
-    when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this,
-    ResourceError ("upload pending") if the Hub cannot be reached.
-    """
-    from huggingface_hub import HfApi
-
-    digests = read_digests(folder)
-    sent: set[str] = set()
-
-    def send() -> Publication:
-        api = HfApi()
-        name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
-        if branch != MAIN_BRANCH:
-            api.create_branch(name, branch=branch, exist_ok=True)
-        _send_differences(api, name, folder, digests, message=message, branch=branch, sent=sent)
-        commit, remote = _list_remote_files(api, name, branch)
-        different = list_differences(remote, folder, digests)
-        if different:
-            raise ResourceError(
-                f"upload pending: {len(different)} files of {name} differ from {folder}, first {different[0]}; "
-                "something else writes there: run again"
-            )
-        return Publication(name, commit, f"{api.endpoint}/{name}/tree/{commit}", len(sent))
-
-    with _translate_write_errors(repo_id), network.log_while_running(f"uploading to {repo_id}"):
-        return _call(send)
-
-
-def _send_differences(
-    api: "HfApi", repo_id: str, folder: Path, digests: dict[str, str], *, message: str, branch: str, sent: set[str]
-) -> None:
-    """Commit what the branch lacks, all at once, and note it in `sent`.
-
-    Not `upload_folder`: that one splits large folders over several commits, and a reader would see half of one.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    head, remote = _list_remote_files(api, repo_id, branch)
-    changed = list_differences(remote, folder, digests)
-    removed: list[str] = []
-    manifest = PublicationManifest.NAME
-    if manifest in changed and manifest in remote:
-        earlier = read_paths(Path(api.hf_hub_download(repo_id, manifest, revision=head)))
-        removed = sorted(earlier & set(remote) - set(digests))
-    if not changed:
-        return
-    operations: list[Any] = [CommitOperationAdd(path, folder / path) for path in changed]
-    operations += [CommitOperationDelete(path) for path in removed]
-    _log.info("%s: sending %d of %d files, removing %d", repo_id, len(changed), len(digests), len(removed))
-    sent.update(changed)
-    api.create_commit(repo_id, operations, commit_message=message, revision=branch, parent_commit=head)
-
-
-def _list_remote_files(api: "HfApi", repo_id: str, branch: str) -> tuple[str, dict[str, str]]:
-    """Return the branch's newest commit and its files: path -> sha256 of large files, git hash (sha1) of the others."""
-    from huggingface_hub.hf_api import RepoFile
-
-    head = str(api.repo_info(repo_id, revision=branch).sha)
-    entries = api.list_repo_tree(repo_id, recursive=True, revision=head)
-    files = [entry for entry in entries if isinstance(entry, RepoFile)]
-    return head, {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
-
-
-def make_model_card(
-    body: str,
-    *,
-    name: str,
-    base_model: str | None,
-    dataset: str | None,
-    dataset_name: str,
-    dataset_split: str | None,
-    dataset_revision: str | None,
-    license_id: str | None,
-    languages: list[str],
-    source: str | None,
-    metrics: dict[str, float],
-    task: str,
-    tags: list[str],
-) -> str:
-    """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
-
-    `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
-    value) were measured on, `dataset_split` and `dataset_revision` where in its repository that stands; `license_id` is
-    the base model's, `languages` the data set's and `task` the model's, as the Hub names them; `source` is the
-    repository in which `metrics` can be looked up.
-    """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData, constants
-
-    evaluations = [
-        EvalResult(
-            task,
-            dataset or "local",
-            dataset_name,
-            metric,
-            value,
-            metric_name=metric,
-            dataset_split=dataset_split,
-            dataset_revision=dataset_revision,
-            source_name=None if source is None else "ddp-compare, results.json",
-            source_url=None if source is None else f"{constants.ENDPOINT}/{source}/blob/main/{RESULTS_PATH}",
-        )
-        for metric, value in metrics.items()
-    ]
-    metadata = ModelCardData(
-        base_model=base_model,
-        base_model_relation=None if base_model is None else "finetune",
-        metrics=list(metrics) or None,
-        license=license_id,
-        language=languages or None,
-        datasets=None if dataset is None else [dataset],
-        library_name=None if task.startswith("image") else "transformers",
-        pipeline_tag=task,
-        tags=tags,
-        model_name=name,
-        eval_results=evaluations or None,
-    )
-    return str(ModelCard(f"---\n{metadata}\n---\n\n{body}"))
-
-
-def has_token() -> bool:
-    """Return True if HF_TOKEN or the token file of `hf auth login` holds a token."""
-    from huggingface_hub import get_token
-
-    return bool(get_token())
 
 
 @contextlib.contextmanager
@@ -326,74 +167,4 @@ def _translate_read_errors(what: str, revision: str) -> Iterator[None]:
             raise DataError(
                 f"{place}: access refused ({network.name_error(error)}); set HF_TOKEN to a valid token ({token})"
             ) from None
-        raise _translate_error(error, place) from None
-
-
-@contextlib.contextmanager
-def _translate_write_errors(repo_id: str) -> Iterator[None]:
-    """Turn what goes wrong while publishing into one line with the remedy."""
-    try:
-        yield
-    except Exception as error:
-        status = network.find_status_code(error)
-        if status in (401, 403, 404):
-            raise ConfigurationError(
-                f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
-                "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
-            ) from None
-        raise _translate_error(error, f"upload pending: {repo_id}") from None
-
-
-def _translate_error(error: Exception, place: str) -> Exception:
-    """Return the one-line failure for what the Hub or the network did, or `error` itself if it is neither."""
-    from huggingface_hub.errors import FileMetadataError, OfflineModeIsEnabled
-
-    if isinstance(error, StageError):
-        return error
-    if any(isinstance(cause, OfflineModeIsEnabled) for cause in network.walk_causes(error)):
-        return ResourceError(f"{place}: HF_HUB_OFFLINE is set, and the local cache is not enough; unset it")
-    if network.is_transient(error):
-        tries = len(network.WAITS_SECONDS) + 1
-        return ResourceError(
-            f"{place}: the Hub could not be reached ({network.name_error(error)}, {tries} tries); check the network "
-            "and run again: what has arrived is kept"
-        )
-    if any(isinstance(cause, json.JSONDecodeError | FileMetadataError) for cause in network.walk_causes(error)):
-        return ResourceError(
-            f"{place}: what answers is not the Hub ({network.name_error(error)}); check network and proxy"
-        )
-    if network.find_status_code(error) is not None:
-        return ResourceError(f"{place}: the Hub answered {network.name_error(error)}; run again later")
-    return error
-
-
-def bound_requests() -> None:
-    """From now on, no request of this process to the Hub waits without end, whoever makes it."""
-    from huggingface_hub import get_session
-
-    hooks = get_session().event_hooks
-    for event, hook in (("request", network.set_time_limits), ("response", _patience.look)):
-        if hook not in hooks[event]:
-            hooks[event].append(hook)
-
-
-def _call(call: Callable[[], _Result]) -> _Result:
-    """Return what `call` returns, with a few tries, each request with a time limit, and quietly.
-
-    The library's own warnings print addresses with signatures; ours say the same without.
-    """
-    from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils import logging as hub_logging
-
-    def call_once() -> _Result:
-        bound_requests()
-        return call()
-
-    # Xet, the Hub's storage, tries for six minutes by itself.
-    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "2")
-    hub_logging.set_verbosity_error()
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    return network.call_with_retries(call_once, give_up_on=OfflineModeIsEnabled)
+        raise translate_error(error, place) from None

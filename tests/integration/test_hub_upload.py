@@ -32,14 +32,14 @@ network.WAITS_SECONDS = (0.1, 0.1, 0.1)
 PUBLISH = """
 import logging
 from pathlib import Path
-from tasks.services import hub
+from tasks.services import publishing
 from tasks.records.publication import PublicationManifest
 from tasks.process.failure import exit_with_one_line
 
 def main():
     folder = Path("published")
     PublicationManifest.describe(folder, comparison="tiny", cell="2proc", final="a.pt").write(folder)
-    found = hub.publish(folder, "owner/tiny", is_private=True, message="publish")
+    found = publishing.publish(folder, "owner/tiny", is_private=True, message="publish")
     print(found.num_sent, found.commit)
 
 logging.basicConfig(level=logging.INFO)

@@ -14,7 +14,7 @@ from tasks.data.sources.parquet_rows import read_column_names, read_values
 from tasks.params.prompts import choose_columns
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
-from tasks.services import hub
+from tasks.services.hub_calls import bound_requests
 from tasks.services.network import find_status_code, is_transient, name_error, walk_causes
 
 BATCH_ROWS = 1_000
@@ -123,7 +123,7 @@ def _read_hub(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[l
     import datasets
 
     datasets.disable_progress_bars()
-    hub.bound_requests()
+    bound_requests()
     # Its warnings show addresses with signatures.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     place = f"{dataset.place} at {commit}"
