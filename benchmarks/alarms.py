@@ -23,9 +23,9 @@ from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.records.estimate import Estimate
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
@@ -58,7 +58,7 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float | None, seed:
     """Return what the comparison of a cell with itself came to."""
     arm = make_trained_arm(cell)
     again = replace(arm, name=f"{arm.name} again")
-    trials, order = Trials(), generate_turns([arm.name, again.name], seed=seed)
+    trials, order = TimedTurns(), generate_turns([arm.name, again.name], seed=seed)
     stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
     started, num_rounds, goes_on = time.perf_counter(), 0, True
 

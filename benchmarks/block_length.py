@@ -24,7 +24,7 @@ from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import compute_ratio
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import FEWEST_TURNS
 from tasks.measuring.planning import Session
 from tasks.ranks.cell_ranks import run_ranks

@@ -23,10 +23,10 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import run_round
 from tasks.measuring.arms import Cell, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.speed import TimedComparison
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.lost_time import Waterfall
 
@@ -116,7 +116,7 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     arms = [make_trained_arm(cell) for cell in cells] + comparison.counterfactuals
     bench.build(arms)
     bench.steps_per_block = _STEPS_PER_BLOCK
-    order, trials = generate_turns([arm.name for arm in arms], seed=1), Trials()
+    order, trials = generate_turns([arm.name for arm in arms], seed=1), TimedTurns()
     for _ in range(num_rounds):
         run_round(bench, arms, order, trials)
     found = compute_waterfall(

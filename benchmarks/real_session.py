@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.arms import make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.planning import Session, plan_session
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.measuring.workers import open_workers

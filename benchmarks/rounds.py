@@ -15,8 +15,8 @@ from tasks.records.estimate import Estimate
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
     from tasks.measuring.arms import Arm
-    from tasks.measuring.blocks import Bench
-    from tasks.measuring.trials import Trials
+    from tasks.measuring.bench import Bench
+    from tasks.measuring.turns import TimedTurns
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, c
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
 
-def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]], trials: "Trials") -> None:
+def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]], trials: "TimedTurns") -> None:
     """Run one round; each half on steps of its own. `order`: of generate_turns."""
     bench.run_turn(arms, order, trials)
     bench.run_turn(arms, order, trials)
 
 
-def list_by_round(trials: "Trials", arm: str) -> list[float]:
+def list_by_round(trials: "TimedTurns", arm: str) -> list[float]:
     """Return the arm's seconds per step round by round, the mean of its two blocks."""
     return average_pairs(trials.list_by_turn(arm))
 

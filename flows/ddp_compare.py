@@ -15,11 +15,11 @@ from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 
 from flows.dvc_stage import StageFailed, run_stage
+from flows.live_runs import end_abandoned_runs, mark_running, name_run
 from flows.outage import tolerate_outage
 from flows.pipeline import list_stages
 from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
-from flows.running import end_abandoned_runs, mark_running, name_run
 from tasks.params import Params, load_params
 from tasks.params.presets import use_preset
 from tasks.process.failure import ExitCode, StageError

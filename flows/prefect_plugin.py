@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from flows.served import read_served_environment
+from flows.server_address import read_served_environment
 from tasks.process.failure import ExitCode
 from training.process.redaction import redact
 

@@ -16,7 +16,7 @@ from prefect.schedules import Schedule
 from ruamel.yaml import YAML
 
 from flows.ddp_compare import ddp_compare
-from flows.running import end_abandoned_runs
+from flows.live_runs import end_abandoned_runs
 from training.process.redaction import format_traceback, redact_logs
 
 LOG = Path(".work/logs/prefect_runner.log")

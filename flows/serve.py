@@ -12,8 +12,8 @@ from types import FrameType
 from typing import NoReturn
 
 from flows.child import end_group
-from flows.served import LOCK, SERVED
 from flows.server import Server, find_or_start, set_environment
+from flows.server_address import LOCK, SERVED
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_file
@@ -49,7 +49,7 @@ def _main() -> None:
 
 def _serve(server: Server) -> None:
     """Run the runner until it or the server ends, or we are asked to stop; a run under way may save first."""
-    from flows.running import wait_for_runs
+    from flows.live_runs import wait_for_runs
 
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     environment = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", **os.environ}

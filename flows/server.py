@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.database import set_damaged_aside
-from flows.served import SERVED, read_served_environment
+from flows.server_address import SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private

@@ -35,7 +35,7 @@ TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
 
 
-def digest_code(folder: Path) -> str:
+def digest_training_code(folder: Path) -> str:
     """Return the sha256 of what the folder's Python files mean, but for those that no training runs.
 
     Two versions that differ in comments, docstrings, layout or the places of files have the same digest. The digest
@@ -102,7 +102,7 @@ def _main() -> None:
     configure_logging()
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
-    CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
+    CodeFile(digest=digest_training_code(_TRAINING)).write(arguments.code)
     machine.write(arguments.machine)
     SourcesFile(
         model=_source_digest(params.model),

@@ -83,7 +83,7 @@ class Inputs:
     samples: Mapping[int, Sample]
     """Samples per update -> the rows that a certificate is made on."""
     rows: list[Path]
-    """The ranges whose steps are timed (tasks/measuring/select_timed_ranges.py)."""
+    """The ranges whose steps are timed (tasks/measuring/timed_ranges.py)."""
     slices: Path
     """Folder with all ranges."""
     rows_digests: Mapping[str, str]

@@ -1,6 +1,6 @@
 """A machine whose true step times are known, with one trouble at a time, as real ones have them.
 
-It stands in for the ranks and their clock (tasks/measuring/blocks.py: Bench): what is measured on it is what the stage
+It stands in for the ranks and their clock (tasks/measuring/bench.py: Bench): what is measured on it is what the stage
 `measure` would do, turn by turn and start by start.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.headline import measure_headline
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2
@@ -90,7 +90,7 @@ class NoisyMachine:
         self._launch += 1
         self._start_ranks()
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
         self._turn += 1
         places = {arm.name: place for place, arm in enumerate(arms)}
         for name in next(order):

@@ -14,12 +14,12 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
 from benchmarks.rounds import compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import Anchor, ModelError, predict
 from tasks.measuring.probe import Probe
-from tasks.measuring.trials import Trials
+from tasks.measuring.probe_cells import Probed, probe_cells, sweep_link
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import Workers
 from tasks.records.estimate import Estimate
 
@@ -207,14 +207,14 @@ def _list_arms(cells: Sequence[Cell]) -> list[Arm]:
     return [*map(make_trained_arm, cells), *data, *make_spreading_arms(pair)]
 
 
-def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> Trials:
-    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=_SEED)
+def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> TimedTurns:
+    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=_SEED)
     for _ in range(num_rounds):
         run_round(bench, arms, order, trials)
     return trials
 
 
-def _compute_speedups(cells: Sequence[Cell], trials: Trials) -> dict[int, Estimate]:
+def _compute_speedups(cells: Sequence[Cell], trials: TimedTurns) -> dict[int, Estimate]:
     """Return the speedups over the first cell."""
     alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
     return {cell.world_size: compute_ratio(alone, seconds) for cell, seconds in zip(cells[1:], others, strict=True)}

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from benchmarks.throughput.groups import Setup
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import open_workers
 from tasks.records.estimate import Estimate
 from training.config import parse_config
@@ -72,7 +72,7 @@ def spread(
     configs = {
         cell: parse_config({**told, "cell": cell, "work_dir": str(work / cell), **one}) for cell, one in spread.items()
     }
-    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
+    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def ratio(one: str, other: str, confidence: float = 0.95) -> Estimate:

@@ -18,8 +18,8 @@ from tasks.records.run import RunFile
 _MOST_EFFICIENCY = 1.1
 """Parallel efficiency above which a speedup is not believed.
 
-Every rank holds the whole model and runs the same micro-batches as the baseline, so there is no cache to win: 1.0 is
-the most that can be. The rest is for the noise of one run, of which a few percent are usual.
+All ranks together run the baseline's micro-batches, on devices like its own: 1.0 is what there is to win. The rest is
+for the noise of one run, of which a few percent are usual, and for caches into which a share of the state fits.
 """
 
 

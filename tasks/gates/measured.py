@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from tasks.gates import statistics
+from tasks.gates import ratios
 from tasks.process.wording import format_percent, format_plural, format_small_percent, join_names
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
@@ -107,7 +107,7 @@ def select_arm(measurement: Measurement, cell: str) -> ArmSpeed:
 def compute_efficiency(speedup: Estimate, world_size: int, baseline_world_size: int) -> Estimate:
     """Return the parallel efficiency that belongs to a speedup; its interval is the speedup's, divided likewise."""
     ends = (speedup.value, speedup.low, speedup.high)
-    value, low, high = (statistics.compute_parallel_efficiency(end, world_size, baseline_world_size) for end in ends)
+    value, low, high = (ratios.compute_parallel_efficiency(end, world_size, baseline_world_size) for end in ends)
     return Estimate(value=value, low=low, high=high)
 
 

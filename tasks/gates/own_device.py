@@ -64,7 +64,7 @@ def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]
 
 
 def _are_near(told: Mapping[str, Sequence[RankDevice]]) -> bool | None:
-    """Return whether all ranks used the cores next to their GPUs; None if but some did, or none was asked."""
+    """Return whether all ranks used the cores next to their GPUs; None if only some did, or none was asked."""
     found = {one.numa_node is not None for devices in told.values() for one in devices}
     return found.pop() if len(found) == 1 else None
 

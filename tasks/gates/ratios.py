@@ -19,7 +19,7 @@ def compute_speedup(baseline_seconds: float, seconds: float) -> float:
 def compute_parallel_efficiency(ratio: float, world_size: int, baseline_world_size: int = 1) -> float:
     """Return the share of linear speedup that was reached; 1.0 is linear.
 
-    Above 1.0 is possible (caches), but first suspect unequal work between the two cells.
+    A little above 1.0 is possible (caches); but first suspect unequal work of the two cells.
     Raises ValueError if a world size is below 1. Source: Grama et al. 2003, Introduction to Parallel Computing, 5.2.
     """
     if world_size < 1 or baseline_world_size < 1:

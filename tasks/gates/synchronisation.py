@@ -40,7 +40,7 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     )
     return make_finding(
         [_describe_problem(what, segments) for what, segments in problems.items()],
-        otherwise=f"per optimizer step {cell} {profile.told(_sum_traffic(run), whole)}; the gradient has "
+        otherwise=f"per optimizer step {cell} {profile.describe_traffic(_sum_traffic(run), whole)}; the gradient has "
         f"{wording.format_three_digits(whole.gradient_bytes / 2**20)} MiB",
         numbers=_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
     )
@@ -71,7 +71,7 @@ def _make_segment_work(segment: SegmentOutputs, outputs: Outputs, cell: str) -> 
 
 def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
     work, traffic = _make_segment_work(segment, outputs, cell), segment.facts.traffic
-    if found := profile.problem_with(traffic, work):
+    if found := profile.find_problem(traffic, work):
         return found
     expected = profile.compute_expected_traffic(work) if work.world_size > 1 else {}
     for kind, counted in traffic.items():
@@ -141,7 +141,7 @@ class _Sum(NamedTuple):
 
 def _collect_numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
     steps = sum(segment.facts.num_steps for segment in run.segments)
-    found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.numbers(work)}
+    found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.list_figures(work)}
     for kind, counted in _sum_traffic(run).items():
         found[f"{kind}s_per_step"] = counted.number / steps
         found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps

@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
@@ -21,7 +21,7 @@ from tasks.measuring.intervals import (
 )
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import compute_data_wait_share
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import ArmSpeed, NoiseFloor
@@ -129,7 +129,7 @@ def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None
     return max((one[name] for one in facts if one[name] is not None), default=None)
 
 
-def _estimate_step_seconds(trials: Trials, arm: Arm) -> Estimate:
+def _estimate_step_seconds(trials: TimedTurns, arm: Arm) -> Estimate:
     """Return the mean seconds of a step, over several launches where there are enough."""
     launches: Launches = trials.list_by_launch(arm.name)
     if len(launches) < FEWEST_LAUNCHES:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speed import TimedComparison, select_quiet_turns
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
@@ -265,7 +265,7 @@ class _Trying:
     def _time_sets(self, sets: Sequence[Sequence[Knob]], *, deadline: float) -> list[Advised]:
         """Time each set of knobs against the cell as it is, until it is sure enough or the time is spent."""
         plain, arms = self._plain, [_make_arm(self._cell, knobs) for knobs in sets]
-        trials, num_turns = Trials(), 0
+        trials, num_turns = TimedTurns(), 0
         order = generate_turns([plain.name, *(arm.name for arm in arms)], seed=self._comparison.seed + 3)
         gains: list[Estimate] = []
         is_sure = False
@@ -278,12 +278,12 @@ class _Trying:
                 is_sure = all(map(_is_sure, gains, looks))
         return [self._advise_on(knobs, arm, gain, trials) for knobs, arm, gain in zip(sets, arms, gains, strict=True)]
 
-    def _compute_gain(self, trials: Trials, arm: Arm, error_rate: float) -> Estimate:
+    def _compute_gain(self, trials: TimedTurns, arm: Arm, error_rate: float) -> Estimate:
         quiet = select_quiet_turns(trials, self._comparison.most_share, (self._plain.name, arm.name))
         before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
         return estimate_ratio([before], [after], confidence=1 - error_rate)
 
-    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, trials: Trials) -> Advised:
+    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, trials: TimedTurns) -> Advised:
         notes = [knob.note for knob in knobs if knob.note]
         if any("compile" in knob.overrides for knob in knobs):
             notes.append(_describe_break_even(self._bench, self._plain, arm, trials))
@@ -309,7 +309,7 @@ def _explain_failure(change: str, error: StageError) -> str:
     return f"{change} ({why})"
 
 
-def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, trials: Trials) -> str:
+def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, trials: TimedTurns) -> str:
     """Return after how many steps what compiling takes is won back."""
     once = max(one["warm_up_seconds"] for one in bench.facts(arm))
     once -= max(one["warm_up_seconds"] for one in bench.facts(plain))

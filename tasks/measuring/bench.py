@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers, restart_together
 
 _FEWEST_STEPS = 4
@@ -224,7 +224,7 @@ class Bench:
             number is not None and known is not None and number > known for number, known in zip(now, own, strict=True)
         )
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
         """Run one turn: a block of every arm in the order that comes next, all on the same steps."""
         by_name, steps = {arm.name: arm for arm in arms}, self.choose_steps()
         for name in next(order):

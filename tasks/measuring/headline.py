@@ -23,7 +23,7 @@ from tasks.measuring.intervals import (
     estimate_ratio,
     find_doubts,
 )
-from tasks.measuring.trials import Timed, Trials, is_quiet
+from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 
@@ -52,9 +52,9 @@ those before them for no interval."""
 
 
 class TimedBench(Protocol):
-    """What runs the blocks (tasks/measuring/blocks.py: Bench)."""
+    """What runs the blocks (tasks/measuring/bench.py: Bench)."""
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
         """Run a block of every arm."""
         ...
 
@@ -67,7 +67,7 @@ class TimedBench(Protocol):
 class Headline:
     """What was found of the speedups."""
 
-    trials: Trials = field(default_factory=Trials)
+    trials: TimedTurns = field(default_factory=TimedTurns)
     """All turns."""
     baseline: str
     """Name of the arm that the others are compared with."""
@@ -83,7 +83,7 @@ class Headline:
     stopped_because: str = ""
     """What was spent, and why it ended, in one sentence."""
 
-    def select_quiet(self, arm: str) -> Trials:
+    def select_quiet(self, arm: str) -> TimedTurns:
         """Return the turns in which the arm's block and the baseline's were quiet, of launches with two or more.
 
         What others did during the block of a third arm is no reason to set these two aside: the more cells there are,
@@ -92,7 +92,7 @@ class Headline:
         pair = (self.baseline, arm)
         return self.trials.select_quiet(self.most_share, arms=pair, fewest_of_launch=FEWEST_QUIET_TURNS)
 
-    def select_counted(self, arm: str) -> Trials:
+    def select_counted(self, arm: str) -> TimedTurns:
         """Return the turns that the arm's figures are of: those of its speedup, the baseline's those of any speedup;
         all where there is none."""
         counted = list(self.intervals) if arm == self.baseline else [one for one in self.intervals if one == arm]
@@ -149,7 +149,7 @@ def measure_headline(
 
 
 def compute_speedups(
-    select: Callable[[str], Trials], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
+    select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
 ) -> dict[str, Estimate]:
     """Return how many times as fast as the first the other arms are; none of one with too few launches that have turns.
 
@@ -174,7 +174,7 @@ def find_most_doubts(headline: Headline, of: Callable[[Timed], float]) -> tuple[
     return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
 
 
-def compute_launch_effect(trials: Trials, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
+def compute_launch_effect(trials: TimedTurns, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
     """Return by how much launches differ in the ratio of two arms beyond what their turns explain.
 
     A share of the ratio, as a standard deviation; None with fewer than three launches.

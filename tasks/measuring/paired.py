@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 
 Repeats = tuple[float, ...]
 
@@ -27,7 +27,7 @@ class PairedParts:
     """That share: of the baseline's step, 1 / number of ranks in strong scaling and 1 in weak scaling."""
 
 
-def pair_arms(trials: Trials, *, baseline: Cell, cell: Cell, is_weak: bool) -> PairedParts:
+def pair_arms(trials: TimedTurns, *, baseline: Cell, cell: Cell, is_weak: bool) -> PairedParts:
     """Return what the ranks of the cell cost each other; `baseline`: one rank."""
     arms: dict[str, str] = {arm.kind: arm.name for arm in make_spreading_arms(cell)}
 
@@ -53,18 +53,18 @@ def pair_arms(trials: Trials, *, baseline: Cell, cell: Cell, is_weak: bool) -> P
     )
 
 
-def list_device_seconds(trials: Trials, cell: Cell) -> Repeats:
+def list_device_seconds(trials: TimedTurns, cell: Cell) -> Repeats:
     """Return the seconds of the cell's step with its micro-batches on the device, turn by turn."""
     return tuple(trials.list_by_turn(name_data_arm(cell, "device")))
 
 
-def list_copy_seconds(trials: Trials, cell: Cell) -> Repeats:
+def list_copy_seconds(trials: TimedTurns, cell: Cell) -> Repeats:
     """Return what copying the micro-batches of a step to the device takes of its time, turn by turn."""
     host = np.array(trials.list_by_turn(name_data_arm(cell, "host")))
     return make_repeats(host - np.array(list_device_seconds(trials, cell)))
 
 
-def compute_relative_tokens(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
+def compute_relative_tokens(trials: TimedTurns, baseline: Cell, cell: Cell) -> np.ndarray:
     """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
     mine, theirs = (
         np.array(trials.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens)) / one.world_size

@@ -15,7 +15,7 @@ from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_trained_arm, n
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
 from tasks.measuring.prediction import make_prediction, read_model_error
 from tasks.measuring.probe import Probe, make_probe
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import Workers
 from tasks.records.estimate import Estimate
 from tasks.records.predicted import Prediction
@@ -74,7 +74,7 @@ def list_kinds(cells: Iterable[Cell]) -> list[str]:
 def probe_cells(
     probed: Probed,
     workers: Mapping[str, Workers],
-    select: Callable[[Cell], Trials],
+    select: Callable[[Cell], TimedTurns],
     *,
     seconds: float = _SWEEP_SECONDS,
     make_ready: Callable[[Arm], None] = lambda _: None,
@@ -194,7 +194,7 @@ def predict_cells(
     probed: Probed,
     workers: Mapping[str, Workers],
     speedups: Mapping[str, Estimate],
-    select: Callable[[Cell], Trials],
+    select: Callable[[Cell], TimedTurns],
     *,
     seed: int,
     make_ready: Callable[[Arm], None] = lambda _: None,

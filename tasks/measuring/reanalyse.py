@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import compute_trimmed_mean
-from tasks.measuring.trials import Timed, Trials, choose_seconds
+from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
@@ -115,9 +115,9 @@ def _tabulate(
     return table
 
 
-def make_trials(arms: Sequence[ArmBlocks]) -> Trials:
+def make_trials(arms: Sequence[ArmBlocks]) -> TimedTurns:
     """Return the blocks as they were when they ran, as far as seconds and tokens go."""
-    trials = Trials()
+    trials = TimedTurns()
     for arm in arms:
         for block in arm.blocks:
             trials.add(_make_timed(arm.arm, block))
@@ -134,7 +134,7 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
 
 
 def _compare(
-    trials: Trials, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
+    trials: TimedTurns, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
 ) -> str:
     above, below = (trials.list_by_turn(name, of) if name in trials.blocks else [] for name in (first, other))
     return wording.format_ratio(figure(above) / figure(below)) if above and below else wording.NOT_AVAILABLE

@@ -19,13 +19,13 @@ from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
 from tasks.measuring.account import compute_arm_speeds, compute_noise
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.headline import Headline, find_most_doubts
 from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adapter
 from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
-from tasks.measuring.predicting import Probed, list_kinds, predict_cells, sweep_link
+from tasks.measuring.probe_cells import Probed, list_kinds, predict_cells, sweep_link
 from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_seconds, select_turns_for
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params

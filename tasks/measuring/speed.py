@@ -1,4 +1,4 @@
-"""The speedup with its interval first, and then where the rest went: blocks of all cells, taking turns.
+"""What is timed of a comparison, and in which order: the headline, then counterfactuals for where the rest went.
 
 What is left out in a counterfactual is timed on the ranks of the last launch, beside the cells and the baseline in a
 wrapper that it does not need.
@@ -20,11 +20,11 @@ from tasks.measuring.arms import (
     make_trained_arm,
     make_wrapped_arm,
 )
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
-from tasks.measuring.trials import Timed, Trials, choose_seconds
+from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
@@ -134,7 +134,7 @@ class Measured:
 
     headline: Headline
     """The blocks of the speedups, and these."""
-    beside: Trials
+    beside: TimedTurns
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     over_wrapped: Mapping[str, Estimate]
     """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty without either."""
@@ -177,7 +177,7 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
     )
 
 
-def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], trials: Trials) -> list[ArmBlocks]:
+def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], trials: TimedTurns) -> list[ArmBlocks]:
     """Return what the blocks of a phase did, arm by arm."""
     return [
         ArmBlocks(
@@ -239,9 +239,9 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     return choose_seconds(is_per_token=comparison.is_weak or bool(comparison.other_trainings))
 
 
-def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
+def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
-    others, trials = [*comparison.wrapped, *comparison.counterfactuals], Trials()
+    others, trials = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     if not others:
         return trials
     bench.build(others)
@@ -258,21 +258,21 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     return trials
 
 
-def select_quiet_turns(trials: Trials, most_share: float, arms: Collection[str] | None = None) -> Trials:
+def select_quiet_turns(trials: TimedTurns, most_share: float, arms: Collection[str] | None = None) -> TimedTurns:
     """Return the turns that were quiet for these arms, or for all, or every turn where those are too few for an
     interval."""
     quiet = trials.select_quiet(most_share, arms=arms)
     return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
 
 
-def select_turns_for(comparison: TimedComparison, trials: Trials, cell: Cell) -> Trials:
+def select_turns_for(comparison: TimedComparison, trials: TimedTurns, cell: Cell) -> TimedTurns:
     """Return the turns that were quiet for all arms of a cell and of the baseline, or every turn."""
     cells = {comparison.baseline.name, cell.name}
     arms = {arm.name for arm in [*comparison.arms, *comparison.counterfactuals] if arm.cell in cells}
     return select_quiet_turns(trials, comparison.most_share, arms)
 
 
-def _find_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Estimate]:
+def _find_wrapped(comparison: TimedComparison, beside: TimedTurns) -> dict[str, Estimate]:
     """Return how many times as fast as the baseline the wrapped one is; nothing where it was not run."""
     if not (comparison.wrapped and beside.blocks):
         return {}
@@ -293,7 +293,7 @@ def _divide(speedup: Estimate, other: Estimate) -> Estimate:
     return Estimate(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
-def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
+def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: TimedTurns, cell: Cell) -> Waterfall:
     return compute_waterfall(
         select_turns_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell,
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
@@ -301,7 +301,7 @@ def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, c
     )  # fmt: skip
 
 
-def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Trials) -> list[Waterfall]:
+def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: TimedTurns) -> list[Waterfall]:
     """Return those of the cells whose ranks time how long they wait for each other."""
     found = []
     for cell in (one for one in comparison.predicted if one not in comparison.spreading):

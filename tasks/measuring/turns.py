@@ -74,7 +74,7 @@ class Timed:
 
 
 @dataclass
-class Trials:
+class TimedTurns:
     """All blocks of one phase: one of every arm in each turn."""
 
     blocks: dict[str, list[Timed]] = field(default_factory=dict)
@@ -95,10 +95,10 @@ class Trials:
 
     def select_quiet(
         self, most_share: float, *, arms: Collection[str] | None = None, fewest_of_launch: int = 1
-    ) -> "Trials":
+    ) -> "TimedTurns":
         """Return the turns in which others used no more than that share of the CPUs while these arms' blocks ran, of
         launches that have so many of them; without `arms` those of every arm."""
-        those = Trials({arm: blocks for arm, blocks in self.blocks.items() if arms is None or arm in arms})
+        those = TimedTurns({arm: blocks for arm, blocks in self.blocks.items() if arms is None or arm in arms})
         quiet = {
             turn: blocks[0].launch
             for turn, blocks in those.turns.items()
@@ -107,9 +107,9 @@ class Trials:
         of_launch = Counter(quiet.values())
         return those.select_turns({turn for turn, launch in quiet.items() if of_launch[launch] >= fewest_of_launch})
 
-    def select_turns(self, turns: Collection[int]) -> "Trials":
+    def select_turns(self, turns: Collection[int]) -> "TimedTurns":
         """Return the blocks of these turns."""
-        return Trials({arm: [one for one in blocks if one.turn in turns] for arm, blocks in self.blocks.items()})
+        return TimedTurns({arm: [one for one in blocks if one.turn in turns] for arm, blocks in self.blocks.items()})
 
     def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm, by default its seconds per step, turn by turn."""

@@ -23,7 +23,7 @@ from tasks.measuring.arms import (
 )
 from tasks.measuring.intervals import estimate_mean
 from tasks.measuring.paired import compute_relative_tokens
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import DATA_BOUND_SHARE
@@ -48,7 +48,7 @@ class _Link:
 
 
 def compute_waterfall(
-    trials: Trials, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
+    trials: TimedTurns, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
     figures = _compute_figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
@@ -72,7 +72,7 @@ def compute_waterfall(
 
 
 def compute_staged_waterfall(
-    trials: Trials, *, baseline: Cell, cell: Cell, waits: Sequence[float], theory: str, is_weak: bool
+    trials: TimedTurns, *, baseline: Cell, cell: Cell, waits: Sequence[float], theory: str, is_weak: bool
 ) -> Waterfall:
     """Return what a cell loses whose stages cannot run without each other.
 
@@ -150,7 +150,7 @@ def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _compute_figures(
-    trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
+    trials: TimedTurns, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
 ) -> dict[str, np.ndarray]:
     """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
@@ -228,7 +228,7 @@ def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:
     ]
 
 
-def compute_data_wait_share(trials: Trials, arm: Arm) -> float:
+def compute_data_wait_share(trials: TimedTurns, arm: Arm) -> float:
     """Return the share of an arm's blocks in which it waited for the loader."""
     blocks = trials.blocks[arm.name]
     return sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks)

@@ -1,4 +1,4 @@
-"""The part of results.json that says what was compared, and on what."""
+"""What every record is made of, and the part of results.json that says what was compared, and on what."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
-    """A part of results.json: unknown keys refused, never changed."""
+    """A record, or a part of one: unknown keys are refused, and nothing in it changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 

@@ -217,7 +217,7 @@ class Measurement(Record):
     largest_turn: float | None = None
     """Share of the scatter that a single turn has, if it is most of it: what is rare was hardly seen often enough."""
     seconds: float
-    """Seconds that measuring took."""
+    """Seconds that the whole measurement took."""
     waterfalls: list[Waterfall]
     """One for each cell with several ranks."""
     predictions: list[Prediction]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tasks.gates import statistics
+from tasks.gates import ratios
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
 from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells, withhold_comparison
@@ -198,8 +198,8 @@ def _collect_figures(
     ratio = efficiency = None
     if baseline is not None:
         baseline_seconds = sum(one.train_seconds for one in baseline.parts.get((part, epoch), []))
-        ratio = statistics.compute_speedup(baseline_seconds, seconds)
-        efficiency = statistics.compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
+        ratio = ratios.compute_speedup(baseline_seconds, seconds)
+        efficiency = ratios.compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
         range=part,
         epoch=epoch,
@@ -219,7 +219,7 @@ def _collect_figures(
 def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
     if ratio is None or baseline_world_size != 1:
         return None
-    return statistics.compute_karp_flatt(ratio, world_size)
+    return ratios.compute_karp_flatt(ratio, world_size)
 
 
 def _compute_spread(segments: list[Figures]) -> Spread | None:
@@ -241,7 +241,7 @@ def _collect_quality(outputs: Outputs) -> Quality:
             ModelQuality(
                 model=name,
                 loss=found.loss,
-                perplexity=statistics.compute_perplexity(found.loss) if found.accuracy is None else None,
+                perplexity=ratios.compute_perplexity(found.loss) if found.accuracy is None else None,
                 accuracy=found.accuracy,
                 accuracy_top5=found.accuracy_top5,
                 accuracy_tokens=found.accuracy_tokens,
@@ -278,7 +278,7 @@ def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:
 
 def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
     at = run.steps.with_loss
-    per_point, steps, losses = statistics.thin_out_losses(
+    per_point, steps, losses = ratios.thin_out_losses(
         run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS
     )
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -1,4 +1,4 @@
-"""Time to quality: the training seconds until each cell's loss first came as low as was asked.
+"""Time to loss: the training seconds until each cell's loss first came as low as was asked.
 
 Cells of the same training come there at the same step, so that their seconds differ by speed alone. A step without any
 target has no loss: it takes its seconds, and is none of the steps that the loss is smoothed over or reached in.

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from tasks.gates.measured import compute_baseline_step_seconds, select_arm, select_cell_arms, select_imprecise_arms
-from tasks.gates.statistics import NOISE_OF_ONE_RUN, compute_parallel_efficiency
+from tasks.gates.ratios import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.estimate import Estimate

@@ -151,15 +151,15 @@ class Profile(Protocol):
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
         ...
 
-    def problem_with(self, traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> str | None:
         """Return what is wrong with what a rank counted, in the strategy's own words; None if nothing is."""
         ...
 
-    def told(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
         """Return what was exchanged per step, in words."""
         ...
 
-    def numbers(self, work: Work) -> dict[str, float]:
+    def list_figures(self, work: Work) -> dict[str, float]:
         """Return figures of the layout, for the gate's finding."""
         ...
 

@@ -95,7 +95,7 @@ def _count_whole_bytes(work: Work) -> int:
     return sum(_count_bytes(shape, work) for shape in _list_shapes(work) if not _is_factored(shape, work))
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return how the number or the bytes of the exchanges are not those of one compressed gradient per step."""
     counted = sum(one.number for one in traffic.values())
     if work.world_size == 1:
@@ -118,7 +118,7 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     return None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the exchanges per step, how much smaller they are, and what of them is whole."""
     kind = _find_kind(work.options)
     number, num_bytes = (traffic[kind].number, traffic[kind].num_bytes) if kind in traffic else (0, 0)
@@ -128,7 +128,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     return f"{kinds} of {mib} MiB, {whole} MiB of it not compressed"
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return what is compressed, and what is not."""
     sent = sum(_count_bytes(shape, work) for shape in _list_shapes(work))
     return {"compressed_bytes": sent - _count_whole_bytes(work), "whole_bytes": _count_whole_bytes(work)}

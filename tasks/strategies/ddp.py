@@ -97,7 +97,7 @@ def _count_row_exchanges(work: Work) -> int:
     return 1 if work.options.get("early_tied_head") else 0
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return how the number or the bytes of the exchanges are not those of one exchange of the gradient per step."""
     if work.world_size == 1:
         # Wrapped in DDP, a baseline pays for an exchange with itself.
@@ -154,7 +154,7 @@ def _count_traffic(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, in
     return (0, 0) if found is None else (found.number, found.num_bytes)
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the all-reduces, or the gathers of exact mode, per step."""
     if work.is_exact:
         gathers = _count_traffic(traffic, _ALL_GATHER)[0] / work.num_steps
@@ -169,7 +169,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB{more}"
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return the buckets."""
     return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
 

@@ -94,7 +94,7 @@ def _list_share_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("share_bytes", []))
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
     if work.world_size == 1:
         number = sum(kind.number for kind in traffic.values())
@@ -108,7 +108,7 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     return None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return gathers and reductions per step."""
     stage = _get_stage(work.options)
     kind = _REDUCE_SCATTER if stage == 3 else _ALL_REDUCE
@@ -119,7 +119,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     )
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return buckets and shares."""
     return {"buckets": int(work.exchange.get("num_buckets", 0)), "share_bytes": sum(_list_share_bytes(work))}
 

@@ -97,7 +97,7 @@ def _list_unit_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("unit_bytes", [])) or [work.gradient_bytes]
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return that the units are not the model, or that they were reduced too often or too seldom."""
     if work.world_size == 1:
         number = sum(kind.number for kind in traffic.values())
@@ -134,7 +134,7 @@ def _find_gather_problem(work: Work) -> str | None:
     return None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return gathers and reductions per step."""
     kind, name = (_ALL_TO_ALL, "all-to-alls in one order") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
     gathers, reductions = (traffic[one].number / work.num_steps if one in traffic else 0 for one in (_ALL_GATHER, kind))
@@ -146,7 +146,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     )
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return the units."""
     return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
 

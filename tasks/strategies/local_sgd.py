@@ -67,7 +67,7 @@ def _list_parcel_bytes(work: Work) -> list[int]:
     return parcels
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return how the exchanges of a whole segment are not one of all weights every few steps, and one at its end."""
     number = sum(kind.number for kind in traffic.values())
     if work.world_size == 1:
@@ -87,7 +87,7 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     return None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the exchanges per step, and when they are."""
     number = traffic[_ALL_REDUCE].number if _ALL_REDUCE in traffic else 0
     every = find_other_training(work.options).every_steps
@@ -97,7 +97,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     )
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return what a meeting exchanges."""
     return {"parcels": len(_list_parcel_bytes(work)), "parcel_bytes": sum(_list_parcel_bytes(work))}
 

@@ -99,7 +99,7 @@ def _list_stages(work: Work) -> list[list[int]]:
     return list(work.exchange.get("layers", []))
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return that the stages are not the ranks, or that messages are missing or too many."""
     if work.world_size == 1:
         number = sum(kind.number for kind in traffic.values())
@@ -132,7 +132,7 @@ def _tell_layers(work: Work) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the messages per step, and the cut."""
     sent, replicas = (traffic[SEND].number / work.num_steps if SEND in traffic else 0), work.options.get("replicas", 1)
     is_by_time = work.options.get("cut") == "time"
@@ -145,7 +145,7 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     )
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return the stages, and what the first and the last have in common."""
     return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
 

@@ -40,18 +40,18 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     return {}
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return that there was an exchange, if there was."""
     number = sum(kind.number for kind in traffic.values())
     return f"one rank, yet {number} exchanges of gradients" if number else None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return that there was none."""
     return "no exchange"
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return nothing."""
     return {}
 

@@ -37,9 +37,9 @@ def _list_share_bytes(work: Work) -> list[int]:
     return [size for size in work.exchange.get("share_bytes", []) if size]
 
 
-def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return what is wrong with the gradient's exchange, or with what was sent of the weights."""
-    problem = ddp.problem_with({kind: one for kind, one in traffic.items() if kind != _BROADCAST}, work)
+    problem = ddp.find_problem({kind: one for kind, one in traffic.items() if kind != _BROADCAST}, work)
     if problem or work.world_size == 1:
         return problem
     shares, sent = _list_share_bytes(work), traffic.get(_BROADCAST)
@@ -60,15 +60,19 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     return None
 
 
-def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the exchange of the gradient, and the shares."""
     shares = wording.format_plural(len(_list_share_bytes(work)), "share")
-    return f"{ddp.told(traffic, work)}; {shares} of the updated weights sent"
+    return f"{ddp.describe_traffic(traffic, work)}; {shares} of the updated weights sent"
 
 
-def numbers(work: Work) -> dict[str, float]:
+def list_figures(work: Work) -> dict[str, float]:
     """Return buckets and shares."""
-    return {**ddp.numbers(work), "shares": len(_list_share_bytes(work)), "share_bytes": sum(_list_share_bytes(work))}
+    return {
+        **ddp.list_figures(work),
+        "shares": len(_list_share_bytes(work)),
+        "share_bytes": sum(_list_share_bytes(work)),
+    }
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

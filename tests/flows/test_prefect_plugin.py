@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.prefect_plugin import expand_deployment_name
-from flows.served import LOCK, SERVED, read_served_environment
+from flows.server_address import LOCK, SERVED, read_served_environment
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tasks.equivalence.certificate import make_certificate_config
 from tasks.equivalence.orders import make_rank_order
 from tasks.equivalence.reference.update import OneProcess
 from tasks.measuring.arms import Cell, make_copies_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fingerprint import digest_code
+from tasks.fingerprint import digest_training_code
 from tasks.machine.facts import collect_machine_facts
 from tasks.params.source_digest import digest_source
 from tasks.records.fingerprint import MachineFile
@@ -46,7 +46,7 @@ REAL = {
 def _digest(folder: Path, text: str) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "shape.py").write_text(text)
-    return digest_code(folder)
+    return digest_training_code(folder)
 
 
 @pytest.mark.parametrize("case", HARMLESS)
@@ -66,7 +66,7 @@ def test_what_the_machine_does_otherwise_changes_the_digest(case: str, tmp_path:
 def test_a_new_or_renamed_file_changes_the_digest(tmp_path: Path) -> None:
     before = _digest(tmp_path / "a", SOURCE)
     (tmp_path / "a" / "shape.py").rename(tmp_path / "a" / "form.py")
-    assert digest_code(tmp_path / "a") != before
+    assert digest_training_code(tmp_path / "a") != before
 
 
 def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_
             file = top / "training" / f"{place.replace('__', '/')}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        return digest_code(top / "training")
+        return digest_training_code(top / "training")
 
     user, way = "from training.{} import area\n\nprint(area(2))\n", "\nWAY = import_file('training.{}', 'shape')\n"
     before = digest_with(user=user.format("shape") + way.format("a"), shape=SOURCE)
@@ -95,10 +95,10 @@ def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:
     before = _digest(tmp_path / "a", SOURCE)
     (tmp_path / "a" / "probing").mkdir()
     (tmp_path / "a" / "probing" / "measure.py").write_text("anything = 1")
-    assert digest_code(tmp_path / "a") == before
+    assert digest_training_code(tmp_path / "a") == before
     (tmp_path / "a" / "workloads").mkdir()
     (tmp_path / "a" / "workloads" / "measure.py").write_text("anything = 1")
-    assert digest_code(tmp_path / "a") != before
+    assert digest_training_code(tmp_path / "a") != before
 
 
 def test_the_machine_is_described_without_importing_torch() -> None:

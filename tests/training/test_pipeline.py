@@ -168,7 +168,7 @@ def test_two_replicas_of_two_stages_share_the_rows_and_with_zero1_the_update_too
             options=config["options"],
         )  # fmt: skip
         counted = {kind: Counted(**one) for kind, one in facts["traffic"].items()}
-        assert profile.problem_with(counted, work) is None
+        assert profile.find_problem(counted, work) is None
         expected = profile.compute_expected_traffic(work)
         assert set(counted) == set(expected) == {"send", "all_reduce", *["broadcast"] * zero1}
         for kind, (number, num_bytes) in counted.items():

@@ -17,7 +17,11 @@ from training.workloads import Workload
 
 
 class StrategyFile(Protocol):
-    """What a file of this folder offers."""
+    """What a file of this folder offers.
+
+    Two more constants are read from its text, and are false where it has none: `TAKES_ADAPTERS`, whether
+    `train.adapter` is for it, and `SYNCS_STATISTICS`, whether `model.norm: sync_batch` is.
+    """
 
     @property
     def OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802

@@ -6,7 +6,7 @@ from tests.museum.exhibits.published import KNOWN_MISTAKE
 _RANK = "training/probing/timed_blocks.py"
 _VARIANTS = "training/probing/variants.py"
 _ARMS = "tasks/measuring/arms.py"
-_BLOCKS = "tasks/measuring/blocks.py"
+_BLOCKS = "tasks/measuring/bench.py"
 _HEADLINE = "tasks/measuring/headline.py"
 _INTERVALS = "tasks/measuring/intervals.py"
 _ACCOUNT = "tasks/measuring/account.py"

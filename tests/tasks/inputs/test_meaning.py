@@ -15,11 +15,11 @@ from tasks.params import load_params
 
 MODULES = {
     "tasks/records/measurement.py": {"measure", "train@1proc", "train@2proc", "report", "upload"},
-    "tasks/gates/statistics.py": {"evaluate", "report", "upload"},
+    "tasks/gates/ratios.py": {"evaluate", "report", "upload"},
     "tasks/reporting/style.css": {"report"},
     "tasks/reporting/script.js": {"report"},
     "tasks/reporting/charts/speedup.py": {"report"},
-    "tasks/measuring/blocks.py": {"measure"},
+    "tasks/measuring/bench.py": {"measure"},
     "tasks/measuring/model_error.json": {"measure"},
     "tasks/strategies/ddp.py": {"measure", "train@1proc", "train@2proc", "report", "upload"},
     "tasks/equivalence/reference/causal_lm.py": {"measure", "evaluate"},
@@ -148,5 +148,5 @@ def test_what_measure_keeps_outside_of_dvc_depends_on_the_schema_that_it_writes(
         "tasks/equivalence/reference/causal_lm.py",
         "tasks/measuring/sample.py",
     } < certified
-    assert "tasks/measuring/blocks.py" not in certified
+    assert "tasks/measuring/bench.py" not in certified
     assert not [path for path in timed | certified if path.startswith("tasks/ranks/launchers")]

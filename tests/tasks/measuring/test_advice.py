@@ -10,7 +10,7 @@ import yaml
 
 from tasks.measuring.advice import _describe_break_even, _Trying, list_knobs
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.params import Params
 from tasks.strategies import Knob, format_patch
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
@@ -103,8 +103,8 @@ class _ChangedSteps:
     def __init__(self, machine: NoisyMachine, gains: Mapping[str, float]) -> None:
         self._machine, self._gains = machine, gains
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
-        ran = Trials()
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+        ran = TimedTurns()
         # Every arm is in the place of the two ranks, the second of the machine's.
         for name in next(order):
             self._machine.run_turn([Arm(name="one", cell="one"), Arm(name=name, cell=name)], iter([[name]]), ran)

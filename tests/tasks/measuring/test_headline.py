@@ -13,11 +13,11 @@ import pytest
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.blocks import Bench, compute_others_share
+from tasks.measuring.bench import Bench, compute_others_share
 from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups, measure_headline
 from tasks.measuring.session import select_predictable
 from tasks.measuring.speed import TimedComparison, select_turns_for
-from tasks.measuring.trials import Timed, Trials, is_quiet
+from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.records.estimate import Estimate
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
@@ -200,7 +200,7 @@ def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble)
         assert not whole, "no turn is quiet for all six"
 
 
-def _mean_by_launch(trials: Trials, arm: str) -> float:
+def _mean_by_launch(trials: TimedTurns, arm: str) -> float:
     return float(np.mean([np.mean(launch) for launch in trials.list_by_launch(arm)]))
 
 
@@ -259,7 +259,7 @@ def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other() ->
 
 
 def test_a_block_whose_machine_tells_nothing_counts() -> None:
-    trials = Trials()
+    trials = TimedTurns()
     for turn, share in enumerate((None, 0.01, 0.5)):
         trials.add(
             Timed(
@@ -312,7 +312,7 @@ def _compare_three_cells() -> TimedComparison:
 
 
 def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison, trials = _compare_three_cells(), Trials()
+    comparison, trials = _compare_three_cells(), TimedTurns()
     _, two, four = comparison.cells
     for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):
         # The four ranks are disturbed in every turn but the first five, the two in the last.
@@ -326,7 +326,7 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
     assert list(select_turns_for(comparison, trials, two).turns) == list(range(7))
     assert list(select_turns_for(comparison, trials, four).turns) == list(range(5))
     # A prediction from each of them is given those turns, and no others.
-    given: list[Callable[[Cell], Trials]] = []
+    given: list[Callable[[Cell], TimedTurns]] = []
     monkeypatch.setattr(
         session, "predict_cells", lambda _probed, _workers, _speedups, select, **_: given.append(select)
     )

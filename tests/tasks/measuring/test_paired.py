@@ -7,7 +7,7 @@ import pytest
 
 from tasks.measuring.arms import Cell, make_spreading_arms, name_data_arm
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 TWO = Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=8)
@@ -15,7 +15,7 @@ DRIFT = (1.0, 1.5)
 """By how much longer everything takes from turn to turn."""
 
 
-def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> Trials:
+def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> TimedTurns:
     """Return two turns, in the second of which the machine is slower; `tokens`: of a step of the two ranks."""
     silent, copies, alone, _ = (arm.name for arm in make_spreading_arms(TWO))
     seconds = {
@@ -30,7 +30,7 @@ def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> Trials
         copies: ([5.5, 5.5], [5.5, 5.5], tokens),
         alone: ([4.0], [4.0], tokens // 2),
     }
-    found = Trials()
+    found = TimedTurns()
     for turn, drift in enumerate(DRIFT):
         for name, (first, second, num_tokens) in seconds.items():
             steps = drift * np.array([first, second]).T

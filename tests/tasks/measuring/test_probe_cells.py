@@ -13,14 +13,14 @@ import pytest
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import plan_session
-from tasks.measuring.predicting import Probed, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
+from tasks.measuring.probe_cells import Probed, probe_cells
 from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals, select_turns_for
-from tasks.measuring.trials import Trials
+from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.strategies.communication import find_communication
@@ -43,9 +43,9 @@ ARMS = [
 ]
 
 
-def _run_blocks(workers: Mapping[str, Workers]) -> Trials:
+def _run_blocks(workers: Mapping[str, Workers]) -> TimedTurns:
     """Return six turns of the waterfall's arms, in blocks of four steps."""
-    bench, trials, order = Bench(workers, seed=1), Trials(), generate_turns([arm.name for arm in ARMS], seed=1)
+    bench, trials, order = Bench(workers, seed=1), TimedTurns(), generate_turns([arm.name for arm in ARMS], seed=1)
     bench.build(ARMS)
     bench.steps_per_block = 4
     for _ in range(6):

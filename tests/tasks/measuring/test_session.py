@@ -21,13 +21,13 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks, measu
 from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.cell_ranks import make_ranks_config
@@ -234,7 +234,7 @@ def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Worke
     arms = [make_trained_arm(cell), *make_spreading_arms(cell)]
     bench.build(arms)
     assert all(bench.facts(arm)[0]["num_steps"] == 16 for arm in arms)
-    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
+    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
     bench.run_turn(arms, order, trials)
     bench.run_turn(arms, order, trials)
     assert {name: len(blocks) for name, blocks in trials.blocks.items()} == {arm.name: 2 for arm in arms}

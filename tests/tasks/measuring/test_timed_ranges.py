@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Bench
+from tasks.measuring.bench import Bench
 from tasks.measuring.timed_ranges import select_timed_ranges
 
 

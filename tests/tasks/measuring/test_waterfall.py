@@ -8,7 +8,7 @@ import pytest
 
 from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
@@ -32,7 +32,7 @@ LOST = {
 
 def trials(
     lost: dict[str, float], *, waits: float = 0.0, positions: Sequence[int] = (2, 2, 2, 2), shorter: float = 1.0
-) -> Trials:
+) -> TimedTurns:
     """Return eight rounds without noise, of ranks that lose this much.
 
     `positions`: of each rank, whose seconds are as many times the even share's; `shorter`: the baseline's rows.
@@ -59,7 +59,7 @@ def trials(
         lone: [alone * positions[0] / np.mean(positions)],
         update: [optimizer],
     }
-    found = Trials()
+    found = TimedTurns()
     for name, ranks in seconds.items():
         for turn in range(16):
             steps = np.array(ranks)[:, None].repeat(3, axis=1)

@@ -11,7 +11,7 @@ import pytest
 from tasks.measuring.arms import Arm
 from tasks.measuring.headline import measure_headline
 from tasks.measuring.intervals import estimate_mean
-from tasks.measuring.trials import Timed, Trials
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.reporting.changes import make_history
 from tasks.reporting.history import History, HistoryRecord
@@ -64,7 +64,7 @@ class _SimulatedBench:
         self._launch += 1
         self._machine.now_seconds += START_SECONDS
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
         self._turn += 1
         for name in next(order):
             before = self._machine.others_seconds

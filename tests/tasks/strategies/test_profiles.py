@@ -48,8 +48,8 @@ def test_layers_are_gathered_twice_per_micro_batch_and_the_root_once_and_all_are
     for kind, counted in RIGHT.items():
         assert expected[kind].number == (counted.number, counted.number)
         assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
-    assert sharded.problem_with(RIGHT, _work()) is None
-    assert sharded.told(RIGHT, _work()) == "15 all-gathers and 3 reduce-scatters of 3 units"
+    assert sharded.find_problem(RIGHT, _work()) is None
+    assert sharded.describe_traffic(RIGHT, _work()) == "15 all-gathers and 3 reduce-scatters of 3 units"
 
 
 def test_layers_that_stay_gathered_are_gathered_once_and_giving_them_up_is_no_advice() -> None:
@@ -77,7 +77,7 @@ def test_layers_that_stay_gathered_are_gathered_once_and_giving_them_up_is_no_ad
 def test_a_sharded_step_that_reduces_otherwise_is_told(
     traffic: dict[str, Counted], work: dict[str, Any], says: str
 ) -> None:
-    problem = sharded.problem_with(RIGHT | traffic, _work(**work))
+    problem = sharded.find_problem(RIGHT | traffic, _work(**work))
     assert problem is not None
     assert says in problem
 
@@ -91,14 +91,14 @@ def test_in_exact_mode_every_unit_goes_to_its_owners_per_micro_batch_and_is_gath
     assert set(expected) == set(IN_ORDER)
     for kind, counted in IN_ORDER.items():
         assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
-    assert sharded.problem_with(IN_ORDER, work) is None
-    assert sharded.told(IN_ORDER, work) == "22 all-gathers and 9 all-to-alls in one order of 3 units"
+    assert sharded.find_problem(IN_ORDER, work) is None
+    assert sharded.describe_traffic(IN_ORDER, work) == "22 all-gathers and 9 all-to-alls in one order of 3 units"
     for number, says in (
         (0, "gradients were never reduced"),
         (3, "3 all-to-alls where 9 are needed: gradients were not all reduced in every round"),
         (12, "12 all-to-alls per step where 3 of each of the 3 units is needed: reduced more than once"),
     ):
-        assert says in str(sharded.problem_with({"all_to_all": Counted(number, 500)}, work))
+        assert says in str(sharded.find_problem({"all_to_all": Counted(number, 500)}, work))
 
 
 def test_replicas_add_up_what_each_has_of_every_unit_and_gather_within_themselves() -> None:
@@ -106,7 +106,7 @@ def test_replicas_add_up_what_each_has_of_every_unit_and_gather_within_themselve
     expected = sharded.compute_expected_traffic(work)
     for kind, counted in (RIGHT | {"all_reduce": Counted(1 + 3, 8 + 250)}).items():
         assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
-    assert sharded.told(RIGHT, work).endswith("of 3 units, added up over 2 replicas")
+    assert sharded.describe_traffic(RIGHT, work).endswith("of 3 units, added up over 2 replicas")
     assert sharded.count_copies(4, {"replicas": 2}) == (2, 2)
     assert sharded.count_shares(4, {"replicas": 2}) == 4
 
@@ -127,7 +127,7 @@ def test_matrices_that_are_gathered_in_bf16_are_half_the_bytes_and_reduced_as_th
     expected = sharded.compute_expected_traffic(work)
     assert expected["all_gather"] == ((15, 15), (3 * (100 + 4 * 104) // 2,) * 2)
     assert expected["reduce_scatter"].num_bytes == (500, 500)
-    assert sharded.problem_with(RIGHT, work) is None
+    assert sharded.find_problem(RIGHT, work) is None
     for gathered, options in (
         ([100, 90, 104], mixed),
         ([60, 104, 104], mixed),
@@ -135,7 +135,7 @@ def test_matrices_that_are_gathered_in_bf16_are_half_the_bytes_and_reduced_as_th
         ([100, 104, 104], {}),
     ):
         wrong = _work(options=options, exchange={"unit_bytes": [100, 200, 200], "gathered_bytes": gathered})
-        assert "the units are gathered in" in str(sharded.problem_with(RIGHT, wrong))
+        assert "the units are gathered in" in str(sharded.find_problem(RIGHT, wrong))
 
 
 @pytest.mark.parametrize("strategy", list_file_names("tasks/strategies"))
@@ -182,8 +182,8 @@ def test_every_share_of_the_weights_is_sent_once_per_step_beside_the_exchange_of
     for kind, counted in SHARED.items():
         assert expected[kind].number == (counted.number, counted.number)
         assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
-    assert zero1.problem_with(SHARED, _work_of_shares()) is None
-    assert zero1.told(SHARED, _work_of_shares()).endswith("; 2 shares of the updated weights sent")
+    assert zero1.find_problem(SHARED, _work_of_shares()) is None
+    assert zero1.describe_traffic(SHARED, _work_of_shares()).endswith("; 2 shares of the updated weights sent")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_every_share_of_the_weights_is_sent_once_per_step_beside_the_exchange_of
 def test_a_step_that_shares_its_update_otherwise_is_told(
     traffic: dict[str, Counted], work: dict[str, Any], says: str
 ) -> None:
-    problem = zero1.problem_with(SHARED | traffic, _work_of_shares(**work))
+    problem = zero1.find_problem(SHARED | traffic, _work_of_shares(**work))
     assert problem is not None
     assert says in problem
 
@@ -239,8 +239,8 @@ def test_some_steps_of_local_sgd_hold_their_share_of_the_meetings_and_the_one_at
     ],
 )
 def test_a_segment_of_local_sgd_that_meets_otherwise_is_told(traffic: Counted, work: dict[str, Any], says: str) -> None:
-    assert local_sgd.problem_with({"all_reduce": Counted(6, 1500)}, _work_of_meetings(10)) is None
-    problem = local_sgd.problem_with({"all_reduce": traffic}, _work_of_meetings(10, **work))
+    assert local_sgd.find_problem({"all_reduce": Counted(6, 1500)}, _work_of_meetings(10)) is None
+    problem = local_sgd.find_problem({"all_reduce": traffic}, _work_of_meetings(10, **work))
     assert says in str(problem)
 
 
@@ -271,10 +271,10 @@ def test_a_compressed_gradient_is_as_small_as_its_shapes_say() -> None:
         "all_gather": ((4, 4), (2 * 3 * (256 + 4),) * 2)
     }  # fmt: skip
     assert compressed.compute_expected_traffic(_work_of_factors(world_size=1)) == {}
-    told = compressed.told({"all_reduce": Counted(6, 336)}, _work_of_factors())
+    told = compressed.describe_traffic({"all_reduce": Counted(6, 336)}, _work_of_factors())
     assert told == "3 all-reduces of 0.000160 MiB, 2.29e-05 MiB of it not compressed"
-    assert compressed.told({}, _work_of_eight_bits()).startswith("0 all-gathers of 0 MiB, 0 MiB of it")
-    assert compressed.numbers(_work_of_factors()) == {"compressed_bytes": 144, "whole_bytes": 24}
+    assert compressed.describe_traffic({}, _work_of_eight_bits()).startswith("0 all-gathers of 0 MiB, 0 MiB of it")
+    assert compressed.list_figures(_work_of_factors()) == {"compressed_bytes": 144, "whole_bytes": 24}
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_a_compressed_gradient_is_as_small_as_its_shapes_say() -> None:
     ],
 )
 def test_a_gradient_that_is_compressed_otherwise_is_told(traffic: Counted, work: dict[str, Any], says: str) -> None:
-    assert compressed.problem_with({"all_reduce": Counted(6, 336)}, _work_of_factors()) is None
-    assert says in str(compressed.problem_with({"all_reduce": traffic}, _work_of_factors(**work)))
+    assert compressed.find_problem({"all_reduce": Counted(6, 336)}, _work_of_factors()) is None
+    assert says in str(compressed.find_problem({"all_reduce": traffic}, _work_of_factors(**work)))
 
 
 def test_a_rank_that_is_none_and_one_of_eight_bits_are_refused() -> None:
@@ -349,9 +349,9 @@ def test_the_first_stage_sends_every_micro_batch_on_and_its_part_of_what_is_tied
     assert expected["all_reduce"] == ((2, 2), (2 * 7 * 8, 2 * 7 * 8))
     # Messages are in no record of collectives.
     assert sum_expected(expected) == expected["all_reduce"]
-    assert pipeline.problem_with(STAGED, _work_of_stages()) is None
-    assert pipeline.told(STAGED, _work_of_stages()).startswith("4 messages from the first rank of 2 stages")
-    assert "the layers 0-1, 2, cut so" in pipeline.told(STAGED, _work_of_stages())
+    assert pipeline.find_problem(STAGED, _work_of_stages()) is None
+    assert pipeline.describe_traffic(STAGED, _work_of_stages()).startswith("4 messages from the first rank of 2 stages")
+    assert "the layers 0-1, 2, cut so" in pipeline.describe_traffic(STAGED, _work_of_stages())
     assert pipeline.compute_expected_traffic(_work_of_stages(world_size=1)) == {}
 
 
@@ -385,7 +385,7 @@ def test_two_stages_per_rank_send_three_times_and_replicas_add_up_their_gradient
 def test_a_step_whose_stages_exchange_otherwise_is_told(
     traffic: dict[str, Counted], work: dict[str, Any], says: str
 ) -> None:
-    problem = pipeline.problem_with(STAGED | traffic, _work_of_stages(**work))
+    problem = pipeline.find_problem(STAGED | traffic, _work_of_stages(**work))
     assert problem is not None
     assert says in problem
 
