@@ -180,7 +180,7 @@ lint: $(READY)
 	@ruff check . && ruff format --check .
 
 types: $(READY)
-	@mypy
+	@mypy --num-workers 2
 
 imports: $(READY)
 	@lint-imports

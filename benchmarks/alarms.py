@@ -58,16 +58,16 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float | None, seed:
     """Return what the comparison of a cell with itself came to."""
     arm = make_trained_arm(cell)
     again = replace(arm, name=f"{arm.name} again")
-    trials, order = TimedTurns(), generate_turns([arm.name, again.name], seed=seed)
+    timed_turns, order = TimedTurns(), generate_turns([arm.name, again.name], seed=seed)
     stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
     started, num_rounds, goes_on = time.perf_counter(), 0, True
 
     def look(confidence: float) -> dict[str, Estimate]:
-        one, other = list_by_round(trials, arm.name), list_by_round(trials, again.name)
+        one, other = list_by_round(timed_turns, arm.name), list_by_round(timed_turns, again.name)
         return {arm.name: compute_ratio(one, other, confidence=confidence)}
 
     while goes_on:
-        run_round(bench, [arm, again], order, trials)
+        run_round(bench, [arm, again], order, timed_turns)
         num_rounds += 1
         goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
     ratio = stopping.intervals[arm.name]

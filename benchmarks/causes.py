@@ -116,11 +116,11 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     arms = [make_trained_arm(cell) for cell in cells] + comparison.counterfactuals
     bench.build(arms)
     bench.steps_per_block = _STEPS_PER_BLOCK
-    order, trials = generate_turns([arm.name for arm in arms], seed=1), TimedTurns()
+    order, timed_turns = generate_turns([arm.name for arm in arms], seed=1), TimedTurns()
     for _ in range(num_rounds):
-        run_round(bench, arms, order, trials)
+        run_round(bench, arms, order, timed_turns)
     found = compute_waterfall(
-        trials, baseline=cells[0], cell=cells[1], has_copy=True, is_weak=False, ddp_timers={},
+        timed_turns, baseline=cells[0], cell=cells[1], has_copy=True, is_weak=False, ddp_timers={},
     )  # fmt: skip
     bench.forget()
     return Case(causes=tuple(causes), found=found)

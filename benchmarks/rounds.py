@@ -46,15 +46,15 @@ def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, c
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
 
-def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]], trials: "TimedTurns") -> None:
+def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]], timed_turns: "TimedTurns") -> None:
     """Run one round; each half on steps of its own. `order`: of generate_turns."""
-    bench.run_turn(arms, order, trials)
-    bench.run_turn(arms, order, trials)
+    bench.run_turn(arms, order, timed_turns)
+    bench.run_turn(arms, order, timed_turns)
 
 
-def list_by_round(trials: "TimedTurns", arm: str) -> list[float]:
+def list_by_round(timed_turns: "TimedTurns", arm: str) -> list[float]:
     """Return the arm's seconds per step round by round, the mean of its two blocks."""
-    return average_pairs(trials.list_by_turn(arm))
+    return average_pairs(timed_turns.list_by_turn(arm))
 
 
 def average_pairs(blocks: Sequence[float]) -> list[float]:

@@ -125,11 +125,11 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         )  # fmt: skip
         seconds = time.perf_counter() - started
     first, *others = (arm.name for arm in comparison.trained)
-    mean = {name: float(np.mean(headline.trials.list_by_turn(name, of))) for name in (first, *others)}
+    mean = {name: float(np.mean(headline.timed_turns.list_by_turn(name, of))) for name in (first, *others)}
     return [
         SessionSpeedup(
             kind=kind, number=number, cell=name, interval=headline.intervals.get(name),
-            all_turns=mean[first] / mean[name], num_turns=len(headline.trials.turns),
+            all_turns=mean[first] / mean[name], num_turns=len(headline.timed_turns.turns),
             num_quiet=len(headline.select_quiet(name).turns), seconds=seconds,
         )
         for name in others

@@ -90,11 +90,11 @@ class NoisyMachine:
         self._launch += 1
         self._start_ranks()
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         self._turn += 1
         places = {arm.name: place for place, arm in enumerate(arms)}
         for name in next(order):
-            trials.add(self._run_block(name, places[name]))
+            timed_turns.add(self._run_block(name, places[name]))
 
     def _start_ranks(self) -> None:
         self._of_start = [math.exp(self.trouble.start * one) for one in self._random.normal(size=self.num_arms)]

@@ -186,7 +186,7 @@ def try_configuration(
     baseline, pair, four = cells
     bench.build([*_list_arms(cells), make_copies_arm(baseline)])
     bench.steps_per_block = _STEPS_PER_BLOCK
-    trials = _run_blocks(bench, _list_arms(cells), num_rounds=num_rounds)
+    timed_turns = _run_blocks(bench, _list_arms(cells), num_rounds=num_rounds)
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
@@ -195,9 +195,9 @@ def try_configuration(
             for kind, sweep in sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS).items()
         },
     )  # fmt: skip
-    (probe,) = probe_cells(probed, workers, lambda _: trials, seconds=_SWEEP_SECONDS)
+    (probe,) = probe_cells(probed, workers, lambda _: timed_turns, seconds=_SWEEP_SECONDS)
     bench.forget()
-    return Tried(configuration=configuration, probe=probe, measured=_compute_speedups(cells, trials))
+    return Tried(configuration=configuration, probe=probe, measured=_compute_speedups(cells, timed_turns))
 
 
 def _list_arms(cells: Sequence[Cell]) -> list[Arm]:
@@ -208,13 +208,13 @@ def _list_arms(cells: Sequence[Cell]) -> list[Arm]:
 
 
 def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> TimedTurns:
-    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=_SEED)
+    timed_turns, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=_SEED)
     for _ in range(num_rounds):
-        run_round(bench, arms, order, trials)
-    return trials
+        run_round(bench, arms, order, timed_turns)
+    return timed_turns
 
 
-def _compute_speedups(cells: Sequence[Cell], trials: TimedTurns) -> dict[int, Estimate]:
+def _compute_speedups(cells: Sequence[Cell], timed_turns: TimedTurns) -> dict[int, Estimate]:
     """Return the speedups over the first cell."""
-    alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
+    alone, *others = (list_by_round(timed_turns, make_trained_arm(cell).name) for cell in cells)
     return {cell.world_size: compute_ratio(alone, seconds) for cell, seconds in zip(cells[1:], others, strict=True)}

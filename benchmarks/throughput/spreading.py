@@ -72,11 +72,11 @@ def spread(
     configs = {
         cell: parse_config({**told, "cell": cell, "work_dir": str(work / cell), **one}) for cell, one in spread.items()
     }
-    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
+    timed_turns, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def ratio(one: str, other: str, confidence: float = 0.95) -> Estimate:
-        return compute_ratio(list_by_round(trials, one), list_by_round(trials, other), confidence=confidence)
+        return compute_ratio(list_by_round(timed_turns, one), list_by_round(timed_turns, other), confidence=confidence)
 
     with open_workers(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:
         bench = Bench(workers, seed=1)
@@ -84,7 +84,7 @@ def spread(
         bench.steps_per_block = setup.steps_per_block
         started, num_rounds = time.perf_counter(), 0
         while True:
-            run_round(bench, arms, order, trials)
+            run_round(bench, arms, order, timed_turns)
             num_rounds += 1
             seconds = time.perf_counter() - started
             if not stopping.goes_on(

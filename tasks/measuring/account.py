@@ -73,13 +73,13 @@ def _compute_arm_speed(
     comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm
 ) -> ArmSpeed:
     is_wrapped = arm in comparison.wrapped
-    trials = (
+    timed_turns = (
         select_quiet_turns(measured.beside, comparison.most_share, (comparison.trained[0].name, arm.name))
         if is_wrapped
         else measured.headline.select_counted(arm.name)
     )
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
-    blocks = trials.blocks[arm.name]
+    blocks = timed_turns.blocks[arm.name]
     seconds = sum(block.whole_seconds for block in blocks)
     tokens, positions, samples = (
         sum(getattr(block, name) for block in blocks) / seconds
@@ -101,7 +101,7 @@ def _compute_arm_speed(
         num_blocks=len(blocks),
         num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.headline, arm),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=_estimate_step_seconds(trials, arm),
+        step_seconds=_estimate_step_seconds(timed_turns, arm),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -111,7 +111,7 @@ def _compute_arm_speed(
         mfu_palm=mfu_palm,
         peak_memory_gib=_find_largest(facts, "peak_memory_gib"),
         peak_reserved_gib=_find_largest(facts, "peak_reserved_gib"),
-        data_wait_share=compute_data_wait_share(trials, arm),
+        data_wait_share=compute_data_wait_share(timed_turns, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
         speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),
@@ -121,7 +121,7 @@ def _compute_arm_speed(
 
 
 def _count_quiet_turns(headline: Headline, arm: Arm) -> int:
-    others = [name for name in headline.trials.blocks if name != headline.baseline] or [headline.baseline]
+    others = [name for name in headline.timed_turns.blocks if name != headline.baseline] or [headline.baseline]
     return len(headline.find_quiet_turns(others if arm.name == headline.baseline else [arm.name]))
 
 
@@ -129,11 +129,11 @@ def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None
     return max((one[name] for one in facts if one[name] is not None), default=None)
 
 
-def _estimate_step_seconds(trials: TimedTurns, arm: Arm) -> Estimate:
+def _estimate_step_seconds(timed_turns: TimedTurns, arm: Arm) -> Estimate:
     """Return the mean seconds of a step, over several launches where there are enough."""
-    launches: Launches = trials.list_by_launch(arm.name)
+    launches: Launches = timed_turns.list_by_launch(arm.name)
     if len(launches) < FEWEST_LAUNCHES:
-        launches = [trials.list_by_turn(arm.name)]
+        launches = [timed_turns.list_by_turn(arm.name)]
     # As a ratio to 1: seconds lie above 0, however they scatter.
     return estimate_ratio(launches, [[1.0] * len(launch) for launch in launches])
 
@@ -143,7 +143,7 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     first, of, headline = comparison.trained[0], select_seconds(comparison), measured.headline
     if arm.name not in headline.intervals:
         return {}
-    every = compute_speedups(lambda _: headline.trials, [first.name, arm.name], of, confidence=0.95)
+    every = compute_speedups(lambda _: headline.timed_turns, [first.name, arm.name], of, confidence=0.95)
     quiet = headline.select_quiet(arm.name)
     figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
@@ -164,8 +164,8 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     for arm in comparison.trained:
         if not measured.headline.counts(arm.name):
             continue
-        trials = measured.headline.select_counted(arm.name)
-        launches = trials.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
+        timed_turns = measured.headline.select_counted(arm.name)
+        launches = timed_turns.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
         for figures in map(np.asarray, launches):

@@ -265,28 +265,30 @@ class _Trying:
     def _time_sets(self, sets: Sequence[Sequence[Knob]], *, deadline: float) -> list[Advised]:
         """Time each set of knobs against the cell as it is, until it is sure enough or the time is spent."""
         plain, arms = self._plain, [_make_arm(self._cell, knobs) for knobs in sets]
-        trials, num_turns = TimedTurns(), 0
+        timed_turns, num_turns = TimedTurns(), 0
         order = generate_turns([plain.name, *(arm.name for arm in arms)], seed=self._comparison.seed + 3)
         gains: list[Estimate] = []
         is_sure = False
         while num_turns < _FEWEST_TURNS or (time.perf_counter() < deadline and not is_sure):
-            self._bench.run_turn([plain, *arms], order, trials)
+            self._bench.run_turn([plain, *arms], order, timed_turns)
             num_turns += 1
             if num_turns >= FEWEST_TURNS:
-                gains = [self._compute_gain(trials, arm, self._error_rate) for arm in arms]
-                looks = [self._compute_gain(trials, arm, self._error_rate * _RATE_OF_LOOKS) for arm in arms]
+                gains = [self._compute_gain(timed_turns, arm, self._error_rate) for arm in arms]
+                looks = [self._compute_gain(timed_turns, arm, self._error_rate * _RATE_OF_LOOKS) for arm in arms]
                 is_sure = all(map(_is_sure, gains, looks))
-        return [self._advise_on(knobs, arm, gain, trials) for knobs, arm, gain in zip(sets, arms, gains, strict=True)]
+        return [
+            self._advise_on(knobs, arm, gain, timed_turns) for knobs, arm, gain in zip(sets, arms, gains, strict=True)
+        ]
 
-    def _compute_gain(self, trials: TimedTurns, arm: Arm, error_rate: float) -> Estimate:
-        quiet = select_quiet_turns(trials, self._comparison.most_share, (self._plain.name, arm.name))
+    def _compute_gain(self, timed_turns: TimedTurns, arm: Arm, error_rate: float) -> Estimate:
+        quiet = select_quiet_turns(timed_turns, self._comparison.most_share, (self._plain.name, arm.name))
         before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
         return estimate_ratio([before], [after], confidence=1 - error_rate)
 
-    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, trials: TimedTurns) -> Advised:
+    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, timed_turns: TimedTurns) -> Advised:
         notes = [knob.note for knob in knobs if knob.note]
         if any("compile" in knob.overrides for knob in knobs):
-            notes.append(_describe_break_even(self._bench, self._plain, arm, trials))
+            notes.append(_describe_break_even(self._bench, self._plain, arm, timed_turns))
         return Advised(
             cell=self._cell.name,
             change=" and ".join(knob.change for knob in knobs),
@@ -309,11 +311,11 @@ def _explain_failure(change: str, error: StageError) -> str:
     return f"{change} ({why})"
 
 
-def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, trials: TimedTurns) -> str:
+def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, timed_turns: TimedTurns) -> str:
     """Return after how many steps what compiling takes is won back."""
     once = max(one["warm_up_seconds"] for one in bench.facts(arm))
     once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
-    before, after = (float(np.mean(trials.list_by_turn(one.name))) for one in (plain, arm))
+    before, after = (float(np.mean(timed_turns.list_by_turn(one.name))) for one in (plain, arm))
     if once <= 0:
         # What was compiled before on this machine is kept on its disk.
         return "compiling added nothing to the warm-up here"

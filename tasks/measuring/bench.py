@@ -224,8 +224,8 @@ class Bench:
             number is not None and known is not None and number > known for number, known in zip(now, own, strict=True)
         )
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         """Run one turn: a block of every arm in the order that comes next, all on the same steps."""
         by_name, steps = {arm.name: arm for arm in arms}, self.choose_steps()
         for name in next(order):
-            trials.add(self.run(by_name[name], steps))
+            timed_turns.add(self.run(by_name[name], steps))

@@ -54,7 +54,7 @@ those before them for no interval."""
 class TimedBench(Protocol):
     """What runs the blocks (tasks/measuring/bench.py: Bench)."""
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         """Run a block of every arm."""
         ...
 
@@ -67,7 +67,7 @@ class TimedBench(Protocol):
 class Headline:
     """What was found of the speedups."""
 
-    trials: TimedTurns = field(default_factory=TimedTurns)
+    timed_turns: TimedTurns = field(default_factory=TimedTurns)
     """All turns."""
     baseline: str
     """Name of the arm that the others are compared with."""
@@ -90,13 +90,13 @@ class Headline:
         the fewer turns would be quiet for all of them.
         """
         pair = (self.baseline, arm)
-        return self.trials.select_quiet(self.most_share, arms=pair, fewest_of_launch=FEWEST_QUIET_TURNS)
+        return self.timed_turns.select_quiet(self.most_share, arms=pair, fewest_of_launch=FEWEST_QUIET_TURNS)
 
     def select_counted(self, arm: str) -> TimedTurns:
         """Return the turns that the arm's figures are of: those of its speedup, the baseline's those of any speedup;
         all where there is none."""
         counted = list(self.intervals) if arm == self.baseline else [one for one in self.intervals if one == arm]
-        return self.trials.select_turns(self.find_quiet_turns(counted)) if counted else self.trials
+        return self.timed_turns.select_turns(self.find_quiet_turns(counted)) if counted else self.timed_turns
 
     def counts(self, arm: str) -> bool:
         """Return whether the arm's figures are of quiet turns, as far as any are: no loud ones stand beside those."""
@@ -129,7 +129,7 @@ def measure_headline(
     order = generate_turns([arm.name for arm in arms], seed=seed)
     started, start_seconds = clock(), 0.0
     while not found.stopped_because:
-        if found.trials.blocks:
+        if found.timed_turns.blocks:
             began = clock()
             bench.launch_again(arms)
             found.num_launches += 1
@@ -157,8 +157,8 @@ def compute_speedups(
     """
     found = {}
     for arm in arms[1:]:
-        trials = select(arm)
-        first, other = (trials.list_by_launch(name, of) for name in (arms[0], arm))
+        timed_turns = select(arm)
+        first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))
         if len(first) >= FEWEST_LAUNCHES:
             found[arm] = estimate_ratio(first, other, confidence=confidence)
     return found
@@ -174,12 +174,12 @@ def find_most_doubts(headline: Headline, of: Callable[[Timed], float]) -> tuple[
     return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
 
 
-def compute_launch_effect(trials: TimedTurns, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
+def compute_launch_effect(timed_turns: TimedTurns, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
     """Return by how much launches differ in the ratio of two arms beyond what their turns explain.
 
     A share of the ratio, as a standard deviation; None with fewer than three launches.
     """
-    pairs = zip(*(trials.list_by_launch(name, of) for name in (first, arm)), strict=True)
+    pairs = zip(*(timed_turns.list_by_launch(name, of) for name in (first, arm)), strict=True)
     ratios = [np.log(np.divide(one, other)) for one, other in pairs]
     if len(ratios) < FEWEST_LAUNCHES:
         return None
@@ -204,11 +204,11 @@ def _run_launch(
     fewest = FEWEST_QUIET_TURNS if len(arms) > 1 else FEWEST_TURNS
     others = arms[1:] or arms
     while num_turns < _MOST_TURNS:
-        bench.run_turn(arms, order, found.trials)
+        bench.run_turn(arms, order, found.timed_turns)
         advance(len(arms))
         num_turns += 1
         for other in others:
-            pair = (found.trials.blocks[arm.name][-1] for arm in (arms[0], other))
+            pair = (found.timed_turns.blocks[arm.name][-1] for arm in (arms[0], other))
             num_quiet[other.name] += all(is_quiet(block, found.most_share) for block in pair)
         least = min(num_quiet.values())
         is_long = least >= _TURNS and clock() - began >= start_seconds
@@ -226,10 +226,8 @@ def _explain_stop(
     found: Headline, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
 ) -> str:
     """Return why to stop, after what; empty to go on. `others`: names of the arms without the first."""
-    spent = (
-        f"{wording.format_plural(len(found.trials.turns), 'turn')} in {found.num_launches} starts of every cell and "
-        f"{seconds:.0f} s"
-    )
+    turns = wording.format_plural(len(found.timed_turns.turns), "turn")
+    spent = f"{turns} in {found.num_launches} starts of every cell and {seconds:.0f} s"
     if not others:
         return f"{spent}, of the only cell: there is nothing to compare it with"
     limit = f"the {max_seconds:g} s of max_seconds were spent"

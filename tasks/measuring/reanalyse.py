@@ -75,11 +75,11 @@ def _tabulate(
     notes: Mapping[str, str],
 ) -> Table:
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
-    trials = make_trials(arms)
+    timed_turns = make_timed_turns(arms)
     of = choose_seconds(is_per_token=published is not None and published.is_per_token)
     names = [one.arm for one in arms]
     table = Table(
-        title=f"{len(trials.turns)} turns; quiet are those in which others used at most "
+        title=f"{len(timed_turns.turns)} turns; quiet are those in which others used at most "
         f"{wording.format_small_percent(most_share)} of the CPUs during a cell's block and the first cell's; 95 % "
         "intervals"
     )
@@ -94,9 +94,9 @@ def _tabulate(
         "starts differ by",
     ):
         table.add_column(column)
-    select_quiet = Headline(trials=trials, baseline=names[0], most_share=most_share).select_quiet
+    select_quiet = Headline(timed_turns=timed_turns, baseline=names[0], most_share=most_share).select_quiet
     by_quiet, by_all = (
-        compute_speedups(select, names, of, confidence=0.95) for select in (select_quiet, lambda _: trials)
+        compute_speedups(select, names, of, confidence=0.95) for select in (select_quiet, lambda _: timed_turns)
     )
     for name in names[1:]:
         if name in withheld:
@@ -115,13 +115,13 @@ def _tabulate(
     return table
 
 
-def make_trials(arms: Sequence[ArmBlocks]) -> TimedTurns:
+def make_timed_turns(arms: Sequence[ArmBlocks]) -> TimedTurns:
     """Return the blocks as they were when they ran, as far as seconds and tokens go."""
-    trials = TimedTurns()
+    timed_turns = TimedTurns()
     for arm in arms:
         for block in arm.blocks:
-            trials.add(_make_timed(arm.arm, block))
-    return trials
+            timed_turns.add(_make_timed(arm.arm, block))
+    return timed_turns
 
 
 def _make_timed(arm: str, block: BlockWork) -> Timed:
@@ -134,9 +134,13 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
 
 
 def _compare(
-    trials: TimedTurns, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
+    timed_turns: TimedTurns,
+    first: str,
+    other: str,
+    of: Callable[[Timed], float],
+    figure: Callable[[list[float]], float],
 ) -> str:
-    above, below = (trials.list_by_turn(name, of) if name in trials.blocks else [] for name in (first, other))
+    above, below = (timed_turns.list_by_turn(name, of) if name in timed_turns.blocks else [] for name in (first, other))
     return wording.format_ratio(figure(above) / figure(below)) if above and below else wording.NOT_AVAILABLE
 
 

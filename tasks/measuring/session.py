@@ -99,7 +99,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         timelines = _record_timelines(comparison, bench, workers, more.left_out)
     headline = measured.headline
     alike, largest = find_most_doubts(headline, select_seconds(comparison))
-    shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
+    shares = [block.others_share for blocks in headline.timed_turns.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     return MeasurementFile(
         scaling=params.measure.scaling,
@@ -109,7 +109,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         stopped_because=headline.stopped_because,
         half_width_asked=comparison.half_width,
         num_launches=headline.num_launches,
-        num_turns=len(headline.trials.turns),
+        num_turns=len(headline.timed_turns.turns),
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(headline),
@@ -151,7 +151,7 @@ def _record_timelines(
 
 
 def _compute_slowed_share(headline: Headline) -> float | None:
-    metered = [block for blocks in headline.trials.blocks.values() for block in blocks if block.gpus]
+    metered = [block for blocks in headline.timed_turns.blocks.values() for block in blocks if block.gpus]
     slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
     return sum(slowed) / len(slowed) if slowed else None
 

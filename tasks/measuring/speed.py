@@ -172,12 +172,12 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         of_wrapped=of_wrapped,
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
         + make_staged_waterfalls(comparison, bench, beside),
-        blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
+        blocks=_make_arm_blocks("speedup", comparison.trained, headline.timed_turns)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
 
 
-def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], trials: TimedTurns) -> list[ArmBlocks]:
+def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns) -> list[ArmBlocks]:
     """Return what the blocks of a phase did, arm by arm."""
     return [
         ArmBlocks(
@@ -185,10 +185,12 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], trials: TimedTurns) -> l
             arm=arm.name,
             cell=arm.cell,
             kind=arm.kind,
-            blocks=[_make_block_work(block, block.told) for block in trials.blocks[arm.name] if block.told is not None],
+            blocks=[
+                _make_block_work(block, block.told) for block in timed_turns.blocks[arm.name] if block.told is not None
+            ],
         )
         for arm in arms
-        if arm.name in trials.blocks
+        if arm.name in timed_turns.blocks
     ]
 
 
@@ -241,9 +243,9 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
 
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
-    others, trials = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
+    others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     if not others:
-        return trials
+        return timed_turns
     bench.build(others)
     arms = [*comparison.trained, *others]
     order = generate_turns([arm.name for arm in arms], seed=comparison.seed + 2)
@@ -251,25 +253,25 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     while num_turns < _FEWEST_PARTS_TURNS or (
         time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds
     ):
-        bench.run_turn(arms, order, trials)
+        bench.run_turn(arms, order, timed_turns)
         num_turns += 1
         mean_seconds = (time.perf_counter() - started) / num_turns
         advance(len(arms))
-    return trials
+    return timed_turns
 
 
-def select_quiet_turns(trials: TimedTurns, most_share: float, arms: Collection[str] | None = None) -> TimedTurns:
+def select_quiet_turns(timed_turns: TimedTurns, most_share: float, arms: Collection[str] | None = None) -> TimedTurns:
     """Return the turns that were quiet for these arms, or for all, or every turn where those are too few for an
     interval."""
-    quiet = trials.select_quiet(most_share, arms=arms)
-    return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
+    quiet = timed_turns.select_quiet(most_share, arms=arms)
+    return quiet if len(quiet.turns) >= FEWEST_TURNS else timed_turns
 
 
-def select_turns_for(comparison: TimedComparison, trials: TimedTurns, cell: Cell) -> TimedTurns:
+def select_turns_for(comparison: TimedComparison, timed_turns: TimedTurns, cell: Cell) -> TimedTurns:
     """Return the turns that were quiet for all arms of a cell and of the baseline, or every turn."""
     cells = {comparison.baseline.name, cell.name}
     arms = {arm.name for arm in [*comparison.arms, *comparison.counterfactuals] if arm.cell in cells}
-    return select_quiet_turns(trials, comparison.most_share, arms)
+    return select_quiet_turns(timed_turns, comparison.most_share, arms)
 
 
 def _find_wrapped(comparison: TimedComparison, beside: TimedTurns) -> dict[str, Estimate]:
@@ -293,15 +295,15 @@ def _divide(speedup: Estimate, other: Estimate) -> Estimate:
     return Estimate(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
-def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: TimedTurns, cell: Cell) -> Waterfall:
+def _make_waterfall(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns, cell: Cell) -> Waterfall:
     return compute_waterfall(
-        select_turns_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell,
+        select_turns_for(comparison, timed_turns, cell), baseline=comparison.baseline, cell=cell,
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
 
 
-def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: TimedTurns) -> list[Waterfall]:
+def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns) -> list[Waterfall]:
     """Return those of the cells whose ranks time how long they wait for each other."""
     found = []
     for cell in (one for one in comparison.predicted if one not in comparison.spreading):
@@ -318,7 +320,7 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Ti
         waits = [one[0] for one in said if one is not None]
         found.append(
             compute_staged_waterfall(
-                select_turns_for(comparison, trials, cell), baseline=comparison.baseline, cell=cell, waits=waits,
+                select_turns_for(comparison, timed_turns, cell), baseline=comparison.baseline, cell=cell, waits=waits,
                 theory=said[0][1], is_weak=comparison.is_weak,
             )
         )  # fmt: skip

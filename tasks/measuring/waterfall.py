@@ -48,10 +48,11 @@ class _Link:
 
 
 def compute_waterfall(
-    trials: TimedTurns, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
+    timed_turns: TimedTurns, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool,
+    ddp_timers: Mapping[str, float],
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
-    figures = _compute_figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
+    figures = _compute_figures(timed_turns, baseline, cell, has_copy=has_copy, is_weak=is_weak)
     ranks_ratio = cell.world_size / baseline.world_size
     share = 1.0 if is_weak else 1 / ranks_ratio
 
@@ -64,7 +65,7 @@ def compute_waterfall(
     parts = [LostPart(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
-    waits = [compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell)]
+    waits = [compute_data_wait_share(timed_turns, make_trained_arm(one)) for one in (baseline, cell)]
     return _make_waterfall(
         cell, parts, ideal=ideal, measured=measured, data_wait=max(found[0].low / measured, *waits),
         exposed=_compute_exposed_seconds(ddp_timers),
@@ -72,7 +73,7 @@ def compute_waterfall(
 
 
 def compute_staged_waterfall(
-    trials: TimedTurns, *, baseline: Cell, cell: Cell, waits: Sequence[float], theory: str, is_weak: bool
+    timed_turns: TimedTurns, *, baseline: Cell, cell: Cell, waits: Sequence[float], theory: str, is_weak: bool
 ) -> Waterfall:
     """Return what a cell loses whose stages cannot run without each other.
 
@@ -81,13 +82,13 @@ def compute_staged_waterfall(
     """
     copies, alone = make_contention_arms(cell)
     share = 1.0 if is_weak else baseline.world_size / cell.world_size
-    work = compute_relative_tokens(trials, baseline, cell) if is_weak else np.ones(1)
-    measured = np.array(trials.list_by_turn(make_trained_arm(cell).name))
-    ideal = np.array(trials.list_by_turn(make_trained_arm(baseline).name)) * work * share
+    work = compute_relative_tokens(timed_turns, baseline, cell) if is_weak else np.ones(1)
+    measured = np.array(timed_turns.list_by_turn(make_trained_arm(cell).name))
+    ideal = np.array(timed_turns.list_by_turn(make_trained_arm(baseline).name)) * work * share
     beside, by_itself = (
-        np.array(trials.list_by_turn(arm.name, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
+        np.array(timed_turns.list_by_turn(arm.name, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
     )
-    even = np.array(trials.list_by_turn(copies.name, lambda block: block.first_rank_share))
+    even = np.array(timed_turns.list_by_turn(copies.name, lambda block: block.first_rank_share))
     found = [
         (WAITING, waits, f"the passes of all ranks against what each of them computed; {theory}"),
         (
@@ -106,7 +107,7 @@ def compute_staged_waterfall(
         for one in [estimate_mean([list(seconds)])]
     ]
     mean, least = (estimate_mean([seconds.tolist()]).value for seconds in (measured, ideal))
-    data_wait = max(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
+    data_wait = max(compute_data_wait_share(timed_turns, make_trained_arm(one)) for one in (baseline, cell))
     return _make_waterfall(cell, parts, ideal=least, measured=mean, data_wait=data_wait, exposed=None)
 
 
@@ -150,29 +151,29 @@ def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _compute_figures(
-    trials: TimedTurns, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
+    timed_turns: TimedTurns, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
 ) -> dict[str, np.ndarray]:
     """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
     host = "host" if has_copy else "device"
     # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.
-    share = np.array(trials.list_by_turn(copies, lambda block: block.first_rank_share))
-    work = compute_relative_tokens(trials, baseline, cell) if is_weak else np.ones(1)
+    share = np.array(timed_turns.list_by_turn(copies, lambda block: block.first_rank_share))
+    work = compute_relative_tokens(timed_turns, baseline, cell) if is_weak else np.ones(1)
 
     def scale_baseline(arm: str) -> np.ndarray:
-        return np.asarray(np.array(trials.list_by_turn(arm)) * work)
+        return np.asarray(np.array(timed_turns.list_by_turn(arm)) * work)
 
     def scale_first_rank(arm: str, share: np.ndarray = share) -> np.ndarray:
-        return np.asarray(np.array(trials.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
+        return np.asarray(np.array(timed_turns.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
 
     found = {
         "baseline": scale_baseline(make_trained_arm(baseline).name),
         "baseline_host": scale_baseline(name_data_arm(baseline, host)),
         "baseline_device": scale_baseline(name_data_arm(baseline, "device")),
-        "measured": trials.list_by_turn(make_trained_arm(cell).name),
-        "host": trials.list_by_turn(name_data_arm(cell, host)),
-        "device": trials.list_by_turn(name_data_arm(cell, "device")),
-        "silent_slowest": trials.list_by_turn(silent, lambda block: block.slowest_rank_seconds),
+        "measured": timed_turns.list_by_turn(make_trained_arm(cell).name),
+        "host": timed_turns.list_by_turn(name_data_arm(cell, host)),
+        "device": timed_turns.list_by_turn(name_data_arm(cell, "device")),
+        "silent_slowest": timed_turns.list_by_turn(silent, lambda block: block.slowest_rank_seconds),
         "silent": scale_first_rank(silent),
         "copies": scale_first_rank(copies),
         "alone": scale_first_rank(alone),
@@ -228,9 +229,9 @@ def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:
     ]
 
 
-def compute_data_wait_share(trials: TimedTurns, arm: Arm) -> float:
+def compute_data_wait_share(timed_turns: TimedTurns, arm: Arm) -> float:
     """Return the share of an arm's blocks in which it waited for the loader."""
-    blocks = trials.blocks[arm.name]
+    blocks = timed_turns.blocks[arm.name]
     return sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks)
 
 

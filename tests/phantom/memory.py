@@ -4,6 +4,7 @@ The model is made from its dimensions alone: its weights are zeros that take no 
 values of the config; `num_steps` in it has so many steps made instead of three.
 """
 
+import contextlib
 import json
 import mmap
 import sys
@@ -77,10 +78,11 @@ def _make_model(workload: Any, config: Any) -> torch.nn.Module:
             if part.numel() < _LARGE:
                 part.zero_()
             else:
-                # Pages that nobody has written to are zeros; memory that this process has freed may not be. Of pages
-                # that are this process's own, all that it reads are one and the same.
+                # Memory that this process has freed may hold something. In a private mapping, every page that is only
+                # read is the kernel's one page of zeros; a huge one takes fewer faults, where the kernel has such.
                 pages = mmap.mmap(-1, part.numel() * part.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                pages.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):
+                    pages.madvise(mmap.MADV_HUGEPAGE)
                 part.data = torch.frombuffer(pages, dtype=part.dtype).view(part.shape)
     whole: torch.nn.Module = model
     return whole

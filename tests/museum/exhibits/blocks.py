@@ -14,7 +14,7 @@ _STEP = "result = made.strategy.train_step(micro_batches, num_targets=num_target
 _TARGETS = "num_targets = made.plan.step(step).num_targets"
 _DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
 _BUILT = "config = dataclasses.replace(config, **overrides)"
-_RUN = "trials.add(self.run(by_name[name], steps))"
+_RUN = "timed_turns.add(self.run(by_name[name], steps))"
 _LOADED = "model = workload.load_model(config.model_dir)"
 _SAME_WORK = "Same work in every cell"
 _WORK = "Timed blocks did the work"
@@ -148,9 +148,9 @@ EXHIBITS = [
         "The speedup is computed from seconds that the blocks did not take.",
         Mutation(
             _HEADLINE,
-            "first, other = (trials.list_by_launch(name, of) for name in (arms[0], arm))",
+            "first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))",
             "first, other = ([[(1.0 if name == arms[0] else 0.7) * seconds for seconds in launch] for launch in "
-            "trials.list_by_launch(name, of)] for name in (arms[0], arm))",
+            "timed_turns.list_by_launch(name, of)] for name in (arms[0], arm))",
         ),
         _TRAINING,
     ),

@@ -103,13 +103,13 @@ class _ChangedSteps:
     def __init__(self, machine: NoisyMachine, gains: Mapping[str, float]) -> None:
         self._machine, self._gains = machine, gains
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         ran = TimedTurns()
         # Every arm is in the place of the two ranks, the second of the machine's.
         for name in next(order):
             self._machine.run_turn([Arm(name="one", cell="one"), Arm(name=name, cell=name)], iter([[name]]), ran)
             block, gain = ran.blocks[name][-1], self._gains.get(name, 1.0)
-            trials.add(replace(block, seconds=block.seconds / gain, step_seconds=block.step_seconds / gain))
+            timed_turns.add(replace(block, seconds=block.seconds / gain, step_seconds=block.step_seconds / gain))
 
 
 @pytest.mark.parametrize(("gain", "least", "most"), [(1.0, 0.0, 0.05), (1.05, 0.4, 1.0), (1.1, 0.9, 1.0)])
@@ -164,6 +164,6 @@ def test_what_compiling_takes_is_said_with_the_steps_that_win_it_back(
 ) -> None:
     facts, seconds = {"plain": 1.0, "compiled": warm_up_seconds}, {"plain": [1.0, 1.0], "compiled": [step_seconds] * 2}
     bench: Any = SimpleNamespace(facts=lambda arm: [{"warm_up_seconds": facts[arm.name]}])
-    trials: Any = SimpleNamespace(list_by_turn=lambda name: seconds[name])
+    timed_turns: Any = SimpleNamespace(list_by_turn=lambda name: seconds[name])
     plain, compiled = (Arm(name=name, cell="2proc", variant={}) for name in facts)
-    assert _describe_break_even(bench, plain, compiled, trials) == said
+    assert _describe_break_even(bench, plain, compiled, timed_turns) == said

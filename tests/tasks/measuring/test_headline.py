@@ -95,7 +95,7 @@ def test_devices_that_share_a_power_limit_are_slower_for_good_and_that_is_what_i
 def test_it_ends_once_two_looks_in_a_row_were_narrow_and_says_what_it_took() -> None:
     found, machine = _measure(TROUBLES["none"], seed=1)
     assert 4 <= found.num_launches <= 6
-    turns, seconds = len(found.trials.turns), f"{machine.now:.0f} s"
+    turns, seconds = len(found.timed_turns.turns), f"{machine.now:.0f} s"
     assert found.stopped_because.startswith(f"{turns} turns in {found.num_launches} starts of every cell and {seconds}")
     assert "±3.0 % was asked for" in found.stopped_because
 
@@ -125,7 +125,7 @@ def test_only_who_ends_because_intervals_are_narrow_needs_more_than_95_percent(
 
 def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
     found, _ = _measure(TROUBLES["none"], seed=1, max_seconds=0.1)
-    launches = [block.launch for block in found.trials.blocks["1proc"]]
+    launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
     assert launches == [1, 1, 2, 2, 3, 3]
     assert found.intervals, "wide, but an interval"
 
@@ -133,8 +133,8 @@ def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
 def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() -> None:
     for seed in range(20):
         found, _ = _measure(TROUBLES["neighbour half the time that slows both down"], seed=seed, max_seconds=0.1)
-        numbers = [block.launch for block in found.trials.blocks["1proc"]]
-        quiet = [turn[0].launch for turn in found.trials.select_quiet(0.05).turns.values()]
+        numbers = [block.launch for block in found.timed_turns.blocks["1proc"]]
+        quiet = [turn[0].launch for turn in found.timed_turns.select_quiet(0.05).turns.values()]
         for launch in (1, 2, 3):
             assert numbers.count(launch) <= 6
             assert quiet.count(launch) == 2 or numbers.count(launch) == 6
@@ -151,18 +151,18 @@ def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_th
         starts = start_seconds * (found.num_launches - 1)
         assert machine.now >= 2 * starts
         # Of a launch between the first, whose ranks had been started, and the last.
-        turns[start_seconds] = sum(block.launch == 2 for block in found.trials.blocks["1proc"])
+        turns[start_seconds] = sum(block.launch == 2 for block in found.timed_turns.blocks["1proc"])
     assert turns[1.0] == 4 < turns[12.0]
 
 
 def test_turns_in_which_others_were_there_are_set_aside_and_kept() -> None:
     found, _ = _measure(TROUBLES["neighbour a fifth of the time"], seed=5)
     counted = found.select_quiet("2proc").turns
-    loud = set(found.trials.turns) - set(counted)
+    loud = set(found.timed_turns.turns) - set(counted)
     assert loud
     for turn in loud:
-        shares = [block.others_share or 0.0 for block in found.trials.turns[turn]]
-        launch = found.trials.turns[turn][0].launch
+        shares = [block.others_share or 0.0 for block in found.timed_turns.turns[turn]]
+        launch = found.timed_turns.turns[turn][0].launch
         quiet_of_launch = [one for one in counted.values() if one[0].launch == launch]
         assert max(shares) > 0.05 or not quiet_of_launch
 
@@ -171,7 +171,7 @@ def test_a_neighbour_that_never_leaves_costs_the_interval_and_not_the_blocks() -
     found, _ = _measure(Trouble(neighbour=((1.1, 1.5),), neighbour_part=1.0), seed=1)
     assert not found.intervals
     assert "for 2proc there is no interval: others used more than 5.0 % of the CPUs so" in found.stopped_because
-    assert len(found.trials.blocks["2proc"]) >= 6
+    assert len(found.timed_turns.blocks["2proc"]) >= 6
 
 
 @pytest.mark.parametrize("trouble", [Trouble(background=0.04), TROUBLES["neighbour a fifth of the time"]])
@@ -185,7 +185,9 @@ def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble)
             advance=lambda _: None, clock=lambda machine=machine: machine.now,
         )  # fmt: skip
         # Blocks with no trouble at all are few among six.
-        whole += len(found.trials.select_quiet(0.05, fewest_of_launch=2).turns) > 0.5 * len(found.trials.turns)
+        whole += len(found.timed_turns.select_quiet(0.05, fewest_of_launch=2).turns) > 0.5 * len(
+            found.timed_turns.turns
+        )
         covered += [
             found.intervals[arm.name].contains(machine.truth) for arm in arms[1:] if arm.name in found.intervals
         ]
@@ -200,8 +202,8 @@ def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble)
         assert not whole, "no turn is quiet for all six"
 
 
-def _mean_by_launch(trials: TimedTurns, arm: str) -> float:
-    return float(np.mean([np.mean(launch) for launch in trials.list_by_launch(arm)]))
+def _mean_by_launch(timed_turns: TimedTurns, arm: str) -> float:
+    return float(np.mean([np.mean(launch) for launch in timed_turns.list_by_launch(arm)]))
 
 
 def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> None:
@@ -220,7 +222,7 @@ def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> 
     assert set(found.intervals) == {"2proc"}
     assert "for loud there is no interval" in found.stopped_because
     assert "the 60 s of max_seconds were spent" in found.stopped_because
-    assert set(found.select_counted("loud").turns) == set(found.trials.turns)
+    assert set(found.select_counted("loud").turns) == set(found.timed_turns.turns)
     assert found.select_counted("1proc").turns.keys() == found.select_quiet("2proc").turns.keys()
 
 
@@ -259,17 +261,17 @@ def test_the_share_of_others_leaves_out_what_the_ranks_take_from_each_other() ->
 
 
 def test_a_block_whose_machine_tells_nothing_counts() -> None:
-    trials = TimedTurns()
+    timed_turns = TimedTurns()
     for turn, share in enumerate((None, 0.01, 0.5)):
-        trials.add(
+        timed_turns.add(
             Timed(
                 arm="1proc", turn=turn, launch=1, step_seconds=np.ones((1, 4)), seconds=1.0, data_wait_seconds=0.0,
                 num_tokens=1, positions_by_rank=[1], num_samples=1, others_share=share,
             )
         )  # fmt: skip
-    assert list(trials.select_quiet(0.05).turns) == [0, 1]
-    assert not trials.select_quiet(0.05, fewest_of_launch=3).turns
-    assert list(itertools.chain(*trials.list_by_launch("1proc"))) == [1.0] * 3
+    assert list(timed_turns.select_quiet(0.05).turns) == [0, 1]
+    assert not timed_turns.select_quiet(0.05, fewest_of_launch=3).turns
+    assert list(itertools.chain(*timed_turns.list_by_launch("1proc"))) == [1.0] * 3
 
 
 def test_a_block_beside_another_process_on_its_gpu_is_not_quiet_unless_every_turn_counts() -> None:
@@ -312,19 +314,19 @@ def _compare_three_cells() -> TimedComparison:
 
 
 def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison, trials = _compare_three_cells(), TimedTurns()
+    comparison, timed_turns = _compare_three_cells(), TimedTurns()
     _, two, four = comparison.cells
     for turn, arm in itertools.product(range(8), [*comparison.arms, *comparison.counterfactuals]):
         # The four ranks are disturbed in every turn but the first five, the two in the last.
         share = 0.5 if (arm.cell == four.name and turn > 4) or (arm.cell == two.name and turn == 7) else 0.0
-        trials.add(
+        timed_turns.add(
             Timed(
                 arm=arm.name, turn=turn, launch=1, step_seconds=np.ones((1, 4)), seconds=1.0, data_wait_seconds=0.0,
                 num_tokens=1, positions_by_rank=[1], num_samples=1, others_share=share,
             )
         )  # fmt: skip
-    assert list(select_turns_for(comparison, trials, two).turns) == list(range(7))
-    assert list(select_turns_for(comparison, trials, four).turns) == list(range(5))
+    assert list(select_turns_for(comparison, timed_turns, two).turns) == list(range(7))
+    assert list(select_turns_for(comparison, timed_turns, four).turns) == list(range(5))
     # A prediction from each of them is given those turns, and no others.
     given: list[Callable[[Cell], TimedTurns]] = []
     monkeypatch.setattr(
@@ -334,7 +336,7 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
         comparison=comparison, machine=SimpleNamespace(num_gpus=0), num_devices=0, device="cpu"
     )
     bench: Any = SimpleNamespace(facts=lambda _: [{"bytes_per_real_byte": 1.0}], make_ready=None)
-    measured: Any = SimpleNamespace(headline=Headline(baseline="1proc", most_share=0.05), beside=trials)
+    measured: Any = SimpleNamespace(headline=Headline(baseline="1proc", most_share=0.05), beside=timed_turns)
     session._predict(asked, bench, {}, measured, threading.Event(), [])
     assert [list(select(cell).turns) for select in given for cell in (two, four)] == [list(range(7)), list(range(5))]
 

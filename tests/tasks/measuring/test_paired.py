@@ -15,7 +15,7 @@ DRIFT = (1.0, 1.5)
 """By how much longer everything takes from turn to turn."""
 
 
-def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> TimedTurns:
+def make_timed_turns(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> TimedTurns:
     """Return two turns, in the second of which the machine is slower; `tokens`: of a step of the two ranks."""
     silent, copies, alone, _ = (arm.name for arm in make_spreading_arms(TWO))
     seconds = {
@@ -45,7 +45,7 @@ def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> TimedT
 
 
 def test_arms_are_compared_turn_by_turn_so_that_what_drifts_is_in_both() -> None:
-    found = pair_arms(make_trials(), baseline=ONE, cell=TWO, is_weak=False)
+    found = pair_arms(make_timed_turns(), baseline=ONE, cell=TWO, is_weak=False)
     # 5.5 s beside the other, 4 s alone: as much slower in both turns, whatever the machine did in between.
     assert found.contention == pytest.approx((5.5 / 4,) * 2)
     # The slowest takes 7 s in each step, the first rank 6 s in the mean.
@@ -57,7 +57,7 @@ def test_arms_are_compared_turn_by_turn_so_that_what_drifts_is_in_both() -> None
 
 
 def test_a_first_rank_with_less_than_an_even_share_of_the_work_is_taken_to_have_one() -> None:
-    found = pair_arms(make_trials(positions=(3, 5)), baseline=ONE, cell=TWO, is_weak=False)
+    found = pair_arms(make_timed_turns(positions=(3, 5)), baseline=ONE, cell=TWO, is_weak=False)
     # It has 3/4 of an even share.
     assert found.straggler_seconds == pytest.approx([drift * (7.0 - 6.0 / 0.75) for drift in DRIFT])
     assert found.beyond_share_seconds == pytest.approx([drift * (4.0 / 0.75 - 3.5) for drift in DRIFT])
@@ -68,12 +68,12 @@ def test_a_first_rank_with_less_than_an_even_share_of_the_work_is_taken_to_have_
 
 def test_in_weak_scaling_a_rank_is_held_against_a_baseline_of_as_many_tokens() -> None:
     # 12 tokens on two ranks, so 6 on each, where the baseline has 8.
-    found = pair_arms(make_trials(tokens=12), baseline=ONE, cell=TWO, is_weak=True)
+    found = pair_arms(make_timed_turns(tokens=12), baseline=ONE, cell=TWO, is_weak=True)
     assert found.share == 1.0
     assert found.beyond_share_seconds == pytest.approx([drift * (4.0 - 7.0 * 6 / 8) for drift in DRIFT])
 
 
 def test_a_copy_is_what_waiting_on_the_host_takes_more_than_on_the_device() -> None:
-    assert list_copy_seconds(make_trials(), ONE) == pytest.approx(DRIFT)
-    assert list_copy_seconds(make_trials(), TWO) == pytest.approx([drift * 0.5 for drift in DRIFT])
-    assert list_device_seconds(make_trials(), ONE) == pytest.approx([drift * 7.0 for drift in DRIFT])
+    assert list_copy_seconds(make_timed_turns(), ONE) == pytest.approx(DRIFT)
+    assert list_copy_seconds(make_timed_turns(), TWO) == pytest.approx([drift * 0.5 for drift in DRIFT])
+    assert list_device_seconds(make_timed_turns(), ONE) == pytest.approx([drift * 7.0 for drift in DRIFT])

@@ -45,18 +45,18 @@ ARMS = [
 
 def _run_blocks(workers: Mapping[str, Workers]) -> TimedTurns:
     """Return six turns of the waterfall's arms, in blocks of four steps."""
-    bench, trials, order = Bench(workers, seed=1), TimedTurns(), generate_turns([arm.name for arm in ARMS], seed=1)
+    bench, timed_turns, order = Bench(workers, seed=1), TimedTurns(), generate_turns([arm.name for arm in ARMS], seed=1)
     bench.build(ARMS)
     bench.steps_per_block = 4
     for _ in range(6):
-        bench.run_turn(ARMS, order, trials)
-    return trials
+        bench.run_turn(ARMS, order, timed_turns)
+    return timed_turns
 
 
 def _probe_device(device: EmulatedDevice, folder: Path) -> Probe:
     with emulated_ranks(emulated_params([1, 2], num_micro_batches=4), folder=folder, device=device) as workers:
-        trials = _run_blocks(workers)
-        return probe_cells(PROBED, workers, lambda _: trials, seconds=0.5)[0]
+        timed_turns = _run_blocks(workers)
+        return probe_cells(PROBED, workers, lambda _: timed_turns, seconds=0.5)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +103,13 @@ def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step
     with open_workers(asked.configs, launchers=dict.fromkeys(cells, "torchrun"), stop=threading.Event()) as workers:
         bench = Bench(workers, seed=1)
         bench.build(comparison.trained)
-        trials = measure_counterfactuals(comparison, bench, lambda _: None)
+        timed_turns = measure_counterfactuals(comparison, bench, lambda _: None)
         probed = Probed(
             baseline=comparison.baseline, cells=comparison.predicted, has_copy=False, is_weak=False,
             bytes_per_real_byte=1.0, ranks_per_machine=None,
         )  # fmt: skip
-        (probe,) = probe_cells(probed, workers, partial(select_turns_for, comparison, trials), seconds=0.3)
-        waterfalls = make_staged_waterfalls(comparison, bench, trials)
+        (probe,) = probe_cells(probed, workers, partial(select_turns_for, comparison, timed_turns), seconds=0.3)
+        waterfalls = make_staged_waterfalls(comparison, bench, timed_turns)
     found, communication = predict(probe, [2], num_draws=50, seed=1)[2], find_communication(strategy)
     assert 0 < found.low <= found.value <= found.high < 20
     assert (probe.strategy, probe.measured_world_sizes) == (strategy, [2])

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.gates.checks import CHECKS_OF_BLOCKS
 from tasks.measuring.headline import measure_headline
-from tasks.measuring.reanalyse import make_trials
+from tasks.measuring.reanalyse import make_timed_turns
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks, write_blocks
 from tasks.records.measurement import Measurement
 from tests.noisy_machine import TROUBLES, NoisyMachine
@@ -39,7 +39,7 @@ def reports(tmp_path: Path) -> Path:
                 for one in timed
             ],
         )
-        for name, timed in ((one.name, found.trials.blocks[one.name]) for one in ARMS)
+        for name, timed in ((one.name, found.timed_turns.blocks[one.name]) for one in ARMS)
     ]  # fmt: skip
     write_blocks(tmp_path / BLOCKS_FILE, blocks)
     interval = found.intervals["2proc"]
@@ -47,7 +47,7 @@ def reports(tmp_path: Path) -> Path:
     told: Measurement = measurement(arms=[arm("1proc", 1), two])
     cells = [{"cell": name, "standing": {"state": "proven", "gates": []}} for name in ("1proc", "2proc")]
     write_json(tmp_path / "results.json", {"measurement": told.model_dump(mode="json"), "cells": cells})
-    assert len(make_trials(read_blocks(tmp_path / BLOCKS_FILE)).turns) == len(found.trials.turns)
+    assert len(make_timed_turns(read_blocks(tmp_path / BLOCKS_FILE)).turns) == len(found.timed_turns.turns)
     return tmp_path
 
 

@@ -234,12 +234,12 @@ def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Worke
     arms = [make_trained_arm(cell), *make_spreading_arms(cell)]
     bench.build(arms)
     assert all(bench.facts(arm)[0]["num_steps"] == 16 for arm in arms)
-    trials, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
-    bench.run_turn(arms, order, trials)
-    bench.run_turn(arms, order, trials)
-    assert {name: len(blocks) for name, blocks in trials.blocks.items()} == {arm.name: 2 for arm in arms}
+    timed_turns, order = TimedTurns(), generate_turns([arm.name for arm in arms], seed=1)
+    bench.run_turn(arms, order, timed_turns)
+    bench.run_turn(arms, order, timed_turns)
+    assert {name: len(blocks) for name, blocks in timed_turns.blocks.items()} == {arm.name: 2 for arm in arms}
     # Four rows of 7 learned tokens in a step, two where one rank runs alone, none in an update.
-    assert [trials.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
+    assert [timed_turns.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
 
 
 @pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, True), (10**12, False)])

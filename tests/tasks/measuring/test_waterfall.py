@@ -30,7 +30,7 @@ LOST = {
 """Seconds per step that each part is to take away."""
 
 
-def trials(
+def timed_turns(
     lost: dict[str, float], *, waits: float = 0.0, positions: Sequence[int] = (2, 2, 2, 2), shorter: float = 1.0
 ) -> TimedTurns:
     """Return eight rounds without noise, of ranks that lose this much.
@@ -81,7 +81,7 @@ def trials(
 
 def fall(lost: dict[str, float], *, waits: float = 0.0, is_weak: bool = False, timers: object = None) -> Waterfall:
     return compute_waterfall(
-        trials(lost, waits=waits), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak,
+        timed_turns(lost, waits=waits), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak,
         ddp_timers=timers or {},
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_in_weak_scaling_the_optimizer_is_no_loss() -> None:
 
 def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else() -> None:
     found = compute_waterfall(
-        trials({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
+        timed_turns({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
         is_weak=False, ddp_timers={},
     )  # fmt: skip
     alone = COMPUTE / 4 + LOST["optimizer"] / 0.75 + LOST["fixed"] / 0.75
@@ -165,7 +165,7 @@ def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_
 
 def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens() -> None:
     def ideal(shorter: float) -> float:
-        given = trials(LOST, shorter=shorter)
+        given = timed_turns(LOST, shorter=shorter)
         return compute_waterfall(
             given, baseline=ONE, cell=FOUR, has_copy=True, is_weak=True, ddp_timers={}
         ).ideal_seconds
@@ -182,7 +182,7 @@ def test_what_ddp_timed_itself_stands_beside() -> None:
 def test_of_stages_the_wait_for_others_and_what_they_take_from_each_other_are_parts_and_the_rest_is_unexplained() -> (
     None
 ):
-    staged, given = replace(FOUR, strategy="pipeline"), trials(LOST)
+    staged, given = replace(FOUR, strategy="pipeline"), timed_turns(LOST)
     measured = np.mean(given.list_by_turn(FOUR.name))
     ideal = np.mean(given.list_by_turn(ONE.name)) / 4
     found = compute_staged_waterfall(

@@ -64,13 +64,13 @@ class _SimulatedBench:
         self._launch += 1
         self._machine.now_seconds += START_SECONDS
 
-    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: TimedTurns) -> None:
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         self._turn += 1
         for name in next(order):
             before = self._machine.others_seconds
             steps = np.array([self._machine.run_block(name, STEPS_PER_BLOCK)])
             others = (self._machine.others_seconds - before) / float(steps.sum())
-            trials.add(
+            timed_turns.add(
                 Timed(
                     arm=name, turn=self._turn, launch=self._launch, step_seconds=steps, seconds=float(steps.mean()),
                     data_wait_seconds=0.0, num_tokens=1, positions_by_rank=[1], num_samples=1,
@@ -95,7 +95,7 @@ def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ())
             estimate_mean(found.select_counted(cell).list_by_launch(cell)),
             found.intervals.get(cell),
             session=seed,
-            num_rounds=len(found.trials.turns),
+            num_rounds=len(found.timed_turns.turns),
         )
         for cell in true
     ]
