@@ -1,9 +1,9 @@
 """Runs every test: what `make test` does after the checks.
 
-Three files at a time first, since some wait for most of their time; then, one by one, what is told by seconds. Where
-tests of up to three files have failed, they are run once more when nothing else runs: what passes then is printed as
-unsteady. It is a defect to be mended, but one that the machine brought to light and not the change under test. What
-fails twice has failed, and so has all that fails where more files do.
+Two files at a time first, then, one by one, what is told by seconds. Where tests of up to three files have failed, they
+are run once more when nothing else runs: what passes then is printed as unsteady. It is a defect to be mended, but one
+that the machine brought to light and not the change under test. What fails twice has failed, and so has all that fails
+where more files do.
 """
 
 import os
@@ -24,7 +24,7 @@ _TESTS_FAILED = 1
 def list_parts() -> list[list[str]]:
     """Return the arguments of pytest for each part; only files with tests that run alone are looked at for those."""
     alone = [str(file) for file in sorted(_FOLDER.rglob("test_*.py")) if "mark.alone" in file.read_text("utf-8")]
-    return [["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone", *alone]]
+    return [["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone", *alone]]
 
 
 def run_parts(parts: Sequence[Sequence[str]]) -> int:
