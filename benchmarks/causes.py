@@ -25,7 +25,7 @@ from benchmarks.rounds import run_round
 from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.turns import TimedTurns
 from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.lost_time import Waterfall

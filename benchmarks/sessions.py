@@ -22,8 +22,8 @@ from scipy import stats
 
 from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
-from tasks.measuring.headline import measure_headline
-from tasks.measuring.speed import select_seconds
+from tasks.measuring.speedups import measure_speedups
+from tasks.measuring.timed_comparison import select_seconds
 from tasks.records.estimate import Estimate
 
 _BUSY_SECONDS = 10.0
@@ -119,18 +119,18 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         if kind == _BESIDE:
             stack.enter_context(run_neighbour())
         started, of = time.perf_counter(), select_seconds(comparison)
-        headline = measure_headline(
+        speedups = measure_speedups(
             comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
             most_share=comparison.most_share, of=of, seed=comparison.seed, advance=lambda num_blocks: None,
         )  # fmt: skip
         seconds = time.perf_counter() - started
     first, *others = (arm.name for arm in comparison.trained)
-    mean = {name: float(np.mean(headline.timed_turns.list_by_turn(name, of))) for name in (first, *others)}
+    mean = {name: float(np.mean(speedups.timed_turns.list_by_turn(name, of))) for name in (first, *others)}
     return [
         SessionSpeedup(
-            kind=kind, number=number, cell=name, interval=headline.intervals.get(name),
-            all_turns=mean[first] / mean[name], num_turns=len(headline.timed_turns.turns),
-            num_quiet=len(headline.select_quiet(name).turns), seconds=seconds,
+            kind=kind, number=number, cell=name, interval=speedups.intervals.get(name),
+            all_turns=mean[first] / mean[name], num_turns=len(speedups.timed_turns.turns),
+            num_quiet=len(speedups.select_quiet(name).turns), seconds=seconds,
         )
         for name in others
     ]  # fmt: skip

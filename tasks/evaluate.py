@@ -20,9 +20,9 @@ from typing import Any
 from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.kept import reuse_or_make
+from tasks.evaluating.losses import compute_perplexity
 from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects, locate_run
 from tasks.evaluating.sums import compute_sums
-from tasks.gates.ratios import compute_perplexity
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser

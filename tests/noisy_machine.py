@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.headline import measure_headline
+from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.turns import Timed, TimedTurns
 
 STEPS_PER_BLOCK = 4
@@ -192,7 +192,7 @@ def _tabulate(num_sessions: int) -> None:
         covered, widths, launches = list[bool](), list[float](), list[int]()
         for seed in range(num_sessions):
             machine = NoisyMachine(trouble, 1.5, seed)
-            found = measure_headline(
+            found = measure_speedups(
                 arms, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=lambda block: block.seconds,
                 seed=seed, advance=lambda _: None, clock=lambda machine=machine: machine.now,
             )  # fmt: skip

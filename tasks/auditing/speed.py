@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tasks.auditing.evidence import count_samples, do_samples_lead
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.split import compute_step_seconds, list_other_kinds, list_timed_steps
-from tasks.gates.ratios import compute_karp_flatt
 from tasks.measuring.intervals import FEWEST_LAUNCHES, estimate_ratio
+from tasks.records.efficiency import compute_karp_flatt
 from tasks.records.estimate import Estimate
 
 _LARGER = (4, 8)

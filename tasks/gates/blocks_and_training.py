@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
-from tasks.gates.measured import select_arm
 from tasks.process import wording
 from tasks.records.blocks import BlockWork
+from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import ArmSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs

@@ -6,11 +6,11 @@ The same is asked of the ranks that were timed, of every start of them, and of t
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
-from tasks.gates.measured import select_arm
 from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
 from tasks.records.certificate import CertifiedCell
+from tasks.records.finished_measurement import select_arm
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from training.record.environment import select_decisive

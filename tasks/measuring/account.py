@@ -11,7 +11,6 @@ import numpy as np
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
@@ -20,7 +19,8 @@ from tasks.measuring.intervals import (
     estimate_ratio,
 )
 from tasks.measuring.model_flops import find_model_shape
-from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
+from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups
+from tasks.measuring.timed_comparison import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import compute_data_wait_share
 from tasks.records.estimate import Estimate
@@ -76,7 +76,7 @@ def _compute_arm_speed(
     timed_turns = (
         select_quiet_turns(measured.beside, comparison.most_share, (comparison.trained[0].name, arm.name))
         if is_wrapped
-        else measured.headline.select_counted(arm.name)
+        else measured.speedups.select_counted(arm.name)
     )
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = timed_turns.blocks[arm.name]
@@ -99,7 +99,7 @@ def _compute_arm_speed(
         world_size=cell.world_size,
         global_batch_size=cell.global_batch_size,
         num_blocks=len(blocks),
-        num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.headline, arm),
+        num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.speedups, arm),
         steps_per_block=blocks[0].step_seconds.shape[1],
         step_seconds=_estimate_step_seconds(timed_turns, arm),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
@@ -114,15 +114,15 @@ def _compute_arm_speed(
         data_wait_share=compute_data_wait_share(timed_turns, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
-        speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),
+        speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),
         **_compare_otherwise(comparison, measured, arm),
         speedup_over_wrapped=measured.over_wrapped.get(arm.name),
     )
 
 
-def _count_quiet_turns(headline: Headline, arm: Arm) -> int:
-    others = [name for name in headline.timed_turns.blocks if name != headline.baseline] or [headline.baseline]
-    return len(headline.find_quiet_turns(others if arm.name == headline.baseline else [arm.name]))
+def _count_quiet_turns(speedups: Speedups, arm: Arm) -> int:
+    others = [name for name in speedups.timed_turns.blocks if name != speedups.baseline] or [speedups.baseline]
+    return len(speedups.find_quiet_turns(others if arm.name == speedups.baseline else [arm.name]))
 
 
 def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -140,11 +140,11 @@ def _estimate_step_seconds(timed_turns: TimedTurns, arm: Arm) -> Estimate:
 
 def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:
     """Return what else is said of a speedup, beside its interval over the quiet turns; nothing where there is none."""
-    first, of, headline = comparison.trained[0], select_seconds(comparison), measured.headline
-    if arm.name not in headline.intervals:
+    first, of, speedups = comparison.trained[0], select_seconds(comparison), measured.speedups
+    if arm.name not in speedups.intervals:
         return {}
-    every = compute_speedups(lambda _: headline.timed_turns, [first.name, arm.name], of, confidence=0.95)
-    quiet = headline.select_quiet(arm.name)
+    every = compute_speedups(lambda _: speedups.timed_turns, [first.name, arm.name], of, confidence=0.95)
+    quiet = speedups.select_quiet(arm.name)
     figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
         "speedup_of_all_turns": every[arm.name],
@@ -162,9 +162,9 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     halves: tuple[list[float], list[float]] = ([], [])
     variations = []
     for arm in comparison.trained:
-        if not measured.headline.counts(arm.name):
+        if not measured.speedups.counts(arm.name):
             continue
-        timed_turns = measured.headline.select_counted(arm.name)
+        timed_turns = measured.speedups.select_counted(arm.name)
         launches = timed_turns.list_by_launch(arm.name, lambda block: block.whole_seconds / block.num_positions)
         figures = np.concatenate(launches)
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)

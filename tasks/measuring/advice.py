@@ -11,7 +11,7 @@ from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
-from tasks.measuring.speed import TimedComparison, select_quiet_turns
+from tasks.measuring.timed_comparison import TimedComparison, select_quiet_turns
 from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params

@@ -11,7 +11,7 @@ import numpy as np
 from tasks.machine.host_facts import read_cpu_quota
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import Cell
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.timed_comparison import TimedComparison
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process import wording

@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import compute_trimmed_mean
+from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups
 from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
@@ -94,7 +94,7 @@ def _tabulate(
         "starts differ by",
     ):
         table.add_column(column)
-    select_quiet = Headline(timed_turns=timed_turns, baseline=names[0], most_share=most_share).select_quiet
+    select_quiet = Speedups(timed_turns=timed_turns, baseline=names[0], most_share=most_share).select_quiet
     by_quiet, by_all = (
         compute_speedups(select, names, of, confidence=0.95) for select in (select_quiet, lambda _: timed_turns)
     )

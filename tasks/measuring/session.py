@@ -20,13 +20,19 @@ from tasks.measuring.account import compute_arm_speeds, compute_noise
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.headline import Headline, find_most_doubts
 from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adapter
 from tasks.measuring.link import compute_link_speed
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.probe_cells import Probed, list_kinds, predict_cells, sweep_link
-from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_seconds, select_turns_for
+from tasks.measuring.speedups import Speedups, find_most_doubts
+from tasks.measuring.timed_comparison import (
+    Measured,
+    TimedComparison,
+    measure_comparison,
+    select_seconds,
+    select_turns_for,
+)
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process import wording
@@ -85,7 +91,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         seconds = comparison.max_seconds + (comparison.waterfall_seconds if comparison.spreading else 0.0)
         with show_progress("measuring, blocks", None, seconds=seconds) as advance:
-            measured = measure_speed(session.comparison, bench, advance=advance)
+            measured = measure_comparison(session.comparison, bench, advance=advance)
         arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {
             cell: [[RankDevice(**one) for one in launch] for launch in group.devices] for cell, group in workers.items()
@@ -97,22 +103,22 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         more = _predict_and_advise(session, bench, workers, measured, fits, stop)
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, more.left_out)
-    headline = measured.headline
-    alike, largest = find_most_doubts(headline, select_seconds(comparison))
-    shares = [block.others_share for blocks in headline.timed_turns.blocks.values() for block in blocks]
+    speedups = measured.speedups
+    alike, largest = find_most_doubts(speedups, select_seconds(comparison))
+    shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=found,
         noise=compute_noise(comparison, measured),
         arms=arms,
-        stopped_because=headline.stopped_because,
+        stopped_because=speedups.stopped_because,
         half_width_asked=comparison.half_width,
-        num_launches=headline.num_launches,
-        num_turns=len(headline.timed_turns.turns),
+        num_launches=speedups.num_launches,
+        num_turns=len(speedups.timed_turns.turns),
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
-        gpu_slowed_share=_compute_slowed_share(headline),
+        gpu_slowed_share=_compute_slowed_share(speedups),
         alikeness=alike,
         largest_turn=largest,
         seconds=time.perf_counter() - started,
@@ -150,8 +156,8 @@ def _record_timelines(
     return found
 
 
-def _compute_slowed_share(headline: Headline) -> float | None:
-    metered = [block for blocks in headline.timed_turns.blocks.values() for block in blocks if block.gpus]
+def _compute_slowed_share(speedups: Speedups) -> float | None:
+    metered = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks if block.gpus]
     slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
     return sum(slowed) / len(slowed) if slowed else None
 
@@ -217,7 +223,7 @@ def _predict_and_advise(
     more = _Further()
     try:
         more.predictions = _predict(session, bench, workers, measured, stop, more.links)
-        more.left_out += select_predictable(session.comparison, measured.headline.intervals)[1]
+        more.left_out += select_predictable(session.comparison, measured.speedups.intervals)[1]
     except PreemptedError:
         raise
     except ValueError as error:
@@ -286,7 +292,7 @@ def _predict(
 ) -> list[Prediction]:
     """Return the predictions; what the links can do is added to `links` as soon as it is known."""
     comparison = session.comparison
-    cells, _ = select_predictable(comparison, measured.headline.intervals)
+    cells, _ = select_predictable(comparison, measured.speedups.intervals)
     if not cells:
         return []
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
@@ -309,7 +315,7 @@ def _predict(
             links.append(found)
 
     return predict_cells(
-        probed, workers, measured.headline.intervals, partial(select_turns_for, comparison, measured.beside),
+        probed, workers, measured.speedups.intervals, partial(select_turns_for, comparison, measured.beside),
         seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep,
     )  # fmt: skip
 

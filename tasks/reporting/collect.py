@@ -5,14 +5,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tasks.gates import ratios
+from tasks.evaluating.losses import compute_perplexity, thin_out_losses
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
-from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells, withhold_comparison
+from tasks.gates.withholding import withhold_cells, withhold_comparison
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
+from tasks.records.efficiency import (
+    compute_efficiency,
+    compute_karp_flatt,
+    compute_parallel_efficiency,
+    compute_speedup,
+)
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
+from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
@@ -198,8 +205,8 @@ def _collect_figures(
     ratio = efficiency = None
     if baseline is not None:
         baseline_seconds = sum(one.train_seconds for one in baseline.parts.get((part, epoch), []))
-        ratio = ratios.compute_speedup(baseline_seconds, seconds)
-        efficiency = ratios.compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
+        ratio = compute_speedup(baseline_seconds, seconds)
+        efficiency = compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
         range=part,
         epoch=epoch,
@@ -219,7 +226,7 @@ def _collect_figures(
 def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
     if ratio is None or baseline_world_size != 1:
         return None
-    return ratios.compute_karp_flatt(ratio, world_size)
+    return compute_karp_flatt(ratio, world_size)
 
 
 def _compute_spread(segments: list[Figures]) -> Spread | None:
@@ -241,7 +248,7 @@ def _collect_quality(outputs: Outputs) -> Quality:
             ModelQuality(
                 model=name,
                 loss=found.loss,
-                perplexity=ratios.compute_perplexity(found.loss) if found.accuracy is None else None,
+                perplexity=compute_perplexity(found.loss) if found.accuracy is None else None,
                 accuracy=found.accuracy,
                 accuracy_top5=found.accuracy_top5,
                 accuracy_tokens=found.accuracy_tokens,
@@ -278,7 +285,5 @@ def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:
 
 def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
     at = run.steps.with_loss
-    per_point, steps, losses = ratios.thin_out_losses(
-        run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS
-    )
+    per_point, steps, losses = thin_out_losses(run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS)
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.gates.measured import select_arm, withhold_comparison
+from tasks.gates.withholding import withhold_comparison
 from tasks.params import Params
 from tasks.params.cells import CellParams
 from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
+from tasks.records.finished_measurement import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.changes import make_history

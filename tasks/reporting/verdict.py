@@ -2,11 +2,16 @@
 
 from typing import Literal
 
-from tasks.gates.measured import compute_baseline_step_seconds, select_arm, select_cell_arms, select_imprecise_arms
-from tasks.gates.ratios import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
 from tasks.process import wording
+from tasks.records.efficiency import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.records.estimate import Estimate
+from tasks.records.finished_measurement import (
+    compute_baseline_step_seconds,
+    select_arm,
+    select_cell_arms,
+    select_imprecise_arms,
+)
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs

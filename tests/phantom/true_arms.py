@@ -23,7 +23,7 @@ from tasks.measuring.arms import Cell, make_copies_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.session import has_room
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.workers import open_workers
 from tests.machines import make_machine
 from tests.tiny import make_config

@@ -13,8 +13,8 @@ import torch
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.continuations import select_rows
+from tasks.evaluating.losses import compute_perplexity
 from tasks.evaluating.sums import make_batches
-from tasks.gates.ratios import compute_perplexity
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts, write_receipt
 from tests.tiny import make_slice, make_tiny_model

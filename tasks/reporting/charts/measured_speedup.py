@@ -2,8 +2,8 @@
 
 import math
 
-from tasks.gates.measured import list_interval_ends
 from tasks.process import wording
+from tasks.records.finished_measurement import list_interval_ends
 from tasks.records.measurement import ArmSpeed
 from tasks.reporting.drawing import MUTED, Axes, add_hover, name_points, select_color, shorten
 from tasks.reporting.evidence import PairedBlock

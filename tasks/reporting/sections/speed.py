@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasks.gates.measured import compute_efficiency
 from tasks.process import wording
+from tasks.records.efficiency import compute_efficiency
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Table, Text, tabulate
 from tasks.reporting.cell_results import CellResults, Figures

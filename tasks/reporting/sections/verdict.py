@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from tasks.gates.measured import (
+from tasks.process import wording
+from tasks.records.finished_measurement import (
     compute_baseline_step_seconds,
     describe_quiet_turns,
     find_largest_part,
     select_arm,
     select_cell_arms,
 )
-from tasks.process import wording
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Answers, Block, Charts, KeyFigures, Text

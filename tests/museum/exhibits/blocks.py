@@ -7,7 +7,7 @@ _RANK = "training/probing/timed_blocks.py"
 _VARIANTS = "training/probing/variants.py"
 _ARMS = "tasks/measuring/arms.py"
 _BLOCKS = "tasks/measuring/bench.py"
-_HEADLINE = "tasks/measuring/headline.py"
+_SPEEDUPS = "tasks/measuring/speedups.py"
 _INTERVALS = "tasks/measuring/intervals.py"
 _ACCOUNT = "tasks/measuring/account.py"
 _STEP = "result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)"
@@ -147,7 +147,7 @@ EXHIBITS = [
         "timed: seconds of one arm scaled",
         "The speedup is computed from seconds that the blocks did not take.",
         Mutation(
-            _HEADLINE,
+            _SPEEDUPS,
             "first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))",
             "first, other = ([[(1.0 if name == arms[0] else 0.7) * seconds for seconds in launch] for launch in "
             "timed_turns.list_by_launch(name, of)] for name in (arms[0], arm))",
@@ -169,8 +169,8 @@ EXHIBITS = [
         "What is published is 1.36 times what was measured.",
         Mutation(
             _ACCOUNT,
-            "speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),",
-            "speedup=(one := {**measured.headline.intervals, **measured.of_wrapped}.get(arm.name)) and "
+            "speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),",
+            "speedup=(one := {**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name)) and "
             "type(one)(1.36 * one.value, one.low, one.high),",
         ),
         _TRAINING,
@@ -180,8 +180,8 @@ EXHIBITS = [
         "What is published is half of what was measured.",
         Mutation(
             _ACCOUNT,
-            "speedup={**measured.headline.intervals, **measured.of_wrapped}.get(arm.name),",
-            "speedup=(one := {**measured.headline.intervals, **measured.of_wrapped}.get(arm.name)) and "
+            "speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),",
+            "speedup=(one := {**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name)) and "
             "type(one)(0.49 * one.value, one.low, one.high),",
         ),
         _TRAINING,

@@ -19,7 +19,7 @@ from tasks.measuring.planning import plan_session
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
 from tasks.measuring.probe_cells import Probed, probe_cells
-from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals, select_turns_for
+from tasks.measuring.timed_comparison import make_staged_waterfalls, measure_counterfactuals, select_turns_for
 from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tasks.gates.checks import CHECKS_OF_BLOCKS
-from tasks.measuring.headline import measure_headline
 from tasks.measuring.reanalyse import make_timed_turns
+from tasks.measuring.speedups import measure_speedups
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks, write_blocks
 from tasks.records.measurement import Measurement
 from tests.noisy_machine import TROUBLES, NoisyMachine
-from tests.tasks.measuring.test_headline import ARMS
+from tests.tasks.measuring.test_speedups import ARMS
 from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.process.files import write_json
 
@@ -22,7 +22,7 @@ from training.process.files import write_json
 def reports(tmp_path: Path) -> Path:
     """A report of what was measured on a machine with a neighbour."""
     machine = NoisyMachine(TROUBLES["neighbour a fifth of the time"], 1.5, 5)
-    found = measure_headline(
+    found = measure_speedups(
         ARMS, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=lambda block: block.seconds, seed=5,
         advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip

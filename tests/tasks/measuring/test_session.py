@@ -26,7 +26,7 @@ from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError

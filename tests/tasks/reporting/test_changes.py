@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.headline import measure_headline
 from tasks.measuring.intervals import estimate_mean
+from tasks.measuring.speedups import measure_speedups
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.reporting.changes import make_history
@@ -85,7 +85,7 @@ def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ())
     true = {cell: seconds * dict(slower).get(cell, 1.0) for cell, seconds in STEP_SECONDS.items()}
     machine = SimulatedMachine(true, noise, seed)
     arms = [Arm(name=cell, cell=cell) for cell in true]
-    found = measure_headline(
+    found = measure_speedups(
         arms, _SimulatedBench(machine), half_width=0.03, max_seconds=60, most_share=0.05,
         of=lambda block: block.seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now_seconds,
     )  # fmt: skip

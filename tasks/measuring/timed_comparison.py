@@ -1,4 +1,4 @@
-"""What is timed of a comparison, and in which order: the headline, then counterfactuals for where the rest went.
+"""What is timed of a comparison, and in which order: the speedups, then counterfactuals for where the rest went.
 
 What is left out in a counterfactual is timed on the ranks of the last launch, beside the cells and the baseline in a
 wrapper that it does not need.
@@ -21,9 +21,9 @@ from tasks.measuring.arms import (
     make_wrapped_arm,
 )
 from tasks.measuring.bench import Bench
-from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
+from tasks.measuring.speedups import Speedups, measure_speedups
 from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
@@ -132,7 +132,7 @@ class TimedComparison:
 class Measured:
     """What was found."""
 
-    headline: Headline
+    speedups: Speedups
     """The blocks of the speedups, and these."""
     beside: TimedTurns
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
@@ -146,7 +146,7 @@ class Measured:
     """What was done in every block of both phases."""
 
 
-def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
+def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
     """Measure; `advance` is told how many blocks more have run."""
     bench.build(comparison.trained)
     others = [find_other_training(cell.strategy, cell.options) for cell in comparison.cells]
@@ -155,24 +155,24 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         period=math.lcm(*(other.every_steps for other in others if other)),
     )  # fmt: skip
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
-    headline = measure_headline(
+    speedups = measure_speedups(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
         most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = measure_counterfactuals(comparison, bench, advance)
     of_wrapped = _find_wrapped(comparison, beside)
     return Measured(
-        headline=headline,
+        speedups=speedups,
         beside=beside,
         over_wrapped={
             arm: _divide(speedup, wrapped)
-            for arm, speedup in headline.intervals.items()
+            for arm, speedup in speedups.intervals.items()
             for wrapped in of_wrapped.values()
         },
         of_wrapped=of_wrapped,
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
         + make_staged_waterfalls(comparison, bench, beside),
-        blocks=_make_arm_blocks("speedup", comparison.trained, headline.timed_turns)
+        blocks=_make_arm_blocks("speedup", comparison.trained, speedups.timed_turns)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
 

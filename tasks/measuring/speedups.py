@@ -64,7 +64,7 @@ class TimedBench(Protocol):
 
 
 @dataclass(kw_only=True)
-class Headline:
+class Speedups:
     """What was found of the speedups."""
 
     timed_turns: TimedTurns = field(default_factory=TimedTurns)
@@ -107,7 +107,7 @@ class Headline:
         return {turn for arm in arms for turn in self.select_quiet(arm).turns}
 
 
-def measure_headline(
+def measure_speedups(
     arms: Sequence[Arm],
     bench: TimedBench,
     *,
@@ -118,14 +118,14 @@ def measure_headline(
     seed: int,
     advance: Callable[[int], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> Headline:
+) -> Speedups:
     """Measure how many times as fast as the first arm the others are; their ranks have been started and built.
 
     `half_width`: relative, of the widest interval. `max_seconds`: a launch is not begun that would, at the mean of
     those before, end after it; three are made anyway. `of`: seconds of a unit of work. `advance` is told of blocks that
     have run.
     """
-    found = Headline(baseline=arms[0].name, most_share=most_share)
+    found = Speedups(baseline=arms[0].name, most_share=most_share)
     order = generate_turns([arm.name for arm in arms], seed=seed)
     started, start_seconds = clock(), 0.0
     while not found.stopped_because:
@@ -164,12 +164,12 @@ def compute_speedups(
     return found
 
 
-def find_most_doubts(headline: Headline, of: Callable[[Timed], float]) -> tuple[float | None, float | None]:
+def find_most_doubts(speedups: Speedups, of: Callable[[Timed], float]) -> tuple[float | None, float | None]:
     """Return why intervals are wider (tasks/measuring/intervals.py: WIDENED), of the arm with most of each."""
-    if not headline.intervals:
+    if not speedups.intervals:
         return None, None
-    pairs = [(headline.select_quiet(arm), arm) for arm in headline.intervals]
-    doubts = [find_doubts(*(one.list_by_launch(name, of) for name in (headline.baseline, arm))) for one, arm in pairs]
+    pairs = [(speedups.select_quiet(arm), arm) for arm in speedups.intervals]
+    doubts = [find_doubts(*(one.list_by_launch(name, of) for name in (speedups.baseline, arm))) for one, arm in pairs]
     alike, largest = zip(*doubts, strict=True)
     return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
 
@@ -189,7 +189,7 @@ def compute_launch_effect(timed_turns: TimedTurns, first: str, arm: str, of: Cal
 
 
 def _run_launch(
-    found: Headline,
+    found: Speedups,
     arms: Sequence[Arm],
     bench: TimedBench,
     order: Iterator[list[str]],
@@ -216,14 +216,14 @@ def _run_launch(
             return
 
 
-def _is_narrow(found: Headline, others: Sequence[str], half_width: float) -> bool:
+def _is_narrow(found: Speedups, others: Sequence[str], half_width: float) -> bool:
     """Return whether each of the other arms has an interval that is as narrow as asked."""
     widths = [found.intervals[arm].relative_half_width for arm in others if arm in found.intervals]
     return len(widths) == len(others) > 0 and max(widths) <= half_width
 
 
 def _explain_stop(
-    found: Headline, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
+    found: Speedups, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
 ) -> str:
     """Return why to stop, after what; empty to go on. `others`: names of the arms without the first."""
     turns = wording.format_plural(len(found.timed_turns.turns), "turn")

@@ -1,40 +1,9 @@
-"""The arithmetic of a comparison: ratios of seconds and what they mean."""
+"""Arithmetic of losses: perplexity, how far two differ, a curve in fewer points."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
-
-NOISE_OF_ONE_RUN = 0.05
-"""Relative difference below which two single runs are not told apart; a rule of thumb, not measured."""
-
-
-def compute_speedup(baseline_seconds: float, seconds: float) -> float:
-    """Return how many times faster the same work was done; below 1.0 is slower."""
-    if baseline_seconds <= 0 or seconds <= 0:
-        raise ValueError(f"seconds must be above 0; got {baseline_seconds} and {seconds}")
-    return baseline_seconds / seconds
-
-
-def compute_parallel_efficiency(ratio: float, world_size: int, baseline_world_size: int = 1) -> float:
-    """Return the share of linear speedup that was reached; 1.0 is linear.
-
-    A little above 1.0 is possible (caches); but first suspect unequal work of the two cells.
-    Raises ValueError if a world size is below 1. Source: Grama et al. 2003, Introduction to Parallel Computing, 5.2.
-    """
-    if world_size < 1 or baseline_world_size < 1:
-        raise ValueError(f"world_size must be at least 1; got {world_size} and {baseline_world_size}")
-    return ratio * baseline_world_size / world_size
-
-
-def compute_karp_flatt(ratio: float, world_size: int) -> float | None:
-    """Return the experimentally determined serial fraction; None for one rank, where it is not defined.
-
-    Below 0 says that the baseline is unfair. Source: Karp and Flatt 1990, CACM 33(5).
-    """
-    if world_size < 2:
-        return None
-    return (1 / ratio - 1 / world_size) / (1 - 1 / world_size)
 
 
 def compute_perplexity(loss: float) -> float | None:

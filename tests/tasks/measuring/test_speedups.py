@@ -14,9 +14,9 @@ from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.bench import Bench, compute_others_share
-from tasks.measuring.headline import Headline, compute_launch_effect, compute_speedups, measure_headline
 from tasks.measuring.session import select_predictable
-from tasks.measuring.speed import TimedComparison, select_turns_for
+from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups, measure_speedups
+from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.records.estimate import Estimate
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
@@ -34,9 +34,9 @@ def _get_seconds(block: Timed) -> float:
 
 def _measure(
     trouble: Trouble, *, seed: int, speedup: float = 1.5, half_width: float = 0.03, max_seconds: float = 60.0
-) -> tuple[Headline, NoisyMachine]:
+) -> tuple[Speedups, NoisyMachine]:
     machine = NoisyMachine(trouble, speedup, seed)
-    found = measure_headline(
+    found = measure_speedups(
         ARMS, machine, half_width=half_width, max_seconds=max_seconds, most_share=0.05, of=_get_seconds,
         seed=seed, advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_th
     turns = {}
     for start_seconds in (1.0, 12.0):
         machine = NoisyMachine(TROUBLES["none"], 1.5, 1, start_seconds=start_seconds)
-        found = measure_headline(
+        found = measure_speedups(
             ARMS, machine, half_width=1e-6, max_seconds=120, most_share=0.05, of=_get_seconds, seed=1,
             advance=lambda _: None, clock=lambda machine=machine: machine.now,
         )  # fmt: skip
@@ -180,7 +180,7 @@ def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble)
     covered, whole = list[bool](), 0
     for seed in range(40):
         machine = NoisyMachine(trouble, 1.5, seed, num_arms=len(arms))
-        found = measure_headline(
+        found = measure_speedups(
             arms, machine, half_width=0.03, max_seconds=150, most_share=0.05, of=_get_seconds, seed=seed,
             advance=lambda _: None, clock=lambda machine=machine: machine.now,
         )  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> 
         return dataclasses.replace(run_block(name, place), others_share=0.5 if name == "loud" else 0.0)
 
     machine._run_block = run  # type: ignore[method-assign]
-    found = measure_headline(
+    found = measure_speedups(
         arms, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=_get_seconds, seed=1,
         advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
@@ -228,7 +228,7 @@ def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> 
 
 def test_a_cell_alone_has_nothing_to_be_compared_with() -> None:
     machine = NoisyMachine(Trouble(), 1.5, 1)
-    found = measure_headline(
+    found = measure_speedups(
         ARMS[:1], machine, half_width=0.03, max_seconds=60, most_share=0.05, of=_get_seconds, seed=1,
         advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
@@ -336,7 +336,7 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
         comparison=comparison, machine=SimpleNamespace(num_gpus=0), num_devices=0, device="cpu"
     )
     bench: Any = SimpleNamespace(facts=lambda _: [{"bytes_per_real_byte": 1.0}], make_ready=None)
-    measured: Any = SimpleNamespace(headline=Headline(baseline="1proc", most_share=0.05), beside=timed_turns)
+    measured: Any = SimpleNamespace(speedups=Speedups(baseline="1proc", most_share=0.05), beside=timed_turns)
     session._predict(asked, bench, {}, measured, threading.Event(), [])
     assert [list(select(cell).turns) for select in given for cell in (two, four)] == [list(range(7)), list(range(5))]
 
@@ -353,7 +353,7 @@ def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> N
 
 
 def test_the_noise_is_that_of_cells_that_count() -> None:
-    found = Headline(baseline="1proc", most_share=0.05)
+    found = Speedups(baseline="1proc", most_share=0.05)
     assert found.counts("1proc")
     assert found.counts("loud")
     found.intervals = {"2proc": Estimate(1.5, 1.4, 1.6)}
