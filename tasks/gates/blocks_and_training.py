@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
 from tasks.process import wording
+from tasks.records.arm_figures import select_arm
 from tasks.records.blocks import BlockWork
-from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import ArmSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs

@@ -41,15 +41,15 @@ class Check:
     find: Callable[[Outputs, str], Finding | None]
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
-    """Whether nothing found of a cell with several ranks is `not checked`: it shows that they train as one."""
+    """Whether a cell with several ranks is `not checked` where nothing is found: it shows that they train as one."""
     asks_for_same_work: bool = False
-    """Whether it holds the cell against the baseline's own work, which another training does not do."""
+    """Whether it asks for the baseline's own work, so that a cell declared as another training is not asked."""
     sees_baseline: bool = False
-    """Whether such a cell is judged beside the baseline; else by itself, by what it was asked for."""
+    """Whether a cell that is another training is judged beside the baseline, and not by its own request alone."""
     asks_every_seed: bool = False
     """Whether it is about what seconds depend on: those of other seeds' trainings are in the time to quality, too."""
     spares_throughput: bool = False
-    """Whether it may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
+    """Whether a figure per unit of work may still be shown where this gate fails."""
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""

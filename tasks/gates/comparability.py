@@ -8,8 +8,8 @@ import numpy as np
 from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
+from tasks.records.arm_figures import find_data_wait, select_arm
 from tasks.records.efficiency import compute_efficiency
-from tasks.records.finished_measurement import find_data_wait, select_arm
 from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE

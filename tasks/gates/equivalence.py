@@ -3,9 +3,9 @@
 from tasks.gates.other_training import make_inapplicable_finding
 from tasks.gates.setting import find_certificate_problems
 from tasks.process import wording
+from tasks.records.arm_figures import select_arm
 from tasks.records.certificate import CertifiedCell
 from tasks.records.facts import Record
-from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Finding, Verdict, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 

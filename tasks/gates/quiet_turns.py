@@ -4,7 +4,7 @@ import dataclasses
 
 from tasks.gates.counted_blocks import find_quiet_turns, select_counted
 from tasks.process import wording
-from tasks.records.finished_measurement import select_arm
+from tasks.records.arm_figures import select_arm
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs

@@ -9,8 +9,8 @@ from typing import Any
 from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
+from tasks.records.arm_figures import select_arm
 from tasks.records.certificate import CertifiedCell
-from tasks.records.finished_measurement import select_arm
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from training.record.environment import select_decisive

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from tasks.process.wording import join_names
-from tasks.records.finished_measurement import DATA_WAIT, select_cell_arms
+from tasks.records.arm_figures import DATA_WAIT, select_cell_arms
 from tasks.records.measurement import Measurement
 from tasks.records.predicted import Prediction
 

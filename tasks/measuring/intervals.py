@@ -31,7 +31,7 @@ _CHANCE = 0.05
 """Probability that one of several normal turns has more of the scatter than the critical share. Beyond that share, what
 happens so rarely was hardly seen often enough."""
 FEWEST_TURNS = 4
-"""Without several launches; below, Student's t says hardly anything."""
+"""Of a single launch: an interval of fewer would be too wide to say anything."""
 FEWEST_LAUNCHES = 3
 """Starts of every arm behind anything that several launches are measured for."""
 WIDENED = 1.75

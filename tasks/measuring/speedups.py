@@ -99,7 +99,7 @@ class Speedups:
         return self.timed_turns.select_turns(self.find_quiet_turns(counted)) if counted else self.timed_turns
 
     def counts(self, arm: str) -> bool:
-        """Return whether the arm's figures are of quiet turns, as far as any are: no loud ones stand beside those."""
+        """Return whether the arm's figures may be given: if some arm has enough quiet turns, each needs them."""
         return arm == self.baseline or arm in self.intervals or not self.intervals
 
     def find_quiet_turns(self, arms: Iterable[str]) -> set[int]:
@@ -151,7 +151,7 @@ def measure_speedups(
 def compute_speedups(
     select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
 ) -> dict[str, Estimate]:
-    """Return how many times as fast as the first the other arms are; none of one with too few launches that have turns.
+    """Return how many times as fast as the first the other arms are; of fewer than `FEWEST_LAUNCHES` there is none.
 
     `select`: name of the arm -> the turns of it and of the first that count.
     """

@@ -1,4 +1,4 @@
-"""What timed blocks came to, turn by turn: of how many a figure is, and which of them were quiet."""
+"""Timed blocks by the turn they ran in: how many there are, and which turns were quiet."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

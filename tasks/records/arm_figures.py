@@ -1,4 +1,4 @@
-"""What a finished measurement says: of one cell, of its speedups, of what is left out of it."""
+"""What a measurement says of its arms: the cells in it, what they lose most to, what is left out and why."""
 
 from collections.abc import Sequence
 

@@ -50,8 +50,8 @@ class ArmSpeed(Record):
     num_blocks: int
     """Blocks that were timed and count: those of its quiet turns, if there are enough."""
     num_quiet_turns: int | None = None
-    """Turns in which others left the CPUs alone during its block and the first cell's, of starts with two or more; the
-    first cell's: those of any other. Null for the wrapped baseline, which is timed in turns of its own."""
+    """Turns in which both its block and the first cell's were quiet, of starts with two such turns or more. Of the
+    first cell: quiet for it and any other cell. Null for the wrapped baseline, which has turns of its own."""
     steps_per_block: int
     """Optimizer steps of each."""
     step_seconds: Estimate

@@ -11,6 +11,7 @@ from tasks.gates.equivalence import list_equivalences
 from tasks.gates.withholding import withhold_cells, withhold_comparison
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
+from tasks.records.arm_figures import select_arm
 from tasks.records.efficiency import (
     compute_efficiency,
     compute_karp_flatt,
@@ -19,7 +20,6 @@ from tasks.records.efficiency import (
 )
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
-from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs

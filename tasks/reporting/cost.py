@@ -5,8 +5,8 @@ Every figure follows from the tokens per second of the cells, so that all of the
 
 from typing import Literal
 
+from tasks.records.arm_figures import select_arm
 from tasks.records.facts import Record
-from tasks.records.finished_measurement import select_arm
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs

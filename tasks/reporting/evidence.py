@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 
 from tasks.gates.counted_blocks import select_blocks, select_counted
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
+from tasks.records.arm_figures import select_arm, select_cell_arms
 from tasks.records.blocks import BlockWork
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.finished_measurement import select_arm, select_cell_arms
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import MeasurementFile
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.machine.gpu_checks import compute_needed_gib
+from tasks.records.arm_figures import select_arm
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate
-from tasks.records.finished_measurement import select_arm
 from tasks.records.measurement import ArmSpeed
 from tasks.reporting.results import Results
 

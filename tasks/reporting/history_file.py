@@ -17,7 +17,7 @@ from tasks.params.cells import CellParams
 from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
-from tasks.records.finished_measurement import select_arm
+from tasks.records.arm_figures import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.changes import make_history

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from tasks.params import Params
 from tasks.process import wording
+from tasks.records.arm_figures import select_arm
 from tasks.records.estimate import Estimate
 from tasks.records.evaluation import EvaluatedEpoch
 from tasks.records.facts import Record
-from tasks.records.finished_measurement import select_arm
 from tasks.records.gate import Standing
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.goodput import compute_data, pair_scales

@@ -4,14 +4,14 @@ from typing import Literal
 
 from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.efficiency import NOISE_OF_ONE_RUN, compute_parallel_efficiency
-from tasks.records.estimate import Estimate
-from tasks.records.finished_measurement import (
+from tasks.records.arm_figures import (
     compute_baseline_step_seconds,
     select_arm,
     select_cell_arms,
     select_imprecise_arms,
 )
+from tasks.records.efficiency import NOISE_OF_ONE_RUN, compute_parallel_efficiency
+from tasks.records.estimate import Estimate
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs

@@ -132,7 +132,7 @@ class Profile(Protocol):
         ...
 
     def find_other_training(self, options: Mapping[str, Any]) -> OtherTraining | None:
-        """Return how it is another training than one process's; None where an update is the same."""
+        """Return in what the training differs from one process's; None where every update is the same."""
         ...
 
     def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from tasks.process import wording
-from tasks.records.finished_measurement import list_interval_ends
+from tasks.records.arm_figures import list_interval_ends
 from tasks.records.measurement import ArmSpeed
 from tasks.reporting.drawing import MUTED, Axes, add_hover, name_points, select_color, shorten
 from tasks.reporting.evidence import PairedBlock

@@ -1,7 +1,7 @@
 """The changes that were tried, what each gained, and what to write into params.yaml."""
 
 from tasks.process import wording
-from tasks.records.finished_measurement import explain_omission
+from tasks.records.arm_figures import explain_omission
 from tasks.records.measurement import Advice, Advised, Measurement
 from tasks.reporting.blocks import Block, Code, Fold, Heading, Text, tabulate
 from tasks.reporting.goodput import describe_noise

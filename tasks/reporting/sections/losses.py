@@ -1,7 +1,7 @@
 """Where the seconds of each cell's step go, and how much of the ideal step is lost on the way."""
 
 from tasks.process import wording
-from tasks.records.finished_measurement import explain_omission, find_largest_part
+from tasks.records.arm_figures import explain_omission, find_largest_part
 from tasks.records.lost_time import Waterfall
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text
 from tasks.reporting.results import Results

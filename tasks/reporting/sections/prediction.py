@@ -1,8 +1,8 @@
 """What more ranks would give, as the comparison stands and after one change."""
 
 from tasks.process import wording
+from tasks.records.arm_figures import explain_omission, select_cell_arms
 from tasks.records.efficiency import compute_efficiency
-from tasks.records.finished_measurement import explain_omission, select_cell_arms
 from tasks.records.measurement import Measurement
 from tasks.records.predicted import PredictedPoint, Prediction
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate

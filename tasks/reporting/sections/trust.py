@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tasks.process import wording
+from tasks.records.arm_figures import describe_quiet_turns
 from tasks.records.estimate import Estimate
-from tasks.records.finished_measurement import describe_quiet_turns
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Items, Text
 from tasks.reporting.results import Results

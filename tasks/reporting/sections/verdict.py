@@ -3,7 +3,7 @@
 from typing import Literal
 
 from tasks.process import wording
-from tasks.records.finished_measurement import (
+from tasks.records.arm_figures import (
     compute_baseline_step_seconds,
     describe_quiet_turns,
     find_largest_part,

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from tasks.process.failure import DataError
+from tasks.records.arm_figures import find_largest_part
 from tasks.records.efficiency import compute_efficiency
-from tasks.records.finished_measurement import find_largest_part
 from tasks.records.measurement import Measurement
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tasks.records.finished_measurement import compute_baseline_step_seconds
+from tasks.records.arm_figures import compute_baseline_step_seconds
 from tasks.records.measurement import Measurement
 from tasks.reporting.collect import collect_results
 from tasks.reporting.verdict import is_resolved
