@@ -20,7 +20,7 @@ from typing import Any
 from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.kept import reuse_or_make
-from tasks.evaluating.losses import compute_perplexity
+from tasks.evaluating.loss_arithmetic import compute_perplexity
 from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects, locate_run
 from tasks.evaluating.sums import compute_sums
 from tasks.inputs.damage import require_whole

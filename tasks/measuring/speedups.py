@@ -99,7 +99,7 @@ class Speedups:
         return self.timed_turns.select_turns(self.find_quiet_turns(counted)) if counted else self.timed_turns
 
     def counts(self, arm: str) -> bool:
-        """Return whether the arm's figures may be given: if some arm has enough quiet turns, each needs them."""
+        """Return whether the arm counts for the noise: the baseline, and others with an interval, if any has one."""
         return arm == self.baseline or arm in self.intervals or not self.intervals
 
     def find_quiet_turns(self, arms: Iterable[str]) -> set[int]:

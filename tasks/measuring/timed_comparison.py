@@ -133,7 +133,7 @@ class Measured:
     """What was found."""
 
     speedups: Speedups
-    """The blocks of the speedups, and these."""
+    """The speedups, and the blocks that they are of."""
     beside: TimedTurns
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     over_wrapped: Mapping[str, Estimate]

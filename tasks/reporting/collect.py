@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tasks.evaluating.losses import compute_perplexity, thin_out_losses
+from tasks.evaluating.loss_arithmetic import compute_perplexity, thin_out_losses
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
 from tasks.gates.withholding import withhold_cells, withhold_comparison
@@ -13,10 +13,10 @@ from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
 from tasks.records.arm_figures import select_arm
 from tasks.records.efficiency import (
-    compute_efficiency,
     compute_karp_flatt,
     compute_parallel_efficiency,
     compute_speedup,
+    estimate_efficiency,
 )
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
@@ -180,7 +180,7 @@ def _collect_cell(
         ],
         exchanged_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
-        measured_efficiency=None if speedup is None else compute_efficiency(speedup, world_size, base_size),
+        measured_efficiency=None if speedup is None else estimate_efficiency(speedup, world_size, base_size),
         karp_flatt=_compute_karp_flatt(reported, world_size, base_size),
         speedup_of_segments=None if is_baseline else _compute_spread(segments),
         final_parameter_checksum=run.segments[-1].facts.parameter_checksums[0],

@@ -10,7 +10,7 @@ from tasks.records.arm_figures import (
     select_cell_arms,
     select_imprecise_arms,
 )
-from tasks.records.efficiency import NOISE_OF_ONE_RUN, compute_parallel_efficiency
+from tasks.records.efficiency import compute_parallel_efficiency
 from tasks.records.estimate import Estimate
 from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import ArmSpeed, Measurement
@@ -19,6 +19,8 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 from tasks.reporting.tell_quality import list_others, tell_cell
 
+_NOISE_OF_ONE_RUN = 0.05
+"""Relative difference below which two single runs are not told apart; a rule of thumb, not measured."""
 _LONGEST_REASONS = 240
 """Characters that several cells' reasons may take in the sentence; beyond, it says where they stand."""
 _VAGUE = 0.10
@@ -133,7 +135,7 @@ def _warn_above_linear(results: Results) -> list[str]:
     said = []
     for cell in results.answers:
         share, measured = cell.parallel_efficiency or 0.0, cell.measured_efficiency
-        if (measured.low if measured else share - NOISE_OF_ONE_RUN) > 1:
+        if (measured.low if measured else share - _NOISE_OF_ONE_RUN) > 1:
             said.append(
                 f"suspect: {cell.cell} is above linear ({wording.format_percent(share)}), which its ranks alone cannot "
                 f"make; probably something slowed {results.baseline.cell} down"
@@ -233,7 +235,7 @@ def _describe_cell(results: Results, cell: CellResults) -> str:
         f"{wording.format_ratio(cell.whole.speedup)}, {wording.format_percent(cell.whole.parallel_efficiency)} of "
         "linear"
     )
-    if abs(cell.whole.speedup - 1) <= NOISE_OF_ONE_RUN:
+    if abs(cell.whole.speedup - 1) <= _NOISE_OF_ONE_RUN:
         return f"No clear difference between {cell.cell} and {baseline.cell} at equal work ({figure}): {times}"
     if cell.whole.speedup < 1:
         return f"{cell.cell} trains slower than {baseline.cell} at equal work ({figure}): {times}"

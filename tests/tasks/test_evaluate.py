@@ -13,7 +13,7 @@ import torch
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.continuations import select_rows
-from tasks.evaluating.losses import compute_perplexity
+from tasks.evaluating.loss_arithmetic import compute_perplexity
 from tasks.evaluating.sums import make_batches
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts, write_receipt

@@ -1,8 +1,8 @@
 """Keep what a process has in memory in pages of 2 MiB, so that forks of it, and their ends, take a third of the time.
 
-A fork copies an entry for every page, and its end gives every one back: 42 ms for the 600 MiB of a warm server in pages
-of 4 KiB, of which most processes that are forked from it write to a few. Where the kernel has no MADV_COLLAPSE (before
-Linux 6.1) all stays as it was.
+A fork copies an entry for every page, and its end gives every one back. Of a warm server, which has 600 MiB, a fork
+that ends at once took 42 ms in pages of 4 KiB and 14 ms so (Linux 6.18, two cores). Where the kernel has no
+MADV_COLLAPSE (before Linux 6.1) all stays as it was.
 """
 
 import ctypes

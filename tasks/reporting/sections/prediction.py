@@ -2,7 +2,7 @@
 
 from tasks.process import wording
 from tasks.records.arm_figures import explain_omission, select_cell_arms
-from tasks.records.efficiency import compute_efficiency
+from tasks.records.efficiency import estimate_efficiency
 from tasks.records.measurement import Measurement
 from tasks.records.predicted import PredictedPoint, Prediction
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate
@@ -46,7 +46,7 @@ def _tabulate_speedups(measurement: Measurement, prediction: Prediction, of_cell
             ("Speedup", lambda point: wording.format_ratio_with_interval(point.shown)),
             (
                 "Efficiency",
-                lambda point: wording.format_percent(compute_efficiency(point.shown, point.world_size, base).value),
+                lambda point: wording.format_percent(estimate_efficiency(point.shown, point.world_size, base).value),
             ),
             ("Where from", _describe_source),
         ],

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.process import wording
-from tasks.records.efficiency import compute_efficiency
+from tasks.records.efficiency import estimate_efficiency
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Table, Text, tabulate
 from tasks.reporting.cell_results import CellResults, Figures
@@ -138,7 +138,7 @@ def _format_efficiency(results: Results, arm: ArmSpeed) -> str:
         return wording.BASELINE
     if arm.speedup is None:
         return wording.WITHHELD if results.is_hidden(arm.cell) else wording.NOT_AVAILABLE
-    share = compute_efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
+    share = estimate_efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
     return wording.format_percent_with_interval(share)
 
 

@@ -15,7 +15,7 @@ from tasks.params import load_params
 
 MODULES = {
     "tasks/records/measurement.py": {"measure", "train@1proc", "train@2proc", "report", "upload"},
-    "tasks/evaluating/losses.py": {"evaluate", "report", "upload"},
+    "tasks/evaluating/loss_arithmetic.py": {"evaluate", "report", "upload"},
     "tasks/reporting/style.css": {"report"},
     "tasks/reporting/script.js": {"report"},
     "tasks/reporting/charts/speedup.py": {"report"},

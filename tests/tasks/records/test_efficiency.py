@@ -1,6 +1,7 @@
 import pytest
 
 from tasks.records import efficiency
+from tests.tasks.reporting.measured import estimate
 
 
 def test_speedup_is_baseline_seconds_over_seconds() -> None:
@@ -23,3 +24,8 @@ def test_karp_flatt_recovers_the_serial_fraction_of_amdahls_law() -> None:
         amdahl = 1 / (serial + (1 - serial) / world_size)
         assert efficiency.compute_karp_flatt(amdahl, world_size) == pytest.approx(serial)
     assert efficiency.compute_karp_flatt(1.0, 1) is None
+
+
+def test_efficiency_counts_how_many_times_more_ranks() -> None:
+    share = efficiency.estimate_efficiency(estimate(1.5, 0.1), 8, 4)
+    assert (share.value, share.low, share.high) == (0.75, pytest.approx(0.675), pytest.approx(0.825))

@@ -8,8 +8,6 @@ import jsonschema
 import pytest
 
 from tasks.process.failure import DataError
-from tasks.records.arm_figures import find_largest_part
-from tasks.records.efficiency import compute_efficiency
 from tasks.records.measurement import Measurement
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
@@ -17,7 +15,7 @@ from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import SCHEMA_FILE, Results, read_results, write_results
 from tasks.services.final_figures import collect_final_figures
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
-from tests.tasks.reporting.measured import arm, estimate, measurement, waterfall, with_speedup, write_measurement
+from tests.tasks.reporting.measured import arm, measurement, with_speedup, write_measurement
 
 
 def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
@@ -32,18 +30,6 @@ def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_i
     assert two.whole.speedup == 1.5625
     assert (one.speedup, one.parallel_efficiency, one.measured_speedup) == (1.0, 1.0, None)
     assert clean_results.cells[1].speedup == 1.5625
-
-
-def test_efficiency_counts_how_many_times_more_ranks() -> None:
-    share = compute_efficiency(estimate(1.5, 0.1), 8, 4)
-    assert (share.value, share.low, share.high) == (0.75, pytest.approx(0.675), pytest.approx(0.825))
-
-
-def test_the_largest_part_is_one_that_costs_something() -> None:
-    largest = find_largest_part(waterfall())
-    assert largest is not None
-    assert largest.name == "exposed communication"
-    assert find_largest_part(waterfall(parts=[])) is None
 
 
 def test_speed_json_is_read_back_as_it_was_written(tmp_path: Path) -> None:

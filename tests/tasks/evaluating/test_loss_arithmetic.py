@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tasks.evaluating.losses import compute_perplexity, compute_relative_differences, thin_out_losses
+from tasks.evaluating.loss_arithmetic import compute_perplexity, compute_relative_differences, thin_out_losses
 
 
 def test_perplexity_too_large_for_a_float_is_none() -> None:
