@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 MARK = "DDP_COMPARE_TEST_MARK"
 
 
@@ -31,6 +33,13 @@ def left_of(mark: dict[str, str]) -> dict[int, str]:
 def find(mark: dict[str, str], words: str) -> int:
     """Return the pid of the oldest process with the mark and the words in its command line."""
     return min(pid for pid, command in left_of(mark).items() if words in command)
+
+
+def read_words(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; nothing of one that has ended, which nobody may have collected yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""All gates of a comparison, in the order in which the report answers: correct? comparable?
+"""All gates of a comparison, each with the function that decides it, in the report's order: correct? comparable?
 
 A check judges one cell: `find(outputs, cell)` returns its finding, or None where it says nothing about that cell, as
 one that compares with the baseline says nothing about the baseline. What follows for a cell's speedup is its standing:

@@ -1,4 +1,4 @@
-"""What failed gates leave of a measurement: nothing that compares a cell that one of them failed for."""
+"""What is left of a measurement once checks.py has found that gates failed: nothing that compares those cells."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""The speedup, before anything else: blocks of all cells in turns, over several starts of their ranks.
+"""The speedups, by blocks of all cells in turns, over several starts of their ranks; intervals.py does the arithmetic.
 
 It ends once every interval is narrow enough, or the time for it is spent. A launch runs at least as long as starting
 its ranks took, so that most of the time is spent measuring.

@@ -12,6 +12,7 @@ import pytest
 
 from tasks.ranks.one_machine import RanksHere
 from tests.flows.toy_project import living, wait_for
+from tests.processes import read_words
 from tests.training.forked_ranks import ForkedRanks
 from tests.workspace import Workspace
 
@@ -160,7 +161,7 @@ def test_what_forks_ranks_has_torch_already(server: psutil.Process) -> None:
     ranks = ForkedRanks()
     try:
         wait_for(
-            lambda: [one for one in server.children() if "tests.training.forked_ranks" in one.cmdline()],
+            lambda: any("tests.training.forked_ranks" in read_words(one) for one in server.children()),
             seconds=_SECONDS, what="it is forked",
         )  # fmt: skip
     finally:

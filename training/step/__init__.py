@@ -1,1 +1,1 @@
-"""One optimizer step and the state behind it: what a strategy is, and what strategies are made of."""
+"""One optimizer step: replica.py computes it, strategy.py says what a strategy is, the others are what those share."""

@@ -1,4 +1,4 @@
-"""A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
+"""A step on one rank, forward and backward (`add`) and the optimizer (`step`), of a model that each rank has whole."""
 
 import contextlib
 import os

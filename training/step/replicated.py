@@ -1,4 +1,4 @@
-"""A strategy whose ranks hold the whole model each: all of the seam but how the step is made, which is given."""
+"""A strategy whose ranks hold the whole model each: all that it needs beside the step, which replica.py computes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol

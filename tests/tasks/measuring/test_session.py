@@ -33,6 +33,7 @@ from tasks.process.failure import DistributedError, PreemptedError, ResourceErro
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
 from tests.machines import make_machine
+from tests.processes import read_words
 from training.config import TrainingConfig
 
 pytestmark = pytest.mark.slow
@@ -414,7 +415,7 @@ def _knob(change: str, **options: float) -> advice.Knob:
 
 
 def _rank(number: int) -> psutil.Process:
-    ranks = [one for one in psutil.Process().children(recursive=True) if "--serve" in one.cmdline()]
+    ranks = [one for one in psutil.Process().children(recursive=True) if "--serve" in read_words(one)]
     return next(one for one in ranks if one.environ().get("RANK") == str(number))
 
 
