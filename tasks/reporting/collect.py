@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from tasks.evaluating.loss_arithmetic import compute_perplexity, thin_out_losses
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
-from tasks.gates.withholding import withhold_cells, withhold_comparison
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
 from tasks.records.arm_figures import select_arm
@@ -38,6 +37,7 @@ from tasks.reporting.time_to_loss import compute_time_to_loss
 from tasks.reporting.time_to_quality import compute_time_to_quality
 from tasks.reporting.timeline import collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
+from tasks.reporting.withholding import withhold_cells, withhold_comparison
 
 Value = TypeVar("Value")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.gates.withholding import withhold_comparison
 from tasks.params import Params
 from tasks.params.cells import CellParams
 from tasks.params.packages import read_package_versions
@@ -24,6 +23,7 @@ from tasks.reporting.changes import make_history
 from tasks.reporting.data_files import unescape_formula, write_csv
 from tasks.reporting.history import HistoryRecord, group_comparisons
 from tasks.reporting.results import Results
+from tasks.reporting.withholding import withhold_comparison
 from training.process.files import digest_json
 from training.record.environment import select_decisive
 
