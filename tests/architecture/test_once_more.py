@@ -1,5 +1,6 @@
 """`make test`: which failures are run once more, and what becomes of them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_what_passes_is_run_once(capfd: pytest.CaptureFixture[str]) -> None:
 def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str], text: str) -> None:
     assert run_on(text, _STEADY, arguments=("-n", "1")) == 0
     assert "UNSTEADY, passed only when run once more: test_0.py::test_" in capfd.readouterr().out
+
+
+def test_tests_beside_each_other_run_as_batch_processes_and_others_as_they_were_started() -> None:
+    policy = "import os\n\ndef test_policy(): assert os.sched_getscheduler(0) == {}\n"
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        assert run_on(policy.format(os.SCHED_BATCH), arguments=("-n", "1")) == 0
+        assert run_on(policy.format(os.SCHED_OTHER)) == 0
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
