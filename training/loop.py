@@ -149,7 +149,6 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
 
         with window.time_computation():
             result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)
-            result = strategy.end_step(result, ends_segment=is_last)
 
         record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)
         window.add(

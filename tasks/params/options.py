@@ -23,8 +23,7 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
             is_right, allowed = isinstance(value, bool), "true or false"
         else:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            # Of a default of 0, which a number above it would leave no word for.
-            is_right = (is_number and (0 < value < math.inf or value == default)) or value is default
+            is_right = (is_number and 0 < value < math.inf) or value is default
             allowed = "a number above 0"
         if not is_right:
             raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")

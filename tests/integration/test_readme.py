@@ -39,7 +39,6 @@ COMMANDS_RUN_BELOW = [
     "make params",
     "make use PRESET=embedded-search",
     "make use PRESET=embedded-batches",
-    "make use PRESET=embedded-local",
     "make use PRESET=qwen2-imdb-search",
     "make diff A=old/results.json B=reports/results.json",
     'make rehearse GPU="2x H100-80"',

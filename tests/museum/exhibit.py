@@ -15,7 +15,7 @@ _OF_TEXT = {
     "training/step/staged.py",
 }
 """Files whose lines other workloads than the language model do not run."""
-_NO_FP16 = {"zero1", "fsdp2", "pipeline", "local_sgd"}
+_NO_FP16 = {"zero1", "fsdp2", "pipeline"}
 """Strategies that refuse it."""
 
 

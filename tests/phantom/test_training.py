@@ -79,11 +79,6 @@ _CELLS: dict[str, dict[str, Any]] = {
         "workload": "instruction", "packing": True, "precision": "bf16", "world_size": 8, "global_batch_size": 16
     },
     "layers recomputed, by SGD": {"activation_checkpointing": "layers", "optimizer": "sgd", "precision": "bf16"},
-    "ranks that meet later, 2": {
-        "strategy": "local_sgd", "world_size": 2, "precision": "bf16", "options": {"every_steps": 2}
-    },
-    "gradients in factors from 2": {"strategy": "compressed", "world_size": 2, "precision": "bf16"},
-    "gradients in 8 bits from 2": {"strategy": "compressed", "world_size": 2, "options": {"compression": "int8"}},
     "shards on the host of 2": {
         "strategy": "fsdp2", "precision": "bf16", "world_size": 2, "options": {"offload": "cpu", "mixed": "bf16"}
     },

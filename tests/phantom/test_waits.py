@@ -40,12 +40,6 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     "fsdp2": ({"strategy": "fsdp2"}, _NEVER),
     "replicas of shards": ({"strategy": "fsdp2", "world_size": 4, "options": {"replicas": 2}}, _NEVER),
     "exact": ({"strategy": "ddp", "exact": True}, _NEVER),
-    "local sgd": (
-        {"strategy": "local_sgd", "options": {"every_steps": 2, "outer_learning_rate": 0.7, "outer_momentum": 0.9}},
-        _NEVER,
-    ),
-    "8 bits": ({"strategy": "compressed", "options": {"compression": "int8"}}, _NEVER),
-    "factors": ({"strategy": "compressed"}, _NEVER),
     "stages": ({"strategy": "pipeline"}, Waits(more_at_first=_A_SCHEDULE)),
     "stages and shares": (
         {"strategy": "pipeline", "world_size": 4, "options": {"replicas": 2, "zero1": True}}, _NEVER

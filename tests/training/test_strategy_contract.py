@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import SEND, Work, find_other_training, find_profile, sum_expected
+from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
@@ -38,24 +38,12 @@ class Cell(NamedTuple):
         return options
 
     @property
-    def is_other_training(self) -> bool:
-        """Whether its updates are openly not those of one process: test_local_sgd.py, test_compressed.py."""
-        return find_other_training(self.name, self.options) is not None
-
-    @property
     def alone(self) -> "Cell":
         """The same work on one plain process."""
         return Cell("single", 1, {key: value for key, value in self.changes.items() if key != "options"})
 
 
-_TOLD: dict[str, dict[str, Any]] = {
-    "local_sgd": {"options": {"every_steps": 3, "outer_learning_rate": 0.7, "outer_momentum": 0.9}}
-}
-"""Strategies that are told something even at their plainest: here a checkpoint falls between two meetings."""
-STRATEGIES = {
-    name: Cell(name, 1 if name == "single" else 2, _TOLD.get(name, {}))
-    for name in list_file_names("training/strategies")
-} | {"compressed int8": Cell("compressed", 2, {"options": {"compression": "int8"}})}
+STRATEGIES = {name: Cell(name, 1 if name == "single" else 2, {}) for name in list_file_names("training/strategies")}
 OPTIONS = {
     "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
@@ -64,7 +52,6 @@ OPTIONS = {
     "ddp of 4": Cell("ddp", 4, {}),
     "zero1 of 4": Cell("zero1", 4, {}),
     "fsdp2 of 4": Cell("fsdp2", 4, {}),
-    "compressed of 4": Cell("compressed", 4, {"options": {"rank": 1}}),
     "pipeline of 4": Cell("pipeline", 4, {"options": {"replicas": 2}}),
     "deepspeed alone": Cell("deepspeed", 1, {}),
     "deepspeed zero1": Cell("deepspeed", 2, {"options": {"stage": 1}}),
@@ -163,10 +150,6 @@ def clean(
 
 def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell) -> None:
     mine, plain = steps
-    if cell.is_other_training:
-        assert mine["loss_sums"][0] == pytest.approx(plain["loss_sums"][0], rel=1e-6)
-        assert relative_l2(mine["parameters"], plain["parameters"]) > 1e-4
-        return
     assert mine["norms"] == pytest.approx(plain["norms"], rel=1e-5)
     assert mine["loss_sums"] == pytest.approx(plain["loss_sums"], rel=1e-6)
     assert relative_l2(mine["parameters"], plain["parameters"]) < 2e-6
@@ -177,10 +160,7 @@ def test_the_full_gradient_is_that_of_one_plain_process_and_all_ranks_have_it(
 ) -> None:
     mine, plain = steps
     assert len(mine["gradients"]) == NUM_STEPS, "asked once per step, never while warming up"
-    # Of ranks that step by themselves the first is from the same weights.
-    num_alike = 1 if cell.is_other_training else NUM_STEPS
-    pairs = list(zip(mine["gradients"], plain["gradients"], strict=True))
-    for found, expected in pairs[:num_alike]:
+    for found, expected in zip(mine["gradients"], plain["gradients"], strict=True):
         assert list(found) == sorted(expected)
         assert relative_l2(found, expected) < 2e-5
     assert len(set(mine["checks"])) == 1
@@ -195,8 +175,7 @@ def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(
     assert mine["is_finite"] is True
     assert mine["before_last"] != mine["end"]
     # Looking did not disturb the step after it either.
-    if not cell.is_other_training:
-        assert mine["norms"][-1] == pytest.approx(plain["norms"][-1], rel=1e-5)
+    assert mine["norms"][-1] == pytest.approx(plain["norms"][-1], rel=1e-5)
 
 
 def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same_bits(
@@ -232,7 +211,7 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(
         expected = profile.compute_expected_traffic(work)
         assert set(traffic) == set(expected)
         for kind, (number, sent) in traffic.items():
-            if cell.is_other_training or (cell.name, kind) in _GATHERED_AS_NEEDED:
+            if (cell.name, kind) in _GATHERED_AS_NEEDED:
                 assert expected[kind].number.has(number), kind
             else:
                 assert expected[kind].number == (number, number), kind
@@ -281,7 +260,7 @@ def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored
     head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
     assert (head.data_ptr() == embedding.data_ptr()) is tied
     assert len({part.untyped_storage().data_ptr() for part in weights.values()}) == len(weights) - tied
-    assert cell.is_other_training or relative_l2(weights, weights_at_end(plain)) < 2e-6
+    assert relative_l2(weights, weights_at_end(plain)) < 2e-6
     (file,) = (Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]).glob("tiny_*.pt")
     load_weights(fresh, file)
 

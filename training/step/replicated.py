@@ -54,10 +54,6 @@ class Replicated(AroundReplica):
         """About how much a checkpoint takes."""
         return self.replica.num_checkpoint_bytes
 
-    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
-        """Return the result: after every step all ranks hold the same."""
-        return result
-
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, without any exchange."""
         return self.replica.sum_losses(micro_batches)

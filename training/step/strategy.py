@@ -105,15 +105,7 @@ class Strategy(Protocol):
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches. Collective.
 
-        A gradient that is not finite on one rank leaves the parameters and moments of all ranks as they are. Where
-        ranks make steps of their own, it leaves that rank's as they are.
-        """
-        ...
-
-    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
-        """Return the step's result, at a segment's end once the ranks hold the same state. Collective, and timed.
-
-        There is something to do only where steps leave the ranks with different states.
+        A gradient that is not finite on one rank leaves the parameters and moments of all ranks as they are.
         """
         ...
 

@@ -117,10 +117,6 @@ class DeepSpeed(AroundReplica):
                 is_last = number == len(micro_batches)
                 self.replica.count_loss(self._engine.add(micro_batch, weight=weight, is_last=is_last))
 
-    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
-        """Return the result: after every step the ranks hold one state."""
-        return result
-
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, with weights that are gathered as in a step."""
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)

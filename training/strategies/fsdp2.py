@@ -217,10 +217,6 @@ class Fsdp2(AroundReplica):
             self._run(micro_batches, weight=0.0, is_real=False)
             self.replica.forget_gradient()
 
-    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
-        """Return the result: after every step the ranks hold one state."""
-        return result
-
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
         return self.replica.may_overflow()

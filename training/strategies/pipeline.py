@@ -236,10 +236,6 @@ class Pipeline(AroundReplica):
             self._send_shares()
             self.replica.forget_gradient()
 
-    def end_step(self, result: StepResult, *, ends_segment: bool) -> StepResult:
-        """Return the result: after every step the ranks hold one state."""
-        return result
-
     def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
         return self.replica.may_overflow()

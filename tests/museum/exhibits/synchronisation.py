@@ -28,13 +28,6 @@ _FIRST_SYNCED = (
 )
 
 
-def _hide(strategy: str) -> Mutation:
-    """Return a cell that declares ddp and is trained by another strategy."""
-    build = "find_strategy(config.strategy)"
-    hidden = f'find_strategy("{strategy}" if config.strategy == "ddp" else config.strategy)'
-    return Mutation("training/launch.py", build, hidden)
-
-
 EXHIBITS = [
     Exhibit(
         key="raw module",
@@ -117,23 +110,5 @@ EXHIBITS = [
         mutation=None,
         params=(("cells.1proc.strategy", "ddp"),),
         caught_by="Gradients were synchronised",
-    ),
-    Exhibit(
-        key="ddp that meets every eighth step",
-        defect="The cell declares ddp, and its ranks step alone and average their weights every eighth step.",
-        claim=KNOWN_MISTAKE,
-        mutation=_hide("local_sgd"),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
-        no_defect_in="fp16",
-    ),
-    Exhibit(
-        key="ddp that compresses its gradients",
-        defect="The cell declares ddp, and exchanges factors of rank 4 in the place of its gradients.",
-        claim=KNOWN_MISTAKE,
-        mutation=_hide("compressed"),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
-        no_defect_in="fp16",
     ),
 ]

@@ -131,20 +131,6 @@ EXHIBITS = [
         caught_by="Same work in every cell",
     ),
     Exhibit(
-        key="local SGD called the same work",
-        defect="A cell whose ranks exchange every eighth step, which says so, passes for the same work.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            "tasks/strategies/__init__.py",
-            "return None if profile is None else profile.find_other_training(options)",
-            "return None",
-        ),
-        params=(("cells.2proc", {"strategy": "local_sgd", "world_size": 2}),),
-        caught_by="Update equivalence",
-        is_certified=True,
-        spares_baseline=True,
-    ),
-    Exhibit(
         key="epochs ignored",
         defect="Two epochs are asked for, one is trained.",
         claim=LANGUAGE_MODEL,

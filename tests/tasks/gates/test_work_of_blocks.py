@@ -13,7 +13,7 @@ from tasks.records.blocks import ArmBlocks
 from tasks.records.gate import Finding
 from tasks.records.measurement import MeasurementFile
 from tests.tasks.reporting.blocks import KINDS, arm_blocks, block, write_blocks
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, edit_json, edit_segment, outputs_of, rows_in_order
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order
 from tests.tasks.reporting.measured import measurement
 from training.data.row_digest import digest_rows
 
@@ -139,34 +139,6 @@ def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_b
     assert found is not None
     assert found.verdict == ("failed" if words else "passed")
     assert words is None or words in found.compared
-
-
-def _write_meetings(folder: Path, params: dict[str, Any], *, every_steps: int, exchanges: int) -> dict[str, Any]:
-    """Write blocks of two steps of ranks that exchange so often in each; return the params."""
-    params = copy.deepcopy(params)
-    params["cells"]["2proc"] |= {"strategy": "local_sgd", "options": {"every_steps": every_steps}}
-    edit_json(folder / "runs" / "2proc" / "run.json", strategy="local_sgd")
-    edit_segment(folder, "2proc", exchange={"parcel_bytes": [4 * NUM_PARAMETERS]})
-    sent = {"num_exchanges": [exchanges] * 2, "exchange_bytes": [exchanges * 4 * NUM_PARAMETERS] * 2}
-    write_blocks(folder, arm_blocks("2proc", turn=None, **sent))
-    return params
-
-
-def test_blocks_between_two_meetings_are_held_to_their_share_of_all_meetings(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
-    met = _write_meetings(tmp_path, params, every_steps=2, exchanges=1)
-    assert judged(tmp_path, met, "2proc").verdict == "passed"
-    never = judged(tmp_path, _write_meetings(tmp_path, params, every_steps=2, exchanges=0), "2proc")
-    assert "turn 1 exchanged gradients 0, 0 times, the training 1 times in as many steps" in never.compared
-    # Of blocks that are shorter than a round none need hold a meeting, but all together have to.
-    never = judged(tmp_path, _write_meetings(tmp_path, params, every_steps=4, exchanges=0), "2proc")
-    assert never.verdict == "failed"
-    assert (
-        "its 40 steps exchanged 0 times, at least 2 expected of a cell that exchanges every 4 steps" in never.compared
-    )
-    often = _write_meetings(tmp_path, params, every_steps=4, exchanges=1)
-    assert judged(tmp_path, often, "2proc").verdict == "passed", "more often than it may is slower, and no gain"
 
 
 def _write_weak(folder: Path, **changes: Any) -> None:

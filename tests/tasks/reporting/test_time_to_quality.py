@@ -21,18 +21,14 @@ from tasks.reporting.results import Results
 from tasks.reporting.time_to_quality import estimate_over_seeds, find_crossing
 from tasks.services.tracked import make_gate_tags
 from tests.tasks.reporting.comparison import (
-    NUM_PARAMETERS,
     PARAMS,
     edit_json,
-    edit_segment,
-    edit_traffic,
     end_checksum,
     outputs_of,
     write_comparison,
 )
 
 BIG = {"strategy": "ddp", "world_size": 2, "batch": {"factor": "world_size", "learning_rate": "sqrt"}}
-LOCAL = {"strategy": "local_sgd", "world_size": 2, "options": {"every_steps": 2}}
 LOSSES = {"1proc": [3.8, 3.2], "2big": [3.5, 3.0]}
 """On the held-out rows after each segment; the base model's is 4.0."""
 
@@ -70,16 +66,6 @@ CHECKS_THAT_PASS = [Check(name="All is well", question="Is it?", find=_pass, see
 def write_with_big(folder: Path, losses: dict[str, list[float]] = LOSSES, **quality: Any) -> Outputs:
     """Write a comparison whose second cell has twice the batch, and says so; 10 s against 6.4 s."""
     return _write(folder, "2big", BIG, losses, quality)
-
-
-def write_with_local(folder: Path, **counted: Any) -> Outputs:
-    """Write a comparison whose second cell meets every 2 steps, so once in each segment, and counted that."""
-    _write(folder, "2local", LOCAL, {"1proc": LOSSES["1proc"], "2local": LOSSES["2big"]}, {})
-    num_bytes = 4 * NUM_PARAMETERS
-    for part, end in zip(PARAMS["ranges"], ("opt3", "opt5"), strict=True):
-        edit_traffic(folder, "2local", part, **{"number": 1, "num_bytes": num_bytes, **counted})
-        edit_segment(folder, "2local", part, optimizer_checksums=[end], exchange={"parcel_bytes": [num_bytes]})
-    return outputs_of(folder, json.loads((folder / "params.yaml").read_text()))
 
 
 def _write(folder: Path, name: str, cell: Any, losses: dict[str, list[float]], quality: Any) -> Outputs:
@@ -123,53 +109,6 @@ def test_gates_about_the_same_work_do_not_apply_and_the_cell_is_judged_by_what_i
     assert said["Steps are those asked for"].verdict == "failed"
     assert said["Every sample exactly once"].verdict == "passed"
     assert compute_standings(list(gates.values()), ["1proc", "2big"])["2big"].state == "withheld"
-
-
-def test_a_strategy_whose_ranks_meet_now_and_then_is_another_training_in_every_word(tmp_path: Path) -> None:
-    outputs = write_with_local(tmp_path)
-    said = {gate.name: found for gate in check_gates(outputs) if (found := gate.find_cell_finding("2local"))}
-    unfit = {name for name, found in said.items() if found.verdict == "does not apply"}
-    assert unfit == {
-        "Update equivalence", "Loss curves coincide", "Same work in every cell", "Same rows in the same steps",
-        "Speedup is plausible",
-    }  # fmt: skip
-    for name in unfit:
-        assert said[name].compared == (
-            "2local: does not apply, this cell is another training, which exchanges every 2 steps: it is judged by its "
-            "time to quality"
-        )
-    assert {name for name, found in said.items() if found.verdict != "passed"} == unfit
-    assert "2local: it exchanges every 2 steps; start weights" in said["Only what it says differs"].compared
-    exchanged = said["Gradients were synchronised"].compared
-    assert "0.500 exchanges of weights, every 2 steps and at the end of a segment, and none of gradients" in exchanged
-    results = collect_results(outputs)
-    assert results.cells[1].state == "another training"
-    assert results.cells[1].speedup is None
-    told = tell(results)
-    assert (
-        "2local, another training (batch 4, learning rate 0.002, exchanges every 2 steps), has a model as good as "
-        "1proc's 1.84x as soon" in told
-    )
-    assert "1proc 1.00x on 1 rank, 2local another training on 2 ranks." in told
-    assert "2local withheld" not in told
-    assert find_time(outputs, "2local").cells[1].predicted is None, "the noise scale knows nothing of it"
-
-
-@pytest.mark.parametrize(
-    ("counted", "says"),
-    [
-        ({"number": 0, "num_bytes": 0}, "0 exchanges of weights in 2 steps where 1 are needed: 1 every 2 steps"),
-        ({"number": 2}, "2 exchanges of weights in 2 steps where 1 are needed"),
-    ],
-)
-def test_ranks_that_never_met_or_met_too_often_have_no_time_to_quality(
-    tmp_path: Path, counted: dict[str, int], says: str
-) -> None:
-    outputs = write_with_local(tmp_path, **counted)
-    found = find_time(outputs, "2local").cells[1]
-    assert found.standing.state == "withheld"
-    assert says in str(found.standing.reason)
-    assert found.speedup is None
 
 
 def test_a_batch_that_learns_less_is_caught_where_it_passes_for_the_same_work(

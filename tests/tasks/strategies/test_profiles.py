@@ -8,13 +8,10 @@ import pytest
 from tasks.params.choices import list_file_names, read_constant
 from tasks.strategies import (
     Work,
-    compressed,
     deepspeed,
-    find_other_training,
     find_profile,
     get_exchange_dtype,
     list_unavailable,
-    local_sgd,
     pipeline,
     sum_expected,
     zero1,
@@ -208,99 +205,6 @@ def test_a_step_that_shares_its_update_otherwise_is_told(
     assert says in problem
 
 
-def _work_of_meetings(num_steps: int, **changes: Any) -> Work:
-    """Return steps of 2 ranks that meet every 4 of them and exchange 500 bytes in two parcels."""
-    asked: dict[str, Any] = {
-        "world_size": 2, "num_steps": num_steps, "num_rounds": (num_steps, num_steps), "gradient_bytes": 500,
-        "options": {"every_steps": 4}, "exchange": {"parcel_bytes": [400, 100]},
-    }  # fmt: skip
-    return Work(**asked | changes)
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "meetings"), [(1, (0, 1)), (4, (1, 2)), (5, (1, 2)), (6, (1, 3)), (8, (2, 3)), (10, (2, 4))]
-)
-def test_some_steps_of_local_sgd_hold_their_share_of_the_meetings_and_the_one_at_a_segments_end(
-    num_steps: int, meetings: tuple[int, int]
-) -> None:
-    expected = local_sgd.compute_expected_traffic(_work_of_meetings(num_steps))["all_reduce"]
-    assert expected.number == tuple(2 * number for number in meetings)
-    assert expected.num_bytes == tuple(500 * number for number in meetings)
-
-
-@pytest.mark.parametrize(
-    ("traffic", "work", "says"),
-    [
-        (Counted(4, 1000), {}, "4 exchanges of weights in 10 steps where 6 are needed: 2 every 4 steps, and at the"),
-        (Counted(20, 5000), {}, "20 exchanges of weights in 10 steps where 6 are needed"),
-        (Counted(6, 1000), {}, "1,000 bytes of weights were exchanged, 1,500 are needed"),
-        (Counted(6, 1500), {"gradient_bytes": 600}, "a meeting hold 500 bytes, all weights have 600"),
-        (Counted(6, 1500), {"world_size": 1}, "one rank, yet 6 exchanges of weights"),
-    ],
-)
-def test_a_segment_of_local_sgd_that_meets_otherwise_is_told(traffic: Counted, work: dict[str, Any], says: str) -> None:
-    assert local_sgd.find_problem({"all_reduce": Counted(6, 1500)}, _work_of_meetings(10)) is None
-    problem = local_sgd.find_problem({"all_reduce": traffic}, _work_of_meetings(10, **work))
-    assert says in str(problem)
-
-
-def _work_of_factors(**changes: Any) -> Work:
-    """Return two steps on 2 ranks that send a matrix of 10 x 8 as factors of rank 2, and 6 numbers whole."""
-    asked: dict[str, Any] = {
-        "world_size": 2, "num_steps": 2, "num_rounds": (6, 6), "gradient_bytes": 4 * 86, "options": {"rank": 2},
-        "exchange": {"parcels": [[[10, 8], [6, 1]]]},
-    }  # fmt: skip
-    return Work(**asked | changes)
-
-
-def _work_of_eight_bits(**changes: Any) -> Work:
-    """Return two steps on 2 ranks that send 300 numbers and then 80, of which 256 share a scale."""
-    exchange = {"parcels": [[[300, 1]], [[10, 8]]]}
-    return _work_of_factors(
-        **{"options": {"compression": "int8"}, "gradient_bytes": 4 * 380, "exchange": exchange} | changes
-    )
-
-
-def test_a_compressed_gradient_is_as_small_as_its_shapes_say() -> None:
-    assert compressed.compute_expected_traffic(_work_of_factors()) == {
-        "all_reduce": ((6, 6), (2 * 4 * (2 * 18 + 6),) * 2)
-    }  # fmt: skip
-    whole = _work_of_factors(exchange={"parcels": [[[10, 8]]]}, gradient_bytes=320)
-    assert compressed.compute_expected_traffic(whole) == {"all_reduce": ((4, 4), (2 * 4 * 2 * 18,) * 2)}
-    assert compressed.compute_expected_traffic(_work_of_eight_bits()) == {
-        "all_gather": ((4, 4), (2 * 3 * (256 + 4),) * 2)
-    }  # fmt: skip
-    assert compressed.compute_expected_traffic(_work_of_factors(world_size=1)) == {}
-    told = compressed.describe_traffic({"all_reduce": Counted(6, 336)}, _work_of_factors())
-    assert told == "3 all-reduces of 0.000160 MiB, 2.29e-05 MiB of it not compressed"
-    assert compressed.describe_traffic({}, _work_of_eight_bits()).startswith("0 all-gathers of 0 MiB, 0 MiB of it")
-    assert compressed.list_figures(_work_of_factors()) == {"compressed_bytes": 144, "whole_bytes": 24}
-
-
-@pytest.mark.parametrize(
-    ("traffic", "work", "says"),
-    [
-        (Counted(2, 336), {}, "1 exchanges of compressed gradients per step, 3 are needed"),
-        (Counted(6, 688), {}, "344 bytes were exchanged per step, compressed gradients have 168"),
-        (Counted(6, 336), {"gradient_bytes": 400}, "the exchanged gradients hold 344 bytes, that of all parameters"),
-        (Counted(6, 336), {"world_size": 1}, "one rank, yet 6 exchanges of gradients"),
-    ],
-)
-def test_a_gradient_that_is_compressed_otherwise_is_told(traffic: Counted, work: dict[str, Any], says: str) -> None:
-    assert compressed.find_problem({"all_reduce": Counted(6, 336)}, _work_of_factors()) is None
-    assert says in str(compressed.find_problem({"all_reduce": traffic}, _work_of_factors(**work)))
-
-
-def test_a_rank_that_is_none_and_one_of_eight_bits_are_refused() -> None:
-    assert compressed.find_other_training({"compression": "int8"}).how == "compresses gradients to 8 bits"
-    for options, says in (
-        ({"rank": 2.5}, r"options\.rank: got 2\.5; allowed: a whole number from 1 on"),
-        ({"rank": 2, "compression": "int8"}, r"options\.rank: got 2 with compression int8; allowed: none"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            compressed.require(options, is_exact=False)
-
-
 def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_else_within_bounds() -> None:
     layout = {"share_bytes": [1300], "num_sharded": 3, "num_whole": 5, "largest_share_bytes": 400}
     work = _work(
@@ -313,18 +217,6 @@ def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_e
     whole = {**layout, "num_sharded": 0, "num_whole": 8, "largest_share_bytes": 0, "whole_share_bytes": 1300}
     found = deepspeed.compute_expected_traffic(replace(work, exchange=whole))["all_gather"]
     assert (found.number, found.num_bytes) == ((32, 32), (5200, 5200))
-
-
-def test_two_strategies_are_other_trainings_and_say_how() -> None:
-    others = [name for name in list_file_names("tasks/strategies") if find_other_training(name, {}) is not None]
-    assert others == ["compressed", "local_sgd"]
-    assert local_sgd.find_other_training({"every_steps": 50}).how == "exchanges every 50 steps"
-    for options, says in (
-        ({"every_steps": 2.5}, r"options\.every_steps: got 2\.5; allowed: a whole number"),
-        ({"outer_momentum": 1}, r"options\.outer_momentum: got 1; allowed: 0, or a number below 1"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            local_sgd.require(options, is_exact=False)
 
 
 def _work_of_stages(**changes: Any) -> Work:
