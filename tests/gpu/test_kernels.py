@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
+from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
-from tests.training.conftest import parsed
 from training.model.linear_loss import _compute_softmax
 
 pytestmark = [
@@ -31,7 +31,7 @@ def test_packed_rows_have_the_gradient_of_the_rows_unpacked(precision: str, tmp_
         tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=40)],
         device="cuda", packing=True, precision=precision, global_batch_size=40, micro_batch_size=20,
     )  # fmt: skip
-    told = parsed(asked, tmp_path)
+    told = read_told(asked, tmp_path)
     assert has_packed_kernels(told)
     found = compare_packed_kernels(told)
     assert found is not None
