@@ -77,18 +77,6 @@ LEVERS = [
         without=_PACKED,
     ),
     Lever(name="compiled layers", ranks=1, overrides={"compile": True}),
-    Lever(
-        name="packs of 8 padded to one length",
-        ranks=1,
-        overrides={"packing": "fixed", "micro_batch_size": 8},
-        without=_PACKED | {"micro_batch_size": 8},
-    ),
-    Lever(
-        name="packs of 8 padded to one length, layers compiled for it",
-        ranks=1,
-        overrides={"packing": "fixed", "compile": True, "micro_batch_size": 8},
-        without=_PACKED | {"micro_batch_size": 8},
-    ),
     Lever(name="bf16 instead of fp32", ranks=1, overrides={"precision": "bf16"}),
     Lever(name="no_sync", ranks=2, overrides={}, lacks="no_sync"),
     Lever(name="static_graph", ranks=2, overrides={"options": {"static_graph": True}}),
@@ -99,7 +87,6 @@ LEVERS = [
         for name, options in {
             "gradients in bf16": {"gradient_hook": "bf16"},
             "gradients in fp16": {"gradient_hook": "fp16"},
-            "the tied head's part early": {"early_tied_head": True},
             "buckets of 2 MiB": {"bucket_mib": 2.0},
         }.items()
     ),

@@ -94,8 +94,6 @@ def _exchanging_over(link: SlowLink) -> Any:
 
     def built(self: Ddp, *positional: Any, **options: Any) -> None:
         options["hook"] = lambda _, bucket: link.average(bucket.buffer())
-        if options.get("tied_head") is not None:
-            options["tied_head"].average = link.average
         build(self, *positional, **options)
 
     Ddp.__init__ = built  # type: ignore[method-assign]

@@ -25,7 +25,6 @@ from flows.server_address import SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
-from training.process.collector import pause_collector
 from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
@@ -179,13 +178,12 @@ def _main() -> None:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--temporary", action="store_true")
     arguments = parser.parse_args()
-    with pause_collector():
-        import uvicorn
-        from prefect.server.api.server import create_app
+    import uvicorn
+    from prefect.server.api.server import create_app
 
-        app = create_app(ephemeral=arguments.temporary, final=True)
-        # What is imported stays: nothing goes through all of it again.
-        gc.freeze()
+    app = create_app(ephemeral=arguments.temporary, final=True)
+    # What is imported stays: nothing goes through all of it again.
+    gc.freeze()
     own = OwnSite(app, address=os.environ["PREFECT_API_URL"].removesuffix("/api"))
     config = uvicorn.Config(own, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=arguments.socket)])

@@ -181,8 +181,7 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     from safetensors.torch import save_model  # here: seconds, which a missing token need not cost
     from transformers import AutoConfig, GenerationConfig
 
-    from training.model.lean_imports import hide_packages
-    from training.model.weights import compute_parameter_checksum
+    from training.model.weights import compute_parameter_checksum, without_deepspeed
     from training.workloads import find_workload
 
     try:
@@ -200,7 +199,7 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model, trust_remote_code=False), "use_cache", True)
     # The base model's own file is linked later; saving it would refuse the odd ones that many models have.
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(staged)
     return checksum
 

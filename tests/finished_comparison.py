@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from tasks.records.gate import CellFinding, Gate
 from tasks.records.run import SealedFile
 from tasks.reporting.results import Results, write_results
-from training.model.lean_imports import hide_packages
-from training.model.weights import collect_weights
+from training.model.weights import collect_weights, without_deepspeed
 from training.process.files import digest_json, write_json
 
 SPEEDUP = 1.2345
@@ -61,7 +60,7 @@ def _make_base_model(folder: Path) -> Qwen2ForCausalLM:
         tie_word_embeddings=True,
     )
     model = Qwen2ForCausalLM(config)
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
-from training.model.lean_imports import hide_packages
+from training.model.weights import without_deepspeed
 from training.process.files import digest_file, digest_json, write_json
 
 
@@ -41,7 +41,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(folder)
     return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
 
@@ -61,7 +61,7 @@ def make_tiny_classifier(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = BertForSequenceClassification(config)
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(folder)
     return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
 

@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 
 from training.config import TrainingConfig, read_config
-from training.process.collector import pause_collector
 from training.process.events import EventStream
 from training.process.failure import (
     EXIT_FAILED,
@@ -121,28 +120,27 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     heartbeat = Heartbeat(arguments.heartbeat, rank=int(os.environ.get("RANK", "0")))
     # Asked for by the watchdog; it works whatever the interpreter does.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    with pause_collector():
-        import torch
+    # Python's collector would go through what is imported again and again.
+    gc.disable()
+    import torch
 
-        from training.process.distributed import join_ranks
-        from training.process.nearby_cores import use_nearby_cores
+    from training.process.distributed import join_ranks
 
-        if arguments.serve is not None:
-            from training.probing.timed_blocks import serve
-        else:
-            from training.loop import train
+    if arguments.serve is not None:
+        from training.probing.timed_blocks import serve
+    else:
+        from training.loop import train
 
-        _require_code(config, arguments)
-        # What is imported stays: no step waits until all of it was gone through again.
-        gc.freeze()
+    _require_code(config, arguments)
+    # What is imported stays: no step waits until all of it was gone through.
+    gc.freeze()
+    gc.enable()
     torch.set_num_threads(config.threads_per_rank)
     if arguments.serve is not None:
         with join_ranks(config) as ranks:
-            use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
             serve(config, ranks, address=arguments.serve)
         return
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
-        use_nearby_cores(ranks.device, threads_per_rank=config.threads_per_rank)
         train(
             config, ranks, stop=stop, events=events,
             keeps_updates=arguments.keep_updates, heartbeat=heartbeat,

@@ -88,7 +88,7 @@ class TrainingConfig:
     precision: Literal["fp32", "bf16", "fp16"]
     seq_len: int
     augment: Literal["none", "flip", "flip_shift"]
-    packing: Literal[False, True, "fixed"]
+    packing: bool
     loss_chunk_rows: int
     activation_checkpointing: Literal["none", "layers"]
     adapter: Mapping[str, Any] | None

@@ -32,8 +32,6 @@ _ONE_RANK: dict[str, dict[str, Any]] = {
     "bf16 packed, micro-batches of 64": {"micro_batch_size": 64},
     "bf16 padded, compiled": {"packing": False, "compile": True},
     "bf16 packed, compiled": {"compile": True},
-    "bf16 packs of one length": {"packing": "fixed"},
-    "bf16 packs of one length, compiled": {"packing": "fixed", "compile": True},
     "fp16 packed": {"precision": "fp16"},
     "fp16 padded": {"precision": "fp16", "packing": False},
     "fp32 packed": {"precision": "fp32"},
@@ -47,7 +45,6 @@ _SEGMENTS = "bf16 packed, expandable segments"
 _TWO_RANKS: dict[str, dict[str, Any]] = {
     "2 ranks, ddp": {},
     "2 ranks, gradients in bf16": {"options": {"gradient_hook": "bf16"}},
-    "2 ranks, tied head early": {"options": {"early_tied_head": True}},
     "2 ranks, static graph": {"options": {"static_graph": True}},
     "2 ranks, shards": {"strategy": "fsdp2"},
 }

@@ -46,7 +46,7 @@ def compare_packed_kernels(config: "TrainingConfig") -> Compared | None:
     packed = make_segment_plan(source, config, segment).step(1)
     rows = packed.micro_batches[0]
     packed = dataclasses.replace(packed, micro_batches=(rows[:: -(-len(rows) // _MOST_ROWS)],))
-    unpacked = dataclasses.replace(packed, is_packed=False, pack_shape=None)
+    unpacked = dataclasses.replace(packed, is_packed=False)
     padded = dataclasses.replace(config, packing=False, compile=False)
     found, expected, exact = (
         _compute_gradient(config, source, packed),

@@ -1,6 +1,6 @@
 """Has every rank a device of its own? What the ranks themselves say that they computed on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
@@ -37,16 +37,6 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
     problems += [f"{where}: {problem}" for problem, where in shared.items()]
     num_asked = sum(len(devices) == facts.world_size for devices in told.values())
     seen = f"; by what the ranks said of themselves {wording.format_plural(num_asked, 'time')}, none shared one"
-    is_near, its_are_near = (_are_near(_collect_devices(outputs, one)) for one in (cell, outputs.params.baseline))
-    if changed := _find_change(told):
-        problems.append(f"{cell} ran on the cores next to its GPUs alone {changed}: start all in the same way")
-    # Other machines may have one NUMA node.
-    if facts.num_nodes == outputs.baseline.facts.num_nodes == 1 and {is_near, its_are_near} == {True, False}:
-        on, off = (cell, outputs.params.baseline) if is_near else (outputs.params.baseline, cell)
-        problems.append(f"{on} ran on the cores next to its GPUs alone, {off} did not: start both in the same way")
-    if is_near:
-        nodes = sorted({str(one.numa_node) for devices in told.values() for one in devices})
-        seen += f"; on the cores next to their GPUs, of NUMA node {wording.join_names(nodes)}"
     return make_finding(
         problems,
         otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",
@@ -61,19 +51,6 @@ def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]
         for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
             told[f"{cell}, timed blocks of start {number}"] = devices
     return told
-
-
-def _are_near(told: Mapping[str, Sequence[RankDevice]]) -> bool | None:
-    """Return whether all ranks used the cores next to their GPUs; None if only some did, or none was asked."""
-    found = {one.numa_node is not None for devices in told.values() for one in devices}
-    return found.pop() if len(found) == 1 else None
-
-
-def _find_change(told: Mapping[str, Sequence[RankDevice]]) -> str | None:
-    """Return where all ranks used the cores next to their GPUs, and where none did; None if it was the same always."""
-    found = {where: _are_near({where: devices}) for where, devices in told.items() if devices}
-    near, far = (next((where for where, is_near in found.items() if is_near is one), None) for one in (True, False))
-    return None if near is None or far is None else f"in {near}, and not in {far}"
 
 
 def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:

@@ -41,7 +41,6 @@ _LEAST_GAIN = 0.05
 """What is to be seen: a knob against parts that make up less of the step is not tried, and turns are enough once the
 interval is within half of it."""
 _FEWEST_TURNS = 6
-_COMPILED = "layers compiled"
 _MAX_REASON_CHARACTERS = 300
 
 
@@ -103,16 +102,12 @@ def _list_cuda_knobs(params: Params, *, can: Sequence[str], has_bf16: bool) -> l
         return knobs
     # Packs that run document by document are not compiled; those of texts that are classified always do.
     unrolls = params.train.precision == "fp32" or not has_bf16 or has_labels(params.workload)
-    ways: list[tuple[str, dict[str, Any]]] = []
     if not (params.train.packing and unrolls):
-        ways.append((_COMPILED, {"compile": True}))
-    # Where nothing is packed yet, that is tried first.
-    if "packing" in can and params.train.packing is True and not unrolls:
-        ways.append((f"packs padded to one length, {_COMPILED} for it", {"packing": "fixed", "compile": True}))
-    return knobs + [
-        Knob(key="train.compile", change=change, overrides=overrides, note="every cell is trained anew")
-        for change, overrides in ways
-    ]
+        compiled = {"compile": True}
+        knobs.append(
+            Knob(key="train.compile", change="layers compiled", overrides=compiled, note="every cell is trained anew")
+        )
+    return knobs
 
 
 def _list_strategy_knobs(

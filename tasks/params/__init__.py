@@ -248,12 +248,10 @@ class Params(Section):
         if needs_images and (train.packing or train.compile):
             got = f"got {str(train.packing or train.compile).lower()}"
             raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
-        needs_one_shape = train.packing == "fixed" or (train.packing and train.compile)
-        if needs_one_shape and not needs_images and has_labels(self.workload):
-            got = f"got {str(train.packing).lower()}, {str(train.compile).lower()}"
+        if train.packing and train.compile and not needs_images and has_labels(self.workload):
             raise ValueError(
-                f"train.packing, train.compile: {got}; allowed: one of them true, packs of texts that are classified "
-                "are as long as their texts and are not compiled"
+                "train.packing, train.compile: got true, true; allowed: one of them true, packs of texts that are "
+                "classified are not compiled"
             )
         if needs_images and train.activation_checkpointing != "none":
             raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")

@@ -69,11 +69,6 @@ def require_fit_for_adapter(
                 f"train.adapter: got lora with cells.{name}.strategy {cell.strategy}, which takes none; allowed: null, "
                 f"or the strategy {_list_takers('strategies')}"
             )
-        if cell.options.get("early_tied_head"):
-            raise ValueError(
-                f"cells.{name}.options.early_tied_head: got true with train.adapter, which does not train the head; "
-                "allowed: false"
-            )
 
 
 def _takes_adapters(kind: str, name: str) -> bool:

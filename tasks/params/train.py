@@ -74,12 +74,11 @@ class TrainParams(Section):
 
     What becomes of an image depends on the seed, the epoch and its row alone, never on the rank that trains on it.
     """
-    packing: Literal[False, True, "fixed"] = False
+    packing: bool = False
     """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
 
     The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
     as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
-    fixed: the same packs, all padded to the length of a segment's longest, so that no shape changes; not for classes.
     """
     loss_chunk_rows: int | None = Field(default=None, ge=1, le=2**31)
     """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums.

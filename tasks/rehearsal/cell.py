@@ -99,8 +99,6 @@ def _weigh_step(plan: SegmentPlan, number: int, config: TrainingConfig, *, is_im
     mine = [step.micro_batches[place] for place in step.select_for_rank(0, config.world_size) if place is not None]
     if is_image:
         positions = sum(len(part) for part in mine)
-    elif step.pack_shape is not None:
-        positions = len(mine) * step.pack_shape.num_positions
     elif step.is_packed:
         positions = sum(int(plan.lengths[part].sum()) for part in mine)
     else:

@@ -29,15 +29,9 @@ _AGAINST = ("exposed communication", "DDP overhead")
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError for two ways of exchanging at once, and for either in exact mode: there it is not DDP."""
-    if options.get("early_tied_head") and get_exchange_dtype(options) != "none":
-        raise ValueError(
-            f"options.early_tied_head: got true with gradient_hook {get_exchange_dtype(options)}; allowed: "
-            "gradient_hook none"
-        )
-    for name in ("gradient_hook", "early_tied_head") if is_exact else ():
-        if options.get(name, False) not in (False, "none"):
-            raise ValueError(f"options.{name}: got {options[name]} with train.exact; allowed: exact: false")
+    """Raise ValueError for rounded gradients in exact mode: there it is not DDP that exchanges them."""
+    if is_exact and (dtype := get_exchange_dtype(options)) != "none":
+        raise ValueError(f"options.gradient_hook: got {dtype} with train.exact; allowed: exact: false")
 
 
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
@@ -51,17 +45,13 @@ def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
-    """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch.
-
-    Of a tied embedding whose head goes early, rows of the embedding go beside it: at most all of them.
-    """
+    """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch."""
     if work.is_exact:
         return _compute_expected_gathers(work) if work.world_size > 1 else {}
-    buckets, num_of_rows = _list_bucket_bytes(work), _count_row_exchanges(work)
+    buckets = _list_bucket_bytes(work)
     sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype(work.options)])
-    number = (max(1, len(buckets)) + num_of_rows) * work.num_steps
-    most = sent + num_of_rows * buckets[0] * work.num_steps if buckets else sent
-    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, most)), **_compute_expected_statistics(work)}
+    number = max(1, len(buckets)) * work.num_steps
+    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, sent)), **_compute_expected_statistics(work)}
 
 
 def _compute_expected_statistics(work: Work) -> dict[str, Expected]:
@@ -92,11 +82,6 @@ def _list_bucket_bytes(work: Work) -> list[int]:
     return buckets
 
 
-def _count_row_exchanges(work: Work) -> int:
-    # The head of a tied embedding goes first and by itself; of the embedding, some rows follow.
-    return 1 if work.options.get("early_tied_head") else 0
-
-
 def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     """Return how the number or the bytes of the exchanges are not those of one exchange of the gradient per step."""
     if work.world_size == 1:
@@ -109,7 +94,7 @@ def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
 def _find_all_reduce_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
     counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
-    needed = max(1, len(buckets)) + _count_row_exchanges(work)
+    needed = max(1, len(buckets))
     if counted < needed * steps:
         why = "never exchanged" if counted == 0 else "not all exchanged in every step"
         return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
@@ -181,11 +166,7 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return what the model of buckets, each exchanged when its last gradient is ready, does not know."""
-    if is_exact:
-        return "the strategy ddp in exact mode"
-    if options.get("early_tied_head"):
-        return "early_tied_head, with which a gradient is exchanged in two parts"
-    return None
+    return "the strategy ddp in exact mode" if is_exact else None
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
@@ -216,29 +197,18 @@ def list_knobs(
     found += [
         _make_knob(options, name, True, words) for name, default, words in switches if not options.get(name, default)
     ]
-    if get_exchange_dtype(options) != "none" or options.get("early_tied_head"):
-        return found
-    found.append(
-        _make_knob(
-            options, "gradient_hook", "bf16", "gradients exchanged in bf16", key="exchange",
-            note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
-        )
-    )  # fmt: skip
-    if "early_tied_head" in can:
+    if get_exchange_dtype(options) == "none":
         found.append(
             _make_knob(
-                options, "early_tied_head", True, "the head's gradient exchanged at the beginning of the backward",
-                key="exchange",
-                note="the same update to the rounding of sums; one gradient of the embedding more in memory",
+                options, "gradient_hook", "bf16", "gradients exchanged in bf16",
+                note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
             )
         )  # fmt: skip
     return found
 
 
-def _make_knob(
-    options: Mapping[str, Any], name: str, value: Any, change: str, *, key: str | None = None, note: str | None = None
-) -> Knob:
+def _make_knob(options: Mapping[str, Any], name: str, value: Any, change: str, *, note: str | None = None) -> Knob:
     return Knob(
-        key=f"options.{key or name}", change=change, overrides={"options": {**options, name: value}}, note=note,
+        key=f"options.{name}", change=change, overrides={"options": {**options, name: value}}, note=note,
         against=_AGAINST,
     )  # fmt: skip

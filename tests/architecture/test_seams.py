@@ -76,7 +76,7 @@ def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> 
         # That a rank holds the whole model is known to strategies, and to what they are built on.
         r"strategy\.replica\b",
         # A member is there or is none of the seam.
-        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augment_rows|find_tied_weight|can_pack|HAS_LABELS)\"",
+        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augment_rows|can_pack|HAS_LABELS)\"",
         r"import_module\(f\"(training|tasks)\.",
     ],
 )

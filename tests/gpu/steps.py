@@ -18,7 +18,7 @@ from training.record.window import StepFacts, Window
 
 NUM_STEPS = 5
 WORKLOADS = [
-    ("causal_lm", False), ("causal_lm", True), ("causal_lm", "fixed"), ("sequence_classification", False),
+    ("causal_lm", False), ("causal_lm", True), ("sequence_classification", False),
     ("image_classification", False),
 ]  # fmt: skip
 """Each with what its config says of packing."""
@@ -32,7 +32,7 @@ def read_told(told: dict[str, Any], folder: Path) -> TrainingConfig:
 
 
 def run_steps_without_waiting(
-    ranks: Ranks, folder: Path, *, workload: str, strategy: str, packing: bool | str, precision: str
+    ranks: Ranks, folder: Path, *, workload: str, strategy: str, packing: bool, precision: str
 ) -> list[StepFacts]:
     """Run a few steps and return their facts. RuntimeError if one of them makes the host wait for the device."""
     model_dir, slices = make_tiny_workload(workload, folder)

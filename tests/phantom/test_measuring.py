@@ -58,7 +58,6 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
         # Compiled as the presets for GPUs are, which the advice tries as well.
         for overrides in ({"packing": False}, {"precision": "fp16"}, {"micro_batch_size": 4}, {"compile": True}):
             _require_block(ranks.ask("run", block=_BLOCK, variant={"overrides": overrides}), num_exchanges=2)
-        _require_block(ranks.ask("run", block=_BLOCK, variant={"overrides": {"options": {"early_tied_head": True}}}))
         for block in ({"is_alone": True}, {"is_alone": True, "part": "update"}):
             (found,) = ranks.ask("run", ranks=[0], block={**_BLOCK, **block}, variant=_COPY)
             assert found["seconds"] > 0

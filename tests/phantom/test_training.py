@@ -45,7 +45,6 @@ _CELLS: dict[str, dict[str, Any]] = {
     "packed rows": {"packing": True, "precision": "bf16"},
     # As the presets for GPUs have it.
     "packed rows, compiled": {"packing": True, "compile": True, "precision": "bf16"},
-    "packs of one length, compiled": {"packing": "fixed", "compile": True, "precision": "bf16"},
     "packed rows on 2": {"packing": True, "precision": "bf16", "world_size": 2},
     "padded rows on 8": {"precision": "fp32", "world_size": 8, "global_batch_size": 16},
     "classes": {"workload": "sequence_classification", "precision": "fp16"},
@@ -105,7 +104,7 @@ _CELLS: dict[str, dict[str, Any]] = {
     },
     "exact on 2": {"exact": True, "world_size": 2},
     "options of ddp on 2": {
-        "world_size": 2, "options": {"early_tied_head": True, "gradient_hook": "bf16", "static_graph": True}
+        "world_size": 2, "options": {"gradient_hook": "bf16", "static_graph": True}
     },
 }  # fmt: skip
 

@@ -108,9 +108,8 @@ def test_two_ranks_under_torchrun_make_the_updates_of_one_process_to_the_bit(cer
     [
         {"train.packing": True, "cells.2proc.options": {"gradient_hook": "bf16"}},
         {"train.packing": True, "train.precision": "bf16", "cells.2proc.options": {"gradient_hook": "fp16"}},
-        {"cells.2proc.options": {"early_tied_head": True}},
     ],
-    ids=["packed, bf16 exchanged", "packed in bf16, fp16 exchanged", "early tied head"],
+    ids=["packed, bf16 exchanged", "packed in bf16, fp16 exchanged"],
 )
 def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, Any]) -> None:
     change_params(copied, changes)

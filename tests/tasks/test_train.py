@@ -114,16 +114,10 @@ def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dic
         {"train__warmup_steps": 3},
         {"train__threads_per_rank": 2},
         {"train__packing": True},
-        {"train__packing": "fixed"},
     ],
 )
 def test_whatever_decides_numbers_or_times_is_content(change: dict[str, Any], project: Path) -> None:
     assert not set(_fingerprints(_params(project, **change))) & set(_fingerprints(_params(project)))
-
-
-def test_packs_of_one_length_are_other_segments_than_packs_as_long_as_their_rows(project: Path) -> None:
-    true, fixed = (_fingerprints(_params(project, train__packing=packing)) for packing in (True, "fixed"))
-    assert not set(true) & set(fixed)
 
 
 def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

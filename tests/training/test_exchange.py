@@ -12,7 +12,6 @@ from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
 from training.process.distributed import Ranks
-from training.process.failure import UnfitModelError
 from training.strategies import ddp
 from training.workloads import causal_lm
 
@@ -88,27 +87,6 @@ def test_one_process_that_rounds_as_the_exchange_does_gets_the_ranks_weights(
     assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("changes", [{}, {"packing": True, "precision": "bf16"}], ids=["fp32", "packed bf16"])
-def test_the_heads_part_exchanged_early_leaves_the_same_weights(
-    world_size: int, changes: dict[str, Any], train: Train, model: Path
-) -> None:
-    if world_size == 4 and changes:
-        pytest.skip("once is enough")
-    plain = train(world_size, **changes)
-    early = train(world_size, options={"early_tied_head": True}, **changes)
-    assert relative_l2(weights_at_end(early), weights_at_end(plain)) < (2e-3 if changes else 2e-6)
-    facts, head_bytes = facts_of(early), 128 * 128 * 4
-    assert facts["exchange"]["bucket_bytes"][0] == head_bytes
-    assert sum(facts["exchange"]["bucket_bytes"]) == _num_gradient_bytes(early)
-    # One for each of DDP's buckets, the head, and the embedding's rows.
-    assert facts["traffic"]["all_reduce"]["number"] == 6 * (len(facts["exchange"]["bucket_bytes"]) + 1)
-    rows = facts["traffic"]["all_reduce"]["num_bytes"] - 6 * _num_gradient_bytes(early)
-    assert 0 < rows <= 6 * head_bytes
-    assert rows % (128 * 4) == 0
-    assert facts["recorded_exchanges"]["num_bytes"] == facts["traffic"]["all_reduce"]["num_bytes"]
-
-
 def test_buckets_that_gradients_are_copied_to_give_the_same_bits(train: Train) -> None:
     weights = [weights_at_end(train(2, options=options)) for options in ({}, {"bucket_view": False})]
     assert relative_l2(*weights) == 0
@@ -131,11 +109,3 @@ def test_exchanged_gradients_stay_in_the_buckets_unless_they_are_to_be_copied_ba
     num_buckets, num_parameters = len(strategy.describe()["bucket_bytes"]), len(strategy.replica.parameters)
     assert 1 < num_buckets < num_parameters
     assert [len(each) for each in places] == [num_buckets if bucket_view else num_parameters]
-
-
-def test_a_model_whose_head_is_not_its_embedding_is_refused(slices: list[Path], tmp_path: Path, alone: Ranks) -> None:
-    model_dir = make_tiny_model(tmp_path / "model", tied=False)
-    config = make_config(tmp_path, model_dir, slices[:1], strategy="ddp", options={"early_tied_head": True})
-    workload: Any = causal_lm
-    with pytest.raises(UnfitModelError, match="head and embedding of this model are not one matrix; use false"):
-        ddp.build(causal_lm.load_model(model_dir), workload, parsed(config, tmp_path), alone)

@@ -77,7 +77,6 @@ def test_a_decoder_that_classifies_finds_the_end_of_each_padded_text(folder: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing": "fixed"}, "packing: fixed, compile: false, but packs of texts that are classified"),
         ({"packing": True, "compile": True}, "packing: true, compile: true, but packs of texts that are classified"),
         ({"seq_len": 65}, "seq_len: 65, but BertForSequenceClassification has 64 positions; use fewer tokens"),
     ],

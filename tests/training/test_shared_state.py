@@ -25,12 +25,11 @@ def train(ranks: ForkedRanks, slices: list[Path], work: Path, strategy: str, **c
         {},
         {"exact": True},
         {"options": {"gradient_hook": "bf16", "bucket_mib": 0.05}},
-        {"options": {"early_tied_head": True}},
         {"optimizer": "sgd"},
         {"world_size": 4},
         {"world_size": 3, "global_batch_size": 12},
     ],
-    ids=["plain", "exact", "bf16 gradients", "early head", "SGD", "4 ranks", "3 ranks"],
+    ids=["plain", "exact", "bf16 gradients", "SGD", "4 ranks", "3 ranks"],
 )
 def test_zero1_ends_with_the_weights_of_ddp_and_the_same_optimizer_state(
     changes: dict[str, Any], ranks: ForkedRanks, slices: list[Path], tmp_path: Path

@@ -160,7 +160,6 @@ def test_ddp_on_one_rank_equals_single_to_the_bit(
 
 @pytest.mark.parametrize("changes", [
     {}, {"strategy": "ddp", "options": {"bucket_view": False}}, {"strategy": "fsdp2"},
-    {"strategy": "ddp", "options": {"bucket_view": False, "early_tied_head": True}},
     {"strategy": "ddp", "exact": True}, {"optimizer": "sgd", "momentum": 0.0}, {"global_batch_size": 2},
 ], ids=str)  # fmt: skip
 @pytest.mark.usefixtures("nothing_older")
@@ -236,20 +235,6 @@ def test_a_gradient_that_is_not_finite_changes_no_parameter_and_no_optimizer_sta
     assert not grad_norm.isfinite()
     assert strategy.replica.parameter_checksum() == before
     assert all(torch.equal(one, other) for one, other in zip(_moments(strategy), moments, strict=True))
-
-
-def test_the_gradient_of_an_early_head_is_searched_for_what_is_not_finite(
-    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
-) -> None:
-    config = make_config(tmp_path, tiny_model, slices[:1], strategy="ddp", options={"early_tied_head": True})
-    replica = _build(config, tmp_path, alone).replica
-    parts, num_tokens = _first_micro_batches(config, slices[0])
-    assert replica.gives_finite_gradient(parts, weight=1 / num_tokens)
-    assert replica.head_weight is not None
-    assert replica.head_weight.grad is None
-    replica.head_weight.register_hook(lambda gradient: gradient * float("nan"))
-    assert not replica.gives_finite_gradient(parts, weight=1 / num_tokens)
-    assert replica.head_weight.grad is None
 
 
 def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(

@@ -97,10 +97,6 @@ class Slice:
         """Return a micro-batch that costs little and weighs nothing."""
         return make_dummy_micro_batch(seq_len)
 
-    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
-        """Return the tokens of these rows, each once, and 0, with which they are padded: (n,) int64."""
-        return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
-
 
 def count_label_tokens(lengths: np.ndarray, given: np.ndarray | int = 1) -> np.ndarray:
     """Return the label tokens of rows of these lengths: all but those that are given, by default each row's first."""
@@ -109,16 +105,13 @@ def count_label_tokens(lengths: np.ndarray, given: np.ndarray | int = 1) -> np.n
 
 @dataclass(frozen=True)
 class Documents:
-    """The rows of a packed sequence. The padding at its end, fewer than 8 positions, belongs to the last one; of packs
-    of one length, and of texts that are classified, all padding is documents of its own."""
+    """The rows of a packed sequence. The padding at its end, fewer than 8 positions, belongs to the last one; of
+    texts that are classified, to a document of its own."""
 
     lengths: tuple[int, ...]
-    """Positions of each that has one."""
+    """Positions of each."""
     longest: int
     """Positions of each at most."""
-    is_fixed: bool
-    """Whether all packs have equally many boundaries and the same `longest`; without a document there, they stand at
-    the end."""
     boundaries: Tensor
     """(num_documents + 1,) int32: where each begins, and the length of the sequence."""
     position_ids: Tensor
@@ -148,8 +141,6 @@ class MicroBatch:
     """Seed of dropout in this micro-batch: a function of the step and the micro-batch, never of the rank."""
     place: int | None = None
     """Which of the step's micro-batches it is, from 0; None for a dummy and outside of steps."""
-    step_token_ids: Callable[[], np.ndarray] | None = None
-    """Gives the tokens in the whole step's inputs, on any rank: (n,) int64, each once; None outside of steps."""
     documents: "Documents | None" = None
     """Where in the one sequence each row is; None: every row is a sequence of its own."""
     attention_mask: Tensor | None = None
@@ -245,20 +236,15 @@ def _compute_packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[i
     return (1, int(ends[-1]) + padding), ends - lengths
 
 
-def make_documents(
-    starts: np.ndarray, length: int, *, num_documents: int | None = None, longest: int | None = None
-) -> Documents:
-    """Return the documents that begin there in a sequence of that length; of packs of one length with what all have."""
+def make_documents(starts: np.ndarray, length: int) -> Documents:
+    """Return the documents that begin there in a sequence of that length."""
     # A row without a token is no document.
     boundaries = np.unique(np.append(starts, length))
     lengths = np.diff(boundaries)
     position_ids = np.arange(length) - np.repeat(boundaries[:-1], lengths)
-    if num_documents is not None:
-        boundaries = np.pad(boundaries, (0, num_documents - len(lengths)), mode="edge")
     return Documents(
         lengths=tuple(lengths.tolist()),
-        longest=int(lengths.max()) if longest is None else longest,
-        is_fixed=num_documents is not None,
+        longest=int(lengths.max()),
         boundaries=torch.from_numpy(boundaries.astype(np.int32)),
         position_ids=torch.from_numpy(position_ids)[None],
     )

@@ -73,10 +73,6 @@ class ImageRows:
         """Return one black image that weighs nothing."""
         return make_blank_micro_batch(self.images.shape[-1])
 
-    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
-        """Return (0,) int64: no embedding is looked up."""
-        return np.zeros(0, dtype=np.int64)
-
 
 def make_blank_micro_batch(size: int) -> MicroBatch:
     """Return a black image of so many pixels a side, whose label is ignored and which is no sample."""

@@ -101,10 +101,6 @@ class LabelledTexts:
         """Return a micro-batch that costs little and weighs nothing."""
         return make_dummy_text(seq_len)
 
-    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
-        """Return the tokens of these texts, each once, and 0, with which they are padded: (n,) int64."""
-        return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
-
 
 def pack_texts(texts: Sequence[np.ndarray]) -> tuple[np.ndarray, Documents]:
     """Return texts, none of them empty, one after another: (1, length) int64, and where each is."""

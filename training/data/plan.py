@@ -6,14 +6,12 @@ them does. That is what makes cells comparable, and equal up to the rounding of 
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
 
 import numpy as np
 
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import MicroBatch, count_label_tokens
-from training.data.pack_shape import PackShape, find_pack_shape, pad_pack
 from training.data.rows import Rows
 
 
@@ -29,8 +27,6 @@ class StepPlan:
     """Labels of the whole global batch: what the loss is divided by."""
     is_packed: bool = False
     """Whether the rows of a micro-batch are one sequence together; then there may be any number of them in it."""
-    pack_shape: PackShape | None = None
-    """What every pack of the segment is padded to; None: each is as long as its rows."""
 
     def select_for_rank(self, rank: int, world_size: int) -> list[int | None]:
         """Return the micro-batches (by index) that the rank runs, None for a dummy; equally many on every rank.
@@ -64,21 +60,11 @@ class SegmentPlan:
     """Samples per micro-batch at most; packed: on average."""
     is_packed: bool = False
     """Whether micro-batches are packed."""
-    has_fixed_packs: bool = False
-    """Whether packs are padded to one length."""
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the segment."""
         return -(-len(self.order) // self.global_batch_size)
-
-    @cached_property
-    def pack_shape(self) -> PackShape | None:
-        """What every pack is padded to; None: each is as long as its rows."""
-        if not self.has_fixed_packs:
-            return None
-        lengths, size = self.lengths[self.order], self.micro_batch_size
-        return find_pack_shape(lengths, global_batch_size=self.global_batch_size, micro_batch_size=size)
 
     def step(self, segment_step: int) -> StepPlan:
         """Return the plan of a step, counted from 1."""
@@ -95,7 +81,6 @@ class SegmentPlan:
             num_tokens=int(self.num_tokens[rows].sum()),
             num_targets=int(self.num_targets[rows].sum()),
             is_packed=self.is_packed,
-            pack_shape=self.pack_shape,
         )
 
     def find_largest_step(self) -> int:
@@ -133,7 +118,6 @@ def plan_segment(
     global_batch_size: int,
     micro_batch_size: int,
     is_packed: bool = False,
-    has_fixed_packs: bool = False,
     num_tokens: np.ndarray | None = None,
     num_targets: np.ndarray | None = None,
 ) -> SegmentPlan:
@@ -152,7 +136,6 @@ def plan_segment(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
         is_packed=is_packed,
-        has_fixed_packs=has_fixed_packs,
     )
 
 
@@ -167,8 +150,7 @@ def make_segment_plan(source: Rows, config: TrainingConfig, segment: SegmentConf
         rows=segment.range,
         global_batch_size=config.global_batch_size,
         micro_batch_size=config.micro_batch_size,
-        is_packed=bool(config.packing),
-        has_fixed_packs=config.packing == "fixed",
+        is_packed=config.packing,
     )
 
 
@@ -180,21 +162,11 @@ def make_micro_batches(
         if index is not None:
             yield make_micro_batch(source, step, index, seq_len=seq_len, seed=seed)
         else:
-            dummy = _fit(source.make_dummy_micro_batch(seq_len), step)
-            yield replace(dummy, step_token_ids=partial(_list_token_ids, source, step, seq_len))
-
-
-def _list_token_ids(source: Rows, step: StepPlan, seq_len: int) -> np.ndarray:
-    return source.list_token_ids(np.concatenate(step.micro_batches).tolist(), seq_len)
+            yield source.make_dummy_micro_batch(seq_len)
 
 
 def make_micro_batch(source: Rows, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
     """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
     dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
     rows = step.micro_batches[index].tolist()
-    part = source.collate(rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
-    return replace(_fit(part, step), step_token_ids=partial(_list_token_ids, source, step, seq_len))
-
-
-def _fit(part: MicroBatch, step: StepPlan) -> MicroBatch:
-    return part if step.pack_shape is None else pad_pack(part, step.pack_shape)
+    return source.collate(rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)

@@ -47,7 +47,3 @@ class Rows(Protocol):
     def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return a micro-batch that costs little and weighs nothing."""
         ...
-
-    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
-        """Return the tokens that the inputs of these rows hold, padding included: (n,) int64, each once."""
-        ...

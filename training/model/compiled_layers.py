@@ -7,15 +7,11 @@ from torch import nn
 
 from training.process.failure import UnfitModelError
 
-_MOST_SHAPES = 64
-"""For which layers are compiled each by itself: as many sizes as the packs of a training's segments could have."""
 
-
-def compile_layers(model: nn.Module, device: str, *, is_static: bool = False) -> None:
+def compile_layers(model: nn.Module, device: str) -> None:
     """Have each layer compiled at its first call, for any length: they are alike, so that one compilation serves all.
 
-    `is_static`: for the one length that all calls have, and anew for another. Layer by layer the gradients still come
-    in time to be exchanged during the backward.
+    Layer by layer the gradients still come in time to be exchanged during the backward.
     """
     compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     if device == "cpu" and not any(shutil.which(name) for name in compilers):
@@ -32,9 +28,6 @@ def compile_layers(model: nn.Module, device: str, *, is_static: bool = False) ->
     shapes.use_duck_shape = False
     # It cuts a whole model's graph where DDP's buckets end; layers are cut already.
     torch._dynamo.config.optimize_ddp = False
-    if is_static:
-        # Beyond it layers would go on without being compiled, and nobody would be told.
-        torch._dynamo.config.recompile_limit = _MOST_SHAPES
     layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
     for layer in layers:
-        layer.compile(dynamic=not is_static)
+        layer.compile(dynamic=True)

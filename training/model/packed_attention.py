@@ -1,7 +1,7 @@
 """Attention in a sequence of several documents, each of which sees itself alone.
 
 On CUDA in 16 bit by the variable-length kernel of torch, which takes all documents at once; elsewhere document by
-document, of packs of one length on a CPU within one operator.
+document.
 
 On a CPU that was 1.9 to 5.7 times as fast as one call with a block-diagonal mask, which computes blocks that
 nobody looks at, and 1.1 to 1.9 times as fast as a call on documents padded to one length (docs/performance.md).
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model.document_attention import attend_to_documents
 from training.process.failure import UnfitModelError
 
 NAME = "documents"
@@ -73,16 +72,13 @@ def attend(
     """Return (batch, length, heads, head_dim) for transformers; query: (batch, heads, length, head_dim).
 
     The one sequence of a packed batch is described by the lengths of its documents, in order; or for the
-    variable-length kernel, and on a CPU for the operator, by `document_boundaries`, (num_documents + 1,) int32 on the
-    device, the longest one's length and what `supports_grouped_heads` said. Without either every sequence is one
-    document.
+    variable-length kernel by `document_boundaries`, (num_documents + 1,) int32 on the device, the longest one's length
+    and what `supports_grouped_heads` said. Without either every sequence is one document.
     """
     assert attention_mask is None, "a mask would be ignored"
     refuse_what_is_not_computed(module, others)
     if document_boundaries is not None:
-        assert dropout == 0.0, "none of these kernels has dropout"
-        if query.device.type == "cpu":
-            return _attend_in_one_operator(query, key, value, document_boundaries, scaling), None
+        assert dropout == 0.0, "the kernel has no dropout"
         attended = _attend_all_at_once(
             query, key, value, document_boundaries,
             longest=longest_document, scaling=scaling, takes_groups=takes_groups,
@@ -99,14 +95,6 @@ def _attend_one_by_one(
     parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     attended = [_attend_causally(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
     return torch.cat(attended, dim=1)
-
-
-def _attend_in_one_operator(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scaling: float | None
-) -> Tensor:
-    # Autocast does not know the operator.
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-    return attend_to_documents(query.to(dtype), key.to(dtype), value.to(dtype), boundaries, scaling)
 
 
 def _attend_all_at_once(

@@ -1,8 +1,10 @@
 """Weights of a model as a file, and as a checksum."""
 
+import contextlib
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -24,6 +26,20 @@ _WHAT_A_BAD_FILE_RAISES = (
 def has_numbers(model: nn.Module) -> bool:
     """Return False for a model whose tensors have shapes only, as in a rehearsal: what is tried on one says nothing."""
     return not any(isinstance(part, FakeTensor) for part in model.parameters())
+
+
+@contextlib.contextmanager
+def without_deepspeed() -> Iterator[None]:
+    """Keep `save_pretrained` from importing deepspeed where it is installed: seconds, and a warning that is none."""
+    if "deepspeed" in sys.modules:
+        yield
+        return
+    # The import system takes it for a package that is not installed.
+    sys.modules["deepspeed"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["deepspeed"]
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:

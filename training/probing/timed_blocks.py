@@ -310,18 +310,13 @@ def _make_key(variant: Variant) -> str:
 
 
 def _list_levers(made: Made) -> list[str]:
-    """Return which ways of training the model would take: packing, early_tied_head."""
-    workload, can = made.workload, list[str]()
+    """Return which ways of training the model would take: packing."""
     if made.config.compile:
         # What is tried here would be compiled for.
-        return can
+        return []
     # A part of a model cannot be tried.
-    model = made.model if isinstance(made.strategy, Replicated) else workload.load_model(made.config.model_dir)
-    if workload.can_pack(model, made.config):
-        can.append("packing")
-    if workload.find_tied_weight(model) is not None and not made.config.adapter:
-        can.append("early_tied_head")
-    return can
+    model = made.model if isinstance(made.strategy, Replicated) else made.workload.load_model(made.config.model_dir)
+    return ["packing"] if made.workload.can_pack(model, made.config) else []
 
 
 def _measure_peak_memory(ranks: Ranks) -> dict[str, float | None]:

@@ -6,19 +6,14 @@ from typing import Any
 
 import torch
 
-from training.process.nearby_cores import find_nearby_cores
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def collect_device_facts(device: torch.device) -> dict[str, Any]:
     """Return what RankDevice (training/record/segment_facts.py) says; None for what the system does not tell."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    nearby = find_nearby_cores(device)
     return {
         "gpu_uuid": str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None,
-        "cpus": cpus,
-        "numa_node": nearby.node if nearby is not None and cpus == sorted(nearby.cores) else None,
+        "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "cpu_quota": _read_cpu_quota(),
     }
 

@@ -41,8 +41,6 @@ class RankDevice:
     """Its GPU; None on the CPU."""
     cpus: list[int] | None = None
     """Cores that it may use; None where the system does not tell."""
-    numa_node: int | None = None
-    """The NUMA node of its GPU, if it used the cores there and no others; None where there is one node."""
     cpu_quota: float | None = None
     """Cores' worth of time that its control group may use; None without a limit."""
 

@@ -63,7 +63,7 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": version("transformers"),  # to import it here would undo lean_imports
+            "transformers": version("transformers"),
             "numpy": np.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if is_cuda else None,

@@ -95,10 +95,7 @@ class Replica:
             self._optimizer.register_step_pre_hook(before_update)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.head_weight: Tensor | None = None
-        """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
         self._is_compiled, self._is_warm = config.compile, False
-        self._has_dummies_of_their_own = config.packing != "fixed"
         self._accumulates = config.global_batch_size > config.micro_batch_size * config.world_size
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[], None] | None = None
@@ -139,7 +136,7 @@ class Replica:
         ]
         if begins_alone or self._is_compiled or not self._accumulates:
             yield [micro_batch]
-        if self._is_compiled and self._has_dummies_of_their_own:
+        if self._is_compiled:
             # A single sequence is compiled for by itself; a dummy is one.
             yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
         yield [micro_batch] * (2 if self._accumulates else 1)
@@ -176,9 +173,7 @@ class Replica:
             torch.manual_seed(micro_batch.dropout_seed)
         scale = self._scaler.scale(torch.full((), weight, device=self.device))
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._workload.loss_sum(
-                model, micro_batch, scale=scale, chunk_rows=self._chunk_rows, head_weight=self.head_weight
-            )
+            return self._workload.loss_sum(model, micro_batch, scale=scale, chunk_rows=self._chunk_rows)
 
     def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
         """Add the gradient of what `forward` gave: the second half of `add`."""
@@ -262,8 +257,6 @@ class Replica:
     def forget_gradient(self) -> Tensor:
         """Drop what was added up; return the sum of its losses."""
         self.drop_gradient()
-        if self.head_weight is not None:
-            self.head_weight.grad = None
         loss_sum, self._loss_sum = self._loss_sum, torch.zeros_like(self._loss_sum)
         return loss_sum
 
@@ -285,10 +278,7 @@ class Replica:
         with keep_statistics(self.module):
             for micro_batch in micro_batches:
                 self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
-        parts = list(self._collect_gradient().values())
-        if self.head_weight is not None and self.head_weight.grad is not None:
-            parts.append(self.head_weight.grad)
-        is_finite = all(bool(part.isfinite().all()) for part in parts)
+        is_finite = all(bool(part.isfinite().all()) for part in self._collect_gradient().values())
         self.forget_gradient()
         return is_finite
 

@@ -20,7 +20,6 @@ from training.step.replica import Replica
 from training.step.replicated import Replicated, ReplicatedStep
 from training.step.statistics import StatisticsExchange, refuse_statistics, share_statistics
 from training.step.strategy import StepResult
-from training.step.tied_head import TiedHead
 from training.step.traffic import ALL_REDUCE, STATISTIC, Traffic
 from training.workloads import Workload
 
@@ -35,14 +34,12 @@ OPTIONS = {
     "static_graph": False,
     "bucket_view": True,
     "gradient_hook": ("none", "bf16", "fp16"),
-    "early_tied_head": False,
 }
 """What params.yaml may say under `options` of a cell with this strategy, and the defaults, the first of several words.
 
 bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of 1). static_graph: whether DDP may take
 every step for the same graph. bucket_view: whether exchanged gradients stay in the buckets or are copied back.
-gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
-tied embedding's gradient is exchanged at the beginning of the backward (training/step/tied_head.py)."""
+gradient_hook: the dtype in which gradients are exchanged; none: fp32."""
 TAKES_ADAPTERS = True
 """Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
 SYNCS_STATISTICS = True
@@ -77,8 +74,6 @@ def build_step(
     hardware = select_hardware(workload)
     options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
-    if options.pop("early_tied_head"):
-        options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
     options["statistics"] = share_statistics(model, ranks, communicates=communicates)
     return Ddp(replica, ranks, hook=exchange, **options)
 
@@ -115,7 +110,6 @@ class Ddp:
         static_graph: bool = False,
         bucket_view: bool = True,
         gradient_hook: str = "none",
-        tied_head: TiedHead | None = None,
         statistics: StatisticsExchange | None = None,
         hook: GradientHook | None = None,
     ) -> None:
@@ -123,7 +117,6 @@ class Ddp:
         self._statistics = statistics
         self._world_size = ranks.world_size
         self._group: Any = ranks.gradient_group
-        self._tied_head = tied_head
         self._wrapped: Any = DistributedDataParallel(
             replica.module,
             process_group=self._group,
@@ -151,25 +144,23 @@ class Ddp:
             self._statistics.take_traffic()
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         weight = self._world_size / max(num_targets, 1)
-        num_head_bytes = self._run(micro_batches, weight=weight)
+        self._run(micro_batches, weight=weight)
         num_all_reduces = self._count_collectives() - before
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        traffic = {ALL_REDUCE: Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))}
+        traffic = {ALL_REDUCE: Traffic(num_all_reduces, self._count_bytes(num_all_reduces))}
         if self._statistics is not None:
             traffic[STATISTIC] = self._statistics.take_traffic()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=traffic)
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> int:
-        """Leave the averaged gradient of a step's micro-batches; return the bytes exchanged beside DDP's buckets."""
+    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+        """Leave the averaged gradient of a step's micro-batches."""
         *earlier, last = micro_batches
         with self.replica.keep_casts():
             # Around forward too: DDP decides there whether the backward will communicate.
             with self._wrapped.no_sync():
                 for micro_batch in earlier:
                     self.replica.add(self._wrapped, micro_batch, weight=weight)
-            self._begin_exchange()
             self.replica.add(self._wrapped, last, weight=weight)
-        return self._end_exchange(last)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
@@ -186,14 +177,12 @@ class Ddp:
             self._wrapped.reducer.prepare_for_forward()
 
     def describe(self) -> dict[str, Any]:
-        """Return `bucket_bytes`: of gradient (fp32) in each exchange, the early one, and DDP's buckets as DDP has them.
+        """Return `bucket_bytes`: of gradient (fp32) in each bucket. DDP builds them anew after the first step.
 
-        DDP builds its buckets anew after the first step. With batch normalisation also `statistic_channels` of each
-        layer.
+        With batch normalisation also `statistic_channels` of each layer.
         """
-        early = [] if self._tied_head is None else [self._tied_head.num_bytes]
         more = {} if self._statistics is None else {"statistic_channels": self._statistics.channels}
-        return {"bucket_bytes": early + self._ddp_bucket_bytes, **more}
+        return {"bucket_bytes": self._bucket_bytes, **more}
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return the seconds that DDP times itself, mean of a few runs of a step; {} if it times none.
@@ -213,7 +202,7 @@ class Ddp:
         return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
 
     @property
-    def _ddp_bucket_bytes(self) -> list[int]:
+    def _bucket_bytes(self) -> list[int]:
         if not self._rebuilt_bucket_bytes:
             facts: Any = self._wrapped._get_ddp_logging_data()
             if "rebuilt_bucket_sizes" not in facts:
@@ -221,20 +210,13 @@ class Ddp:
             self._rebuilt_bucket_bytes = _parse_numbers(facts["rebuilt_bucket_sizes"])
         return self._rebuilt_bucket_bytes
 
-    def _begin_exchange(self) -> None:
-        if self._tied_head is not None:
-            self._tied_head.exchange_in_next_backward()
-
-    def _end_exchange(self, micro_batch: MicroBatch) -> int:
-        """Return the bytes that were exchanged beside DDP's buckets."""
-        return 0 if self._tied_head is None else self._tied_head.finish(micro_batch)
-
-    def _count_bucket_bytes(self, num_all_reduces: int) -> int:
-        """Return the bytes that were exchanged in DDP's buckets."""
+    def _count_bytes(self, num_all_reduces: int) -> int:
+        """Return the bytes of so many all-reduces: DDP reduces its buckets one after another, then begins anew."""
         if self._sent is not None:
             return self._sent.num_bytes
-        num_early = 0 if self._tied_head is None else self._tied_head.num_exchanges
-        return _count_bytes(num_all_reduces - num_early, self._ddp_bucket_bytes)
+        buckets = self._bucket_bytes
+        whole, rest = divmod(num_all_reduces, len(buckets))
+        return whole * sum(buckets) + sum(buckets[:rest])
 
     def _count_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
@@ -245,12 +227,6 @@ def _keep_own(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
     kept: Future[Tensor] = Future()
     kept.set_result(bucket.buffer())
     return kept
-
-
-def _count_bytes(num_all_reduces: int, bucket_bytes: list[int]) -> int:
-    """Return the bytes of so many all-reduces: DDP reduces its buckets one after another, then begins anew."""
-    whole, rest = divmod(num_all_reduces, len(bucket_bytes))
-    return whole * sum(bucket_bytes) + sum(bucket_bytes[:rest])
 
 
 def _parse_numbers(text: str) -> list[int]:

@@ -56,10 +56,6 @@ class Workload(Protocol):
         """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
         ...
 
-    def find_tied_weight(self, model: nn.Module) -> nn.Parameter | None:
-        """Return the matrix that is both embedding and head; None if they are two, or the head is no plain matrix."""
-        ...
-
     def has_dropout(self, model: nn.Module) -> bool:
         """Return True if the model draws random numbers while training."""
         ...
@@ -71,13 +67,11 @@ class Workload(Protocol):
         *,
         scale: Tensor | None = None,
         chunk_rows: int = 1,
-        head_weight: Tensor | None = None,
     ) -> Tensor:
         """Return the sum (not the mean) of the loss over the micro-batch's labels: () float32.
 
         `scale`, () float32: what it will be multiplied by before the backward; `chunk_rows`: labels whose logits
-        may be in memory at once; `head_weight`: what stands in for the weight that `find_tied_weight` gave. All are for
-        a loss that can make use of them.
+        may be in memory at once. Both are for a loss that can make use of them.
         """
         ...
 

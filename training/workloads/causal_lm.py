@@ -20,7 +20,6 @@ from training.model import attention_masks, packed_attention
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import has_varlen_kernel, suits_varlen_kernel
 from training.model.compiled_layers import compile_layers
-from training.model.lean_imports import lean_imports
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError
@@ -51,21 +50,20 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
     """
     # Here, not above: several seconds that the data and the plan can do without.
-    with lean_imports():
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-        logging.disable_progress_bar()
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
-            dtype=torch.float32,
-            # sdpa, or eager of an architecture that has no other.
-            attn_implementation=None,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_cache=False,
-        )
+    logging.disable_progress_bar()
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
+        dtype=torch.float32,
+        # sdpa, or eager of an architecture that has no other.
+        attn_implementation=None,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_cache=False,
+    )
     if checkpoint is not None:
         load_weights(model, checkpoint)
     return model
@@ -73,14 +71,13 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
 
 def outline_model(model_dir: Path) -> nn.Module:
     """Return the model that a folder's config.json describes, as `load_model` gives it but for its numbers."""
-    with lean_imports():
-        from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-        config.use_cache = False
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
-        )
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    config.use_cache = False
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
+    )
     return model
 
 
@@ -107,28 +104,22 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
     if config.packing:
         _attend_within_documents(model)
         _require_separate_documents(model, config)
-    if config.compile and config.packing and not _packs_in_one_call(model, config):
+    in_one_call = _packs_in_one_call(model, torch.device(config.device), is_16_bit=config.precision != "fp32")
+    if config.compile and config.packing and not in_one_call:
         raise UnfitModelError(
-            f"compile: true with packing: {str(config.packing).lower()}, but on a CPU, in fp32, before Ampere and with "
+            "compile: true with packing: true, but on a CPU, in fp32, before Ampere and with "
             "dropout packed attention runs document by document, which would be compiled anew for every number of "
-            "them; use one of the two, or on a CPU packing: fixed"
+            "them; use one of the two"
         )
     # Asked before the model is compiled and on its device: what is tried is neither compiled for nor waited for there.
     _has_plain_head(model)
     if config.compile:
-        compile_layers(model, config.device, is_static=config.packing == "fixed")
+        compile_layers(model, config.device)
 
 
-def _packs_in_one_call(model: nn.Module, config: TrainingConfig) -> bool:
+def _packs_in_one_call(model: nn.Module, device: torch.device, *, is_16_bit: bool) -> bool:
     """Return whether attention takes all documents of a pack at once, whatever their number."""
-    device, is_16_bit = torch.device(config.device), config.precision != "fp32"
-    return _attends_in_one_call(model, device, is_16_bit=is_16_bit, is_fixed=config.packing == "fixed")
-
-
-def _attends_in_one_call(model: nn.Module, device: torch.device, *, is_16_bit: bool, is_fixed: bool) -> bool:
-    if has_varlen_kernel(device, is_16_bit=is_16_bit):
-        return _suits_varlen_kernel(model)
-    return is_fixed and device.type == "cpu" and not _has_dropout(model)
+    return has_varlen_kernel(device, is_16_bit=is_16_bit) and _suits_varlen_kernel(model)
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
@@ -156,13 +147,12 @@ def loss_sum(
     *,
     scale: Tensor | None = None,
     chunk_rows: int = DEFAULT_CHUNK_ROWS,
-    head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's label tokens: () float32.
 
     Nothing is masked: attention is causal and the padding stands last, so the fast kernels stay open. Only
     positions with a label go through the head, `chunk_rows` of them at a time where the head is a plain matrix; `scale`
-    as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
+    as in linear_cross_entropy.
     """
     whole: Any = getattr(model, "module", model)
     targets = select_targets(micro_batch)
@@ -170,8 +160,7 @@ def loss_sum(
         return F.cross_entropy(compute_logits(model, micro_batch).float(), targets, reduction="sum")
     with _bypass_head(whole) as head:
         hidden = compute_logits(model, micro_batch)
-    weight = head.weight if head_weight is None else head_weight
-    return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
+    return linear_cross_entropy(hidden, head.weight, targets, chunk_rows=chunk_rows, scale=scale)
 
 
 def select_targets(micro_batch: MicroBatch) -> Tensor:
@@ -189,14 +178,6 @@ def compute_logits(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     return logits.flatten(0, 1).index_select(0, micro_batch.label_places)
 
 
-def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
-    """Return the matrix that is both embedding and head; None if they are two, or the head is more than a matrix."""
-    whole: Any = model
-    head, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
-    is_tied = head is not None and head.weight is embedding.weight and _has_plain_head(model)
-    return head.weight if is_tied else None
-
-
 def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
     """Return what attention is to know, which the models of transformers hand on to it."""
     documents = micro_batch.documents
@@ -205,7 +186,7 @@ def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
     device, is_16_bit = micro_batch.input_ids.device, torch.is_autocast_enabled("cuda")
-    if _attends_in_one_call(model, device, is_16_bit=is_16_bit, is_fixed=documents.is_fixed):
+    if _packs_in_one_call(model, device, is_16_bit=is_16_bit):
         return where | {
             "document_boundaries": documents.boundaries,
             "longest_document": documents.longest,
@@ -260,7 +241,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
         return
     else:
         documents = Documents(
-            lengths=(8, 8), longest=8, is_fixed=False, boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
+            lengths=(8, 8), longest=8, boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
             position_ids=torch.arange(8, device=model.device).repeat(2)[None],
         )  # fmt: skip
         with _switch_to_evaluation(model), contextlib.suppress(TypeError):

@@ -132,11 +132,6 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
     return False
 
 
-def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
-    """Return None: there is no embedding."""
-    return None
-
-
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
     """Raise UnfitModelError for what images cannot be trained with."""
     rows = config.statistics_rows
@@ -167,7 +162,6 @@ def loss_sum(
     *,
     scale: Tensor | None = None,
     chunk_rows: int = 1,
-    head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
     images, labels = _fit_dummy(model, micro_batch.input_ids), micro_batch.labels

@@ -13,7 +13,6 @@ from training.data.batches import make_dummy_micro_batch as make_dummy_micro_bat
 from training.workloads import causal_lm
 from training.workloads.causal_lm import augment_rows as augment_rows
 from training.workloads.causal_lm import can_pack as can_pack
-from training.workloads.causal_lm import find_tied_weight as find_tied_weight
 from training.workloads.causal_lm import has_dropout as has_dropout
 from training.workloads.causal_lm import load_model as load_model
 from training.workloads.causal_lm import loss_sum as loss_sum

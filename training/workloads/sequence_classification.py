@@ -17,7 +17,6 @@ from training.data.rows import Rows
 from training.model import attention_masks, packed_texts
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.compiled_layers import compile_layers
-from training.model.lean_imports import lean_imports
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError, is_out_of_memory
 
@@ -46,14 +45,13 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
     """
     # Here, not above: several seconds that the data and the plan can do without.
-    with lean_imports():
-        from transformers import AutoModelForSequenceClassification
-        from transformers.utils import logging
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
 
-        logging.disable_progress_bar()
-        model: Any = AutoModelForSequenceClassification.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
+    logging.disable_progress_bar()
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     if checkpoint is not None:
@@ -64,13 +62,10 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
 
 def outline_model(model_dir: Path) -> nn.Module:
     """Return the classifier that a folder's config.json describes, as `load_model` gives it but for its numbers."""
-    with lean_imports():
-        from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-        model: Any = AutoModelForSequenceClassification.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
-        )
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, trust_remote_code=False)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     whole: nn.Module = model
@@ -151,21 +146,15 @@ def _make_rows(seq_len: int, config: Any) -> LabelledTexts:
     return list_texts([np.resize(np.roll(tokens, place), length) for place, length in enumerate(lengths)])
 
 
-def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
-    """Return None: the head is no embedding."""
-    return None
-
-
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
     """Have the model's layers compiled if the config says so.
 
     Raises UnfitModelError, in one line, for packed rows if the model cannot keep them apart, rows longer than it has
     positions for, and where there is no compiler.
     """
-    if config.packing == "fixed" or (config.packing and config.compile):
+    if config.packing and config.compile:
         raise UnfitModelError(
-            f"packing: {str(config.packing).lower()}, compile: {str(config.compile).lower()}, but packs of texts that "
-            "are classified are as long as their texts and are not compiled; use packing: true or compile: true alone"
+            "packing: true, compile: true, but packs of texts that are classified are not compiled; use one of the two"
         )
     if has_numbers(model):
         _require_positions(model, config.seq_len)
@@ -205,7 +194,6 @@ def loss_sum(
     *,
     scale: Tensor | None = None,
     chunk_rows: int = 1,
-    head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's texts: () float32.
 

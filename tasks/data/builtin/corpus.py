@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from tasks.data.builtin.prose import MIN_PARAGRAPH, extract_paragraphs, split_sentences
 from tasks.process.failure import ConfigurationError
-from training.process.collector import pause_collector
 
 PACKAGES = (
     "torch",
@@ -118,8 +117,7 @@ def parse_documented(source: bytes) -> list[tuple[ast.AST, str]]:
     """Return what has a docstring in a Python file, and that docstring, line by line, without running it."""
     if b'"""' not in source and b"'''" not in source:
         return []
-    # A tree has no cycles, and as many objects as have Python look for some among all that is imported.
-    with pause_collector(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: list[tuple[ast.AST, str]] = []
         with contextlib.suppress(SyntaxError, ValueError):  # templates, or files for another version of Python

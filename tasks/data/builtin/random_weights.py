@@ -28,14 +28,14 @@ def draw_weights(folder: Path, new_model: Callable[[], Any]) -> int:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from training.model.lean_imports import hide_packages
+    from training.model.weights import without_deepspeed
 
     transformers_logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = new_model().float()
     # In one file: it is what the manifest of a folder without an index names.
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(folder, max_shard_size="1TB")
     # safetensors lets only the owner read what it writes.
     (folder / "model.safetensors").chmod(0o644)

@@ -18,7 +18,7 @@ def give_head(folder: Path, class_names: Sequence[str]) -> int:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
-    from training.model.lean_imports import hide_packages
+    from training.model.weights import without_deepspeed
 
     logging.disable_progress_bar()
     # It warns that a head is new, which is what is wanted.
@@ -42,7 +42,7 @@ def give_head(folder: Path, class_names: Sequence[str]) -> int:
     for pattern in (*WEIGHTS_FILES, "*.index.json"):
         for file in folder.glob(pattern):
             file.unlink()
-    with hide_packages("deepspeed"):
+    with without_deepspeed():
         model.save_pretrained(folder)
     for file in folder.glob("*.safetensors"):
         # safetensors lets only the owner read what it writes.

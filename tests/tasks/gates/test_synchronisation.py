@@ -177,25 +177,6 @@ def test_an_exchange_in_16_bit_sends_half_the_bytes_no_more_and_no_less(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("num_all_reduces", "num_bytes", "verdict"),
-    [
-        # 2 steps, each with the bucket and the embedding's rows, which are at most as much as the head.
-        (4, 8400, "passed"),
-        (4, 16000, "passed"),
-        (4, 7600, "failed"),
-        (4, 16400, "failed"),
-        (2, 8400, "failed"),
-        (8, 8400, "failed"),
-    ],
-)
-def test_a_head_that_is_exchanged_early_is_one_more_all_reduce_of_some_rows(
-    tmp_path: Path, num_all_reduces: int, num_bytes: int, verdict: str
-) -> None:
-    gate = _with_options(tmp_path, num_all_reduces=num_all_reduces, num_bytes=num_bytes, early_tied_head=True)
-    assert gate.verdict == verdict
-
-
-@pytest.mark.parametrize(
     ("recorded", "says"),
     [
         ({"number": 1}, "torch recorded 1 exchanges in the last 2 steps, 2 were counted"),

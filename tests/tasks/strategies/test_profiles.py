@@ -145,9 +145,6 @@ def test_what_a_strategy_has_no_model_of_is_not_predicted_and_nothing_else_is_le
 
 def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None:
     assert list_unavailable("2gpu", "ddp", {}, is_exact=False) == []
-    assert list_unavailable("2gpu", "ddp", {"early_tied_head": True}, is_exact=False) == [
-        "2gpu: A prediction: not available for early_tied_head, with which a gradient is exchanged in two parts."
-    ]
     all_three = ["A waterfall", "A prediction", "Advice on options"]
     for strategy, is_exact, missing in (("ddp", True, all_three), ("fsdp2", True, all_three[:2])):
         found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)

@@ -77,8 +77,6 @@ def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does
     model = make_tiny_model(tmp_path / "model", tied=tied)
     config = parsed(make_config(tmp_path, model, slices[:1], optimizer=optimizer), tmp_path)
     variants = [*VARIANTS, Variant(strategy="ddp", overrides={"packing": True, "micro_batch_size": 4})]
-    if tied:
-        variants.append(Variant(strategy="ddp", overrides={"options": {"early_tied_head": True}}))
     runner = BlockRunner(config, alone)
     places, moments = set(), set()
     for variant in variants:
