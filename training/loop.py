@@ -19,6 +19,7 @@ from training.data.rows import Rows
 from training.fault import read_planned_faults
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
+from training.model.compiled_layers import explain_failed_compilation
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
@@ -213,7 +214,8 @@ def _warm_up(launch: TrainingLaunch, strategy: Strategy, plan: SegmentPlan, sour
     config, started = launch.config, time.perf_counter()
     largest = plan.step(plan.find_largest_step())
     micro_batch = make_micro_batch(source, largest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
-    strategy.warm_up(micro_batch.to(launch.ranks.device))
+    with explain_failed_compilation():
+        strategy.warm_up(micro_batch.to(launch.ranks.device))
     launch.heartbeat.set_patience(
         warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.num_checkpoint_bytes
     )

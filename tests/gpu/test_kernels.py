@@ -8,7 +8,7 @@ import torch
 from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
-from training.model.linear_loss import _compute_softmax
+from training.model.linear_loss import _compute_softmax, linear_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,6 +23,26 @@ def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype: torc
     logits = logits.to(dtype)
     expected = torch.softmax(logits, dim=-1, dtype=torch.float32)
     assert torch.equal(_compute_softmax(logits, out=torch.empty_like(expected)), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_heads_gradient_is_as_near_to_fp64_as_one_product_in_16_bit(dtype: torch.dtype, is_compiled: bool) -> None:
+    random = torch.Generator("cuda").manual_seed(1)
+    hidden = torch.randn(700, 64, device="cuda", generator=random).to(dtype)
+    head = torch.randn(1_003, 64, device="cuda", generator=random) / 8
+    targets = torch.randint(1_003, (700,), device="cuda", generator=random)
+    exact = [part.to(dtype).double().requires_grad_() for part in (hidden, head)]
+    torch.nn.functional.cross_entropy(exact[0] @ exact[1].T, targets, reduction="sum").backward()
+    found = [part.detach().clone().requires_grad_() for part in (hidden, head)]
+    with torch.autocast("cuda", dtype):
+        # The last chunk has other rows than the first.
+        linear_cross_entropy(*found, targets, chunk_rows=256, is_compiled=is_compiled).backward()
+    for got, wanted in zip(found, exact, strict=True):
+        assert got.grad is not None
+        assert wanted.grad is not None
+        # Logits and their gradient are rounded once each, to 8 and 11 bits; sums of many chunks are not.
+        assert float((got.grad.double() - wanted.grad).norm() / wanted.grad.norm()) < 2 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

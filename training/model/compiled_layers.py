@@ -1,11 +1,18 @@
 """A model whose layers are compiled one by one (torch.compile)."""
 
+import contextlib
 import os
 import shutil
+import sys
+import weakref
+from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from training.process.failure import UnfitModelError
+
+_COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def compile_layers(model: nn.Module, device: str) -> None:
@@ -13,15 +20,17 @@ def compile_layers(model: nn.Module, device: str) -> None:
 
     Layer by layer the gradients still come in time to be exchanged during the backward.
     """
-    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    if device == "cpu" and not any(shutil.which(name) for name in compilers):
+    # On a GPU Triton has a C compiler make what launches a kernel.
+    variable, language, names = ("CXX", "C++", ["g++", "clang++"]) if device == "cpu" else ("CC", "C", ["gcc", "clang"])
+    compilers = [os.environ[variable]] if variable in os.environ else names
+    if not any(shutil.which(name) for name in compilers):
         raise UnfitModelError(
-            f"compile: true needs a C++ compiler on CPU, and there is no {' or '.join(compilers)}; install one or use "
+            f"compile: true needs a {language} compiler, and there is no {' or '.join(compilers)}; install one or use "
             "compile: false"
         )
     # In this process: helpers of its own would outlive a rank that is killed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    import torch._dynamo
+    import torch._dynamo.exc
     import torch.fx.experimental._config as shapes
 
     # Else a length that happens to equal the hidden size is taken to be always that.
@@ -31,3 +40,24 @@ def compile_layers(model: nn.Module, device: str) -> None:
     layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
     for layer in layers:
         layer.compile(dynamic=True)
+    _COMPILED.add(model)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether its layers were given to the compiler."""
+    return model in _COMPILED
+
+
+@contextlib.contextmanager
+def explain_failed_compilation() -> Iterator[None]:
+    """Have what torch cannot compile, while inside, raise UnfitModelError in one line: nothing is left uncompiled."""
+    try:
+        yield
+    except Exception as error:
+        # Where nothing is compiled nobody has imported it, which takes a second.
+        if "torch._dynamo.exc" not in sys.modules or not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+            raise
+        reason = next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)
+        raise UnfitModelError(
+            f"compile: true, but torch cannot compile the model here ({reason[:300]}); use compile: false"
+        ) from error

@@ -18,6 +18,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
 from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
+from training.model.compiled_layers import explain_failed_compilation
 from training.plug import Hardware, select_hardware
 from training.probing.shared_state import SharedState
 from training.process.distributed import Ranks
@@ -98,7 +99,8 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     micro_batches = [part.to(ranks.device) for part in list_micro_batches(made, 1)]
     ranks.synchronize()
     started = time.perf_counter()
-    strategy.warm_up(micro_batches[-1])
+    with explain_failed_compilation():
+        strategy.warm_up(micro_batches[-1])
     ranks.synchronize()
     made = dataclasses.replace(made, warm_up_seconds=time.perf_counter() - started)
     for _ in range(2):

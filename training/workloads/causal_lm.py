@@ -19,7 +19,7 @@ from training.data.rows import Rows
 from training.model import attention_masks, packed_attention
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import has_varlen_kernel, suits_varlen_kernel
-from training.model.compiled_layers import compile_layers
+from training.model.compiled_layers import compile_layers, is_compiled
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError
@@ -160,7 +160,10 @@ def loss_sum(
         return F.cross_entropy(compute_logits(model, micro_batch).float(), targets, reduction="sum")
     with _bypass_head(whole) as head:
         hidden = compute_logits(model, micro_batch)
-    return linear_cross_entropy(hidden, head.weight, targets, chunk_rows=chunk_rows, scale=scale)
+    return linear_cross_entropy(
+        hidden, head.weight, targets,
+        chunk_rows=chunk_rows, scale=scale, is_compiled=hidden.is_cuda and is_compiled(whole),
+    )  # fmt: skip
 
 
 def select_targets(micro_batch: MicroBatch) -> Tensor:

@@ -29,8 +29,9 @@ def _by_hand(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return -(hidden @ weight.T).log_softmax(1)[torch.arange(len(targets)), targets].sum()
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("chunk_rows", [1, 7, _ROWS, 1000])
-def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int) -> None:
+def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int, is_compiled: bool) -> None:
     exact = _inputs(torch.float64)
     expected = _by_hand(*exact)
     (0.3 * expected).backward()
@@ -38,7 +39,9 @@ def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int) -> None:
         part.detach().to(torch.float32 if part.is_floating_point() else part.dtype) for part in exact
     )
     hidden.requires_grad_(), weight.requires_grad_()
-    loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows)
+    # What would be compiled, as it is written; tests/gpu/test_kernels.py has it compiled.
+    with torch.compiler.set_stance("force_eager"):
+        loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, is_compiled=is_compiled)
     (0.3 * loss).backward()
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -102,14 +105,17 @@ def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None
     assert bool(hidden.grad.isfinite().all())
 
 
-def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss() -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled: bool) -> None:
     # The target's logit is 100, the others' are 3 to 10 below: losses of about 0.001 nats.
     generator = torch.Generator().manual_seed(1)
     logits = 97 - 7 * torch.rand(64, _VOCAB, generator=generator)
     targets = torch.randint(_VOCAB, (64,), generator=generator)
     logits[torch.arange(64), targets] = 105.0
     expected = -logits.double().log_softmax(1)[torch.arange(64), targets].sum()
-    loss = linear_cross_entropy(logits, torch.eye(_VOCAB), targets, chunk_rows=10)
+    logits.requires_grad_()
+    with torch.compiler.set_stance("force_eager"):
+        loss = linear_cross_entropy(logits, torch.eye(_VOCAB), targets, chunk_rows=10, is_compiled=is_compiled).detach()
     assert float(expected) / 64 < 0.02
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
