@@ -1,7 +1,7 @@
 """What each lever brings: the same training with it and without, in blocks that take turns (docs/performance.md).
 
 Prints the ratios of seconds per step, without / with, and writes benchmarks/results/<date>_<machine>_levers.{json,md}.
-Texts: arXiv abstracts where a folder ../shared/data beside the checkout has them, else the built-in corpus.
+Texts are those of the built-in corpus.
 """
 
 import argparse
@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from rich.console import Console
-from rich.progress import track
 
-from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
-from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.ranks import run_to_end
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import average_pairs, compute_ratio
@@ -31,12 +26,7 @@ from tasks.ranks.cell_ranks import make_ranks_config
 from training.config import SegmentConfig
 from training.process.files import write_json
 
-_PROJECT = Path(__file__).resolve().parent.parent
-_ABSTRACTS = _PROJECT.parent / "shared" / "data" / "arxiv_abstracts.parquet"
-_NUM_ROWS = 768
-_SEQ_LEN = 512
-_LINK = {"mib_per_second": 25.0, "latency_ms": 0.2}
-_LARGE_VOCABULARY = 8_192
+_NUM_ROWS, _SEQ_LEN = 768, 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,77 +35,25 @@ class Lever:
 
     name: str
     """In words."""
-    ranks: int
-    """How many processes."""
     overrides: dict[str, Any]
     """Fields of TrainingConfig with it."""
     without: dict[str, Any] = field(default_factory=dict)
     """Fields of TrainingConfig without it, where they are not those of the comparison."""
-    has_link: bool = False
-    """Whether gradients go over the emulated slow link."""
-    has_large_head: bool = False
-    """Whether the model has a vocabulary of 8,192 instead of 2,048: a tied embedding that is most of its gradient."""
-    lacks: str | None = None
-    """What every training has and the side without the lever lacks (benchmarks/levers_rank.py), where it is that."""
+    ranks: int = 1
+    """How many processes."""
 
 
-_PACKED = {"packing": True}
 LEVERS = [
-    Lever(name="rows of like length together, micro-batches of 4", ranks=1, overrides={}, lacks="like lengths"),
-    Lever(name="fused optimizer", ranks=1, overrides={}, lacks="fused optimizer"),
-    Lever(name="packing, micro-batches of 4", ranks=1, overrides=_PACKED),
-    Lever(
-        name="packing, micro-batches of 8",
-        ranks=1,
-        overrides=_PACKED | {"micro_batch_size": 8},
-        without={"micro_batch_size": 8},
-    ),
-    Lever(
-        name="micro-batches of 8 instead of 4, packed",
-        ranks=1,
-        overrides=_PACKED | {"micro_batch_size": 8},
-        without=_PACKED,
-    ),
-    Lever(name="compiled layers", ranks=1, overrides={"compile": True}),
-    Lever(name="bf16 instead of fp32", ranks=1, overrides={"precision": "bf16"}),
-    Lever(name="no_sync", ranks=2, overrides={}, lacks="no_sync"),
+    Lever(name="packing", overrides={"packing": True}),
+    Lever(name="micro-batches of 8 instead of 4, packed", overrides={"packing": True, "micro_batch_size": 8},
+          without={"packing": True}),
+    Lever(name="compiled layers", overrides={"compile": True}),
+    Lever(name="bf16 instead of fp32", overrides={"precision": "bf16"}),
+    Lever(name="loss in chunks of 2,048 rows instead of 384", overrides={"loss_chunk_rows": 2048}),
     Lever(name="static_graph", ranks=2, overrides={"options": {"static_graph": True}}),
     Lever(name="bucket_view", ranks=2, overrides={}, without={"options": {"bucket_view": False}}),
     Lever(name="gradients in bf16", ranks=2, overrides={"options": {"gradient_hook": "bf16"}}),
-    *(
-        Lever(name=name, ranks=2, overrides={"options": options}, has_link=True, has_large_head=True)
-        for name, options in {
-            "gradients in bf16": {"gradient_hook": "bf16"},
-            "gradients in fp16": {"gradient_hook": "fp16"},
-            "buckets of 2 MiB": {"bucket_mib": 2.0},
-        }.items()
-    ),
-    Lever(name="no_sync", ranks=2, overrides={}, has_link=True, has_large_head=True, lacks="no_sync"),
-]
-
-
-def prepare(folder: Path) -> str:
-    """Write two models and a slice; return what the texts are."""
-    if _ABSTRACTS.is_file():
-        import pyarrow.parquet as pq
-
-        table, what = pq.read_table(_ABSTRACTS, columns=["text"]), "arXiv abstracts"
-        texts = table.column("text").slice(0, _NUM_ROWS).to_pylist()
-    else:
-        texts, what = list(itertools.islice(read_corpus(), _NUM_ROWS)), "the built-in corpus"
-    rows = write_tiny_training(folder / "base_model", folder / f"0-{_NUM_ROWS}", texts)
-    _write_large_head(folder / "base_model", folder / "large_head")
-    lengths = [min(len(row), _SEQ_LEN) for row in rows]
-    return f"{_NUM_ROWS} rows of {what}, {np.mean(lengths):.0f} tokens on average, at most {_SEQ_LEN}"
-
-
-def _write_large_head(model: Path, folder: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    config.vocab_size = _LARGE_VOCABULARY
-    torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().save_pretrained(folder)
+]  # fmt: skip
 
 
 def comparison() -> Params:
@@ -138,36 +76,27 @@ def comparison() -> Params:
 
 
 def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps: int) -> list[dict[str, Any]]:
-    """Run both sides of all levers, which have ranks, link and model in common, in turns in one process group.
+    """Run both sides of all levers, which have as many ranks, in turns in one process group.
 
     Return, for each, the ratio of seconds per step with its interval, and what explains it.
     """
-    first = levers[0]
-    work = folder / f"{first.ranks} {first.has_link}"
+    ranks, name = levers[0].ranks, f"0-{_NUM_ROWS}"
+    work = folder / str(ranks)
     work.mkdir()
-    model = folder / ("large_head" if first.has_large_head else "base_model")
-    name = f"0-{_NUM_ROWS}"
     segment = SegmentConfig(range=name, epoch=1, fingerprint="benchmark", slice_dir=(folder / name).resolve())
     told = make_ranks_config(
-        str(first.ranks), comparison(), device="cpu", base_model=model, work=work, segments=[segment]
+        str(ranks), comparison(), device="cpu", base_model=folder / "base_model", work=work, segments=[segment]
     )
     write_json(work / "config.json", told.as_json())
-    link = _LINK if first.has_link else None
-    sides = [
-        (
-            {"overrides": lever.without, "link": link, "lacks": lever.lacks},
-            {"overrides": lever.overrides, "link": link, "lacks": None},
-        )
-        for lever in levers
-    ]
-    arms = {json.dumps(side): side for pair in sides for side in pair}
+    arms = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    run_to_end(work / "config.json", world_size=first.ranks, module="benchmarks.levers_rank")
+    run_to_end(work / "config.json", world_size=ranks, module="benchmarks.levers_rank")
     found = json.loads((work / "found.json").read_bytes())
-    return [_gain(*(found[json.dumps(side)] for side in pair)) for pair in sides]
+    return [compute_gain(*(found[json.dumps(side)] for side in (one.without, one.overrides))) for one in levers]
 
 
-def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
+def compute_gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
+    """Return seconds per step without / with and its interval, and after how many steps a longer warm-up has paid."""
     before, after = (average_pairs(side["seconds"]) for side in (without, having))
     gain = compute_ratio(before, after)
     once, saved = having["warm_up_seconds"] - without["warm_up_seconds"], float(np.median(before) - np.median(after))
@@ -182,21 +111,16 @@ def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(lever: Lever, found: dict[str, Any]) -> list[str]:
-    gain, low, high = found["gain"]
-    before, after = (f"{1e3 * seconds:.0f}" for seconds in found["step_seconds"])
     notes = []
     if found["positions_per_token"][0] != found["positions_per_token"][1]:
         notes.append("positions per token {:.2f} -> {:.2f}".format(*found["positions_per_token"]))
     if lever.overrides.get("compile"):
         pays = found["break_even_steps"]
-        notes.append(
-            f"compiling {found['more_warm_up_seconds']:.0f} s, "
-            + (f"won back after {pays:,.0f} steps" if pays else "never won back")
-        )
-    where = "slow link, large head" if lever.has_link else "gloo" if lever.ranks > 1 else ""
+        back = f"won back after {pays:,.0f} steps" if pays else "never won back"
+        notes.append(f"compiling {found['more_warm_up_seconds']:.0f} s, {back}")
     return [
-        lever.name, str(lever.ranks), where, f"{gain:.3f} ({low:.3f} to {high:.3f})", f"{before} -> {after}",
-        "; ".join(notes),
+        lever.name, str(lever.ranks), "{:.3f} ({:.3f} to {:.3f})".format(*found["gain"]),
+        " -> ".join(f"{1e3 * seconds:.0f}" for seconds in found["step_seconds"]), "; ".join(notes),
     ]  # fmt: skip
 
 
@@ -210,41 +134,29 @@ def _main() -> None:
     load_before = os.getloadavg()[0]
     levers = [lever for lever in LEVERS if arguments.only in lever.name]
     with tempfile.TemporaryDirectory() as scratch:
-        texts = prepare(Path(scratch))
-        losses = [measure_loss(size) for size in VOCABULARIES]
-        attentions = [measure_attention(lengths) for lengths in DOCUMENTS]
-        groups = [list(group) for _, group in itertools.groupby(levers, lambda lever: (lever.ranks, lever.has_link))]
+        folder = Path(scratch)
+        texts = list(itertools.islice(read_corpus(), _NUM_ROWS))
+        rows = write_tiny_training(folder / "base_model", folder / f"0-{_NUM_ROWS}", texts)
+        groups = [list(group) for _, group in itertools.groupby(levers, lambda lever: lever.ranks)]
         found = [
             one
-            for group in track(groups, description="groups of levers", console=Console(stderr=True))
-            for one in measure(group, Path(scratch), num_rounds=arguments.rounds, num_steps=arguments.steps)
+            for group in groups
+            for one in measure(group, folder, num_rounds=arguments.rounds, num_steps=arguments.steps)
         ]
     path = write_results(
         "levers",
         title="Levers, each with and without",
         method=(
-            "Qwen2 architecture, 4 layers of 128, vocabulary 2,048 (1 M parameters; with the large head 8,192 and "
-            f"1.8 M), {texts}; 16 rows per step, micro-batches of 4, fp32, one thread per rank unless said otherwise. "
-            "Gain: seconds per step without / with, above 1 is faster, with its 95 % interval; "
-            f"{arguments.rounds} rounds, in each two blocks of {arguments.steps} steps of each side "
-            "in mirrored order, all sides of levers of as many ranks in one process group. "
-            f"Slow link: gradients are also held back for {_LINK['latency_ms']} ms + bytes / "
-            f"{_LINK['mib_per_second']:.0f} MiB/s. Loss in chunks: forward and backward of the loss alone, "
-            f"{ROWS:,} rows, hidden size 128, {ROUNDS} rounds. Attention: the same of attention alone, 4 heads of 32."
+            f"Qwen2 architecture, 4 layers of 128, vocabulary 2,048; {_NUM_ROWS} rows of the built-in corpus, "
+            f"{np.mean([min(len(row), _SEQ_LEN) for row in rows]):.0f} tokens on average; 16 rows per step, "
+            "micro-batches of 4, fp32, one thread per rank unless said otherwise. Gain: seconds per step without / "
+            f"with, above 1 is faster, with its 95 % interval; {arguments.rounds} rounds, in each two blocks of "
+            f"{arguments.steps} steps of each side in mirrored order, those of as many ranks in one process group."
         ),
-        headings=["lever", "ranks", "link", "gain", "ms per step", "notes"],
-        rows=[_row(*pair) for pair in zip(levers, found, strict=True)]
-        + [row for one in losses for row in loss_rows(one)]
-        + [row for one in attentions for row in attention_rows(one)],
+        headings=["lever", "ranks", "gain", "ms per step", "notes"],
+        rows=[_row(*pair) for pair in zip(levers, found, strict=True)],
         summary="Not claimed: anything about GPUs, where 16 bit, compiling and variable-length attention weigh more.",
-        found={
-            "levers": [
-                {"name": lever.name, "ranks": lever.ranks, "has_link": lever.has_link, **one}
-                for lever, one in zip(levers, found, strict=True)
-            ],
-            "losses": losses,
-            "attentions": attentions,
-        },
+        found={"levers": [{"name": one.name, "ranks": one.ranks, **of} for one, of in zip(levers, found, strict=True)]},
         load_before=load_before,
         folder=arguments.results,
     )

@@ -24,6 +24,7 @@ _PEAKS = (
     Peak("V100-PCIE", 14.0, None, None, 112.0, "NVIDIA V100 data sheet, 2020"),
     Peak("V100S-PCIE", 16.4, None, None, 130.0, "NVIDIA V100 data sheet, 2020"),
     Peak("A10", 31.2, 62.5, 125.0, 125.0, "NVIDIA A10 data sheet, 2021"),
+    Peak("A10G", 35.0, 35.0, 70.0, 70.0, "NVIDIA A10G data sheet, 2021"),
     Peak("A30", 10.3, 82.0, 165.0, 165.0, "NVIDIA A30 data sheet, 2021"),
     Peak("A40", 37.4, 74.8, 149.7, 149.7, "NVIDIA A40 data sheet, 2021"),
     Peak("A100-(SXM4|PCIE)|A100 80GB PCIe", 19.5, 156.0, 312.0, 312.0, "NVIDIA A100 data sheet, 2021"),

@@ -55,11 +55,21 @@ CARDS = {
         bandwidth_source="NVIDIA H100 data sheet", link_gb_per_second=450,
         link_source="NVLink 4, half of 900 GB/s, NVIDIA H100 data sheet", capability=(9, 0),
     ),
+    "H200": Card(
+        name="NVIDIA H200", memory_gib=139.80, memory_source=_TOLD, gb_per_second=4800,
+        bandwidth_source="NVIDIA H200 data sheet, 2024", link_gb_per_second=450,
+        link_source="NVLink 4, half of 900 GB/s, NVIDIA H200 data sheet, 2024", capability=(9, 0),
+    ),
     "B200": Card(
         name="NVIDIA B200", memory_gib=178.35, memory_source="device query in pytorch/ao pull request 4002",
         gb_per_second=7672, bandwidth_source="clock x bus of a device query in pytorch/ao pull request 4002",
         link_gb_per_second=900, link_source="NVLink 5, half of 1,800 GB/s, NVIDIA HGX B200 data sheet, 2025",
         capability=(10, 0),
+    ),
+    "A10G": Card(
+        name="NVIDIA A10G", memory_gib=22.06, memory_source="total_memory of torch's device properties, in public logs",
+        gb_per_second=600, bandwidth_source="NVIDIA A10G data sheet, 2021", link_gb_per_second=32,
+        link_source=_PCIE_4, capability=(8, 6),
     ),
     "L4": Card(
         name="NVIDIA L4", memory_gib=22.0, memory_source="24 GB less what error correction and driver keep, rounded "

@@ -53,6 +53,11 @@ CARDS = {
         multiprocessors=132, threads=2048, shared_bytes=232_448, cache_bytes=50 * 2**20,
         clock_mhz=1980, memory_clock_mhz=3201, bus_bits=6144, power_watts=700,
     ),
+    "A10G": Card(
+        name="NVIDIA A10G", capability=(8, 6), memory_bytes=23_684_186_112, board_memory_mib=23_028,
+        multiprocessors=80, threads=1536, shared_bytes=101_376, cache_bytes=6 * 2**20,
+        clock_mhz=1710, memory_clock_mhz=6251, bus_bits=384, power_watts=300,
+    ),
     "4090": Card(
         name="NVIDIA GeForce RTX 4090", capability=(8, 9), memory_bytes=25_386_352_640, board_memory_mib=24_564,
         multiprocessors=128, threads=1536, shared_bytes=101_376, cache_bytes=72 * 2**20,

@@ -51,6 +51,7 @@ def main(folder: Path, counts: Path, changes: dict[str, Any]) -> None:
                     "waits": after.waits - before.waits,
                     "micro_batches": len(micro_batches),
                     "reserved_bytes": torch.cuda.memory_reserved(),
+                    "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
                 }
             )
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -46,7 +46,8 @@ def test_a_function_without_an_answer_fails_and_says_its_name(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("card", "num_cards"), [("H100-80", 8), ("A100-80", 2), ("4090", 1), ("T4", 2), ("V100-16", 1)]
+    ("card", "num_cards"),
+    [("H100-80", 8), ("A100-80", 2), ("H200", 1), ("A10G", 1), ("4090", 1), ("T4", 2), ("V100-16", 1)],
 )
 def test_torch_and_nvml_see_the_cards(card: str, num_cards: int, on_phantom: Callable[..., Path]) -> None:
     on_phantom(card, num_cards=num_cards)
@@ -136,5 +137,7 @@ def test_a_number_that_nothing_has_written_is_0_and_a_flag_true_whatever_lies_th
 
 
 def test_a_card_that_does_not_exist_is_refused_by_name(phantom: Phantom) -> None:
-    with pytest.raises(ValueError, match="card 'B300'; allowed: H100-80, A100-80, A100-40, H200, 4090, T4, V100-16"):
+    with pytest.raises(
+        ValueError, match="card 'B300'; allowed: H100-80, A100-80, A100-40, H200, A10G, 4090, T4, V100-16"
+    ):
         phantom.environment("B300")

@@ -33,6 +33,13 @@ given and what they fill, gathered layers among it; activations: all else."""
 _ROUNDED_TO = 512
 """Bytes that torch's allocator hands out together."""
 _16_BIT = (torch.float16, torch.bfloat16)
+_aten = torch.ops.aten
+_READ_IN_PART = {_aten.gather, _aten.index_select, _aten.embedding}
+"""Operations that read, of their first tensor, no more than they write."""
+_WRITTEN_IN_PART = {_aten.scatter_add_}
+"""Operations that read and write, of their first tensor, as much as they are given to add: their last."""
+_NOT_READ = {_aten.copy_, _aten.fill_, _aten.zero_}
+"""Operations that write their first tensor without a look at it."""
 
 
 @dataclass
@@ -205,14 +212,30 @@ class LiveMemory(TorchDispatchMode):
             return
         if func.is_view or not (func._schema.is_mutable or _is_written(func, given, made)):
             return
-        num_bytes = sum(_count_bytes(part) for part in (*given, *made))
+        num_bytes = self._count_touched(func, args, kwargs, given, made)
         self.work.num_kernels += 1
         count = flop_registry.get(func._overloadpacket)
         if count is None:
             self.work.other_bytes += num_bytes
             return
         flops = float(count(*args, **kwargs, out_val=done))
-        self.work.products[flops, num_bytes, given[0].dtype in _16_BIT] += 1
+        is_16_bit = any(part.dtype in _16_BIT for part in given)
+        self.work.products[flops, num_bytes, is_16_bit] += 1
+
+    def _count_touched(
+        self, func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor], made: list[Tensor]
+    ) -> int:
+        """Return the bytes that an operation reads and writes."""
+        packet = func._overloadpacket
+        if packet in _READ_IN_PART:
+            given = [*given[1:], *made]
+        elif packet in _WRITTEN_IN_PART:
+            given, made = given[1:], [given[-1], given[-1]]
+        elif packet in _NOT_READ:
+            given = given[1:]
+        elif "out" in kwargs:
+            given = [part for part in tree_leaves(args) if self._is_followed(part)]
+        return sum(_count_bytes(part) for part in (*given, *made))
 
 
 @dataclass

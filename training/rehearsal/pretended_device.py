@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from training import plug
+from training.model import linear_loss
 from training.process.distributed import Ranks
 from training.workloads import causal_lm
 
@@ -78,6 +79,7 @@ def _list_kernels(capability: Capability) -> list[tuple[Any, str, Any]]:
     has_flash = capability >= FIRST_WITH_FLASH
     is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     return [
+        (linear_loss, "adds_in_fp32", lambda _: True),
         (causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: is_16_bit and has_flash),
         (torch, "is_autocast_enabled", lambda *_: is_enabled("cpu")),
         (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),

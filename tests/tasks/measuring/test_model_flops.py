@@ -95,6 +95,7 @@ def test_other_models_are_refused_with_a_reason() -> None:
         ("Tesla T4", "bf16", None),  # no tensor cores for it
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("NVIDIA A10", "bf16", 125.0),
+        ("NVIDIA A10G", "bf16", 70.0),
         ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
         ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
         ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
@@ -117,7 +118,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, 
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA A10G", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ["NVIDIA A10M", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
      "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "AMD Instinct MI300X", ""],
 )  # fmt: skip
 def test_the_peak_of_any_other_gpu_is_not_guessed(name: str) -> None:

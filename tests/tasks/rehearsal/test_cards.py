@@ -36,5 +36,7 @@ def test_a_card_can_be_described_by_its_figures() -> None:
     "text", ["", "H100", "0x T4", "2x", "48GB", "0GB,864GB/s,181TFLOP/s", "1.2.3GB,1GB/s,1TFLOP/s"]
 )
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"GPU: got .*; allowed: A100-40, A100-80, H100-80, B200, L4"):
+    with pytest.raises(
+        ConfigurationError, match=r"GPU: got .*; allowed: A100-40, A100-80, H100-80, H200, B200, A10G, L4"
+    ):
         parse_gpu(text)
