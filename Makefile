@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast nodes-demo museum chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -72,12 +72,6 @@ screens: $(READY)  ## Pictures of every screen of the comparison that stands her
 diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
 
-reanalyse: $(READY)  ## Work the speedups out again from the raw blocks of reports/, by several figures
-	@python -m tasks.measuring.reanalyse
-
-prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
-	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"
-
 clean:  ## Remove everything that a comparison made; asks first
 	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, tensorboard/, wandb/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ]
@@ -86,16 +80,13 @@ clean:  ## Remove everything that a comparison made; asks first
 	find data reports -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 	rm -rf .work mlflow.db mlruns tensorboard wandb .dvc/cache dvc.lock
 
-##@ Look: at runs, at schedules, and at what scaling looks like
+##@ Look: at runs and at schedules
 
 mlflow: $(READY)  ## Open the runs in MLflow, on http://127.0.0.1:5000/runs
 	@python -m tasks.services.tracker_ui
 
 serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C
 	@python -m flows.serve
-
-emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
-	@python -m benchmarks.emulator
 
 nodes-demo: $(EXTRAS)  ## A small comparison on two machines of a Ray cluster that are both this one
 	@python -m tests.nodes_demo
@@ -126,21 +117,6 @@ bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 
 bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, the optimizer, options of ddp, compiled layers
 	@python -m benchmarks.levers
-
-bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
-	@python -m benchmarks.causes
-
-bench-alarms: $(READY)  ## How often equal devices and equal trainings are called different
-	@python -m benchmarks.alarms
-
-bench-prediction: $(READY)  ## Predicted against measured speedups of emulated devices; calibrates the intervals
-	@python -m benchmarks.prediction --calibrate
-
-bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
-	@python -m benchmarks.bookkeeping
-
-bench-trackers: $(READY)  ## What MLflow and Prefect cost a training, healthy or not; about an hour
-	@python -m benchmarks.trackers
 
 ##@ Develop: change ddp-compare itself
 

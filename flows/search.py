@@ -31,10 +31,9 @@ from tasks.process.logs import configure_logging
 from tasks.process.parent import STARTER
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
-from tasks.records.noise_scale import NoiseScale
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
 from tasks.records.sources import BaseModelManifest, RawManifest
-from tasks.reporting.search import tell_best, tell_luck, tell_noise, write_search_report
+from tasks.reporting.search import tell_best, tell_luck, write_search_report
 from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
 from tasks.services.tracker import send_trials
 from tasks.store.kept import fill_folder
@@ -61,8 +60,8 @@ def choose_promoted(losses: dict[int, float], *, eta: int) -> list[int]:
 
 
 def choose_spread(params: Params) -> str | None:
-    """Return the first cell with several ranks, None if there is none; none that is another training."""
-    return next((name for name, one in params.cells.items() if one.world_size > 1 and not one.is_other_training), None)
+    """Return the first cell with several ranks, None if there is none."""
+    return next((name for name, one in params.cells.items() if one.world_size > 1), None)
 
 
 class Search:
@@ -87,8 +86,6 @@ class Search:
         """Name of whatever was trained -> folder of its longest run."""
         self.heldout: dict[str, float] = {}
         """Name of whatever was trained -> its last loss on the held-out rows."""
-        self.noise: dict[str, list[NoiseScale]] = {}
-        """Name of a trial that was alone in the last rung -> the gradient noise scale along its training."""
 
     def _plan(self, name: str, index: int, *, cell: str = "", **changes: int) -> Trial:
         drawn = self.asked.draw(index)
@@ -133,34 +130,18 @@ class Search:
         return losses
 
     def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
-        """Return name -> loss on the held-out rows."""
-        is_last = len(trials) == 1 and epochs == self.asked.rungs[-1]
-        found = self._run_evaluate(trials, epochs, measures_noise=is_last)
-        if is_last:
-            self.noise[trials[0].name] = found.noise_scales
-        self.base_loss = found.models["base"].loss
-        return {trial.name: found.models[trial.name].loss for trial in trials}
-
-    def measure_noise(self) -> list[NoiseScale]:
-        """Return the gradient noise scale along the best trial's training: which batch sizes are worth a trial."""
-        best = self.trials[self.best]
-        if best.name not in self.noise:
-            return self._run_evaluate([best], self.asked.rungs[-1], measures_noise=True).noise_scales
-        return self.noise[best.name]
-
-    def _run_evaluate(self, trials: Sequence[Trial], epochs: int, *, measures_noise: bool) -> EvaluationFile:
-        """Return what the stage `evaluate` finds of the trials, which keeps it."""
+        """Return name -> loss on the held-out rows, by the stage `evaluate`, which keeps it."""
         shutil.rmtree(_EVALUATING, ignore_errors=True)
         for trial in trials:
             link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)
         raw = change_raw_params(self.raw, {}, {trial.name: self.cell for trial in trials})
-        if measures_noise:
-            raw["quality"] = {}
         own = find_path("evaluate", "runs")
         options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
         options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
         _run_stages("evaluate", command=read_command("evaluate", others=options))
-        return EvaluationFile.read(_EVALUATING / "found")
+        found = EvaluationFile.read(_EVALUATING / "found").models
+        self.base_loss = found["base"].loss
+        return {trial.name: found[trial.name].loss for trial in trials}
 
     def repeat(self) -> list[RepeatRecord]:
         """Return best and runner-up trained with other seeds, for as many epochs as they were compared after."""
@@ -199,9 +180,7 @@ class Search:
                 with fill_folder(target) as new:
                     link_folder(self.trials[self.best].folder / "work" / "segments" / part.fingerprint, new)
 
-    def make_record(
-        self, repeats: list[RepeatRecord], spread: SpreadRecord | str, noise_scales: list[NoiseScale]
-    ) -> SearchFile:
+    def make_record(self, repeats: list[RepeatRecord], spread: SpreadRecord | str) -> SearchFile:
         """Return what was found."""
         (runner_up, compared_after), part = self.find_runner_up(), str(self.params.ranges[0])
         model = BaseModelManifest.read(find_path("train", "base-model")).label
@@ -221,7 +200,6 @@ class Search:
             compared_after=compared_after,
             repeats=repeats,
             spread=spread,
-            noise_scales=noise_scales,
             patch=make_patch(self.text, changes),
         )
 
@@ -284,12 +262,10 @@ def _main() -> None:
             search = Search(params)
             search.climb()
             repeats = search.repeat()
-            found = search.make_record(repeats, search.spread(), search.measure_noise())
+            found = search.make_record(repeats, search.spread())
             search.hand_over()
         search.track(write_search_report(found, _REPORTS))
-    sys.stdout.write(
-        f"{tell_best(found)}\n{tell_luck(found)}\n{tell_noise(found)}\nReport: {_REPORTS / 'search.html'}\n"
-    )
+    sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
 
 
 if __name__ == "__main__":

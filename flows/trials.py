@@ -24,7 +24,6 @@ from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
-from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
 from training.process.files import digest_json
 from training.process.redaction import redact
@@ -55,8 +54,7 @@ def find_path(stage: str, option: str, cell: str = "") -> Path:
 def change_raw_params(given: Mapping[str, Any], changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
     """Return a params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
 
-    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run. No
-    gradient noise is measured along a trial.
+    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run.
     """
     raw = {key: value for key, value in given.items() if key not in ("search", "upload")}
     for section in ("model", "dataset"):
@@ -67,8 +65,7 @@ def change_raw_params(given: Mapping[str, Any], changes: Mapping[str, Any], cell
             for key, value in raw[section].items()
         }
     others = {name: raw["cells"][like] for name, like in cells.items()}
-    own = {"tracking": {"kind": "none"}, "quality": {"noise_batches": 0}}
-    return {**raw, "train": {**raw["train"], **changes}, "cells": others, **own}
+    return {**raw, "train": {**raw["train"], **changes}, "cells": others, "tracking": {"kind": "none"}}
 
 
 def write_inputs(folder: Path, raw: Mapping[str, Any], snapshot: Path, *, without: str = "") -> dict[str, object]:
@@ -231,5 +228,3 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, places: Sequence[Place],
         for slot in running:
             with contextlib.suppress(StageError):
                 places[slot].ask("end")
-    for trial in trials:
-        mark_used(trial.folder)

@@ -9,7 +9,6 @@ from rich.table import Table
 from tasks.process.wording import (
     BASELINE,
     NOTHING,
-    OTHER_TRAINING,
     WITHHELD,
     format_percent,
     format_ratio,
@@ -46,8 +45,6 @@ def _tell_speedup(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
         return BASELINE, NOTHING, NOTHING, cell["standing"]["state"]
     measured = cell["measured_speedup"]
     speedup = measured["value"] if measured else cell["whole"]["speedup"]
-    if cell.get("is_other_training") and cell["standing"]["state"] != "withheld":
-        return OTHER_TRAINING, NOTHING, NOTHING, NOTHING
     if speedup is None:
         return WITHHELD, NOTHING, NOTHING, WITHHELD
     interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}" if measured else NOTHING

@@ -1,13 +1,11 @@
 """Stage `evaluate`: the base model and every cell's last checkpoint on the held-out rows.
 
 Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. The base model
-is also evaluated on the rows of the first optimizer step, for the loss that step has to log, and the noise of gradients
-is measured along the baseline's training, where no clock runs. What was found of a model
+is also evaluated on the rows of the first optimizer step, for the loss that step has to log. What was found of a model
 stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range evaluates only what
 is new, and the base model once.
 """
 
-import argparse
 import importlib.metadata
 import logging
 import math
@@ -21,13 +19,12 @@ from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.kept import reuse_or_make
 from tasks.evaluating.loss_arithmetic import compute_perplexity
-from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects, locate_run
+from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects
 from tasks.evaluating.sums import compute_sums
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.machine.gpus import open_gpus
-from tasks.measuring.noise_points import Point, measure_points
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.packages import read_package_versions
@@ -41,7 +38,6 @@ from tasks.records.evaluation import (
     FoundFile,
 )
 from tasks.records.fingerprint import CodeFile
-from tasks.records.noise_scale import NoiseScale
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 
@@ -182,8 +178,7 @@ def _make_summary(
     *,
     runs: Path,
     code: str,
-    first_steps: dict[str, FirstStepFile],
-    noise: list[NoiseScale],
+    first_step: FirstStepFile,
 ) -> EvaluationFile:
     """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
@@ -202,45 +197,24 @@ def _make_summary(
         num_rows=SliceManifest.read(rows.folder).num_rows,
         num_tokens=base.num_tokens,
         seq_len=rows.seq_len,
-        first_step=first_steps[params.baseline],
-        first_steps={cell: first_steps[cell] for cell in params.other_trainings},
+        first_step=first_step,
         models={
             subject.name: EvaluatedModel(**found[subject.name].figures(), checkpoint=_checkpoint_of(subject, runs))
             for subject in subjects
         },
         samples=samples,
-        epochs=_evaluate_epochs(params, rows, runs=runs, code=code)
-        if has_labels(rows.workload) or params.other_trainings
-        else {},
-        seeds={seed: _evaluate_epochs(params, rows, runs=runs, code=code, seed=seed) for seed in params.seeds[1:]},
-        noise_scales=noise,
+        epochs=_evaluate_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
     )
 
 
-def _measure_noise(params: Params, arguments: argparse.Namespace, snapshot: Snapshot, code: str) -> list[NoiseScale]:
-    """Return the gradient noise scale along the baseline's training, from the base model on."""
-    digest = BaseModelManifest.read(arguments.base_model).digest
-    points = [Point(str(params.ranges[0]), 0, None, digest, None)]
-    for subject in list_epoch_subjects(params, [params.baseline], runs=arguments.runs):
-        assert subject.segment is not None
-        points.append(Point(*subject.segment, subject.checkpoint, subject.weights_digest, subject.state_digest))
-    return measure_points(
-        points, params, snapshot,
-        slices=arguments.slices, base_model={"folder": arguments.base_model, "digest": digest}, code=code,
-    )  # fmt: skip
-
-
 def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
-    run = locate_run(runs, subject.name, subject.seed)
-    return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(run))
+    return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
 
 
-def _evaluate_epochs(
-    params: Params, rows: HeldoutRows, *, runs: Path, code: str, seed: int | None = None
-) -> dict[str, list[EvaluatedEpoch]]:
+def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
     found: dict[str, list[EvaluatedEpoch]] = {}
-    for subject in list_epoch_subjects(params, params.cells, runs=runs, seed=seed):
+    for subject in list_epoch_subjects(params, runs=runs):
         assert subject.segment is not None
         part, epoch = subject.segment
         figures = _evaluate_or_reuse(subject, rows, code=code).figures()
@@ -268,14 +242,10 @@ def _main() -> None:
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
     code = CodeFile.read(arguments.code).digest
-    firsts = {
-        cell: _evaluate_first_step(
-            params.alone(cell), snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code
-        )
-        for cell in (params.baseline, *params.other_trainings)
-    }
-    noise = _measure_noise(params, arguments, snapshot, code)
-    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_steps=firsts, noise=noise)
+    first = _evaluate_first_step(
+        params.alone(params.baseline), snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code
+    )
+    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 

@@ -22,7 +22,6 @@ from tasks.params.sources import Source
 from tasks.process.failure import exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import CodeFile, InputsFile, SourceDigest, SourcesFile, TrialFile
-from tasks.store.prune import note_comparison
 from training.process.files import write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
@@ -110,7 +109,6 @@ def _main() -> None:
         heldout=_source_digest(params.dataset.of_heldout),
         template=_template_digest(params),
     ).write(arguments.sources)
-    note_comparison(params)
     write_json(arguments.optional, params.optional_sections)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)

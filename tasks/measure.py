@@ -30,7 +30,6 @@ from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.params import Params
-from tasks.params.cells import CellParams
 from tasks.params.packages import describe_spread
 from tasks.params.schedule import list_schedule_spans
 from tasks.params.train import NOT_CONTENT
@@ -93,15 +92,13 @@ class Inputs:
 
     @property
     def certified(self) -> list[tuple[str, int]]:
-        """(cell, samples per update) of every certificate: as trained, and as timed where that is another training."""
+        """(cell, samples per update) of every certificate: as trained, and as timed (in weak scaling)."""
         return [
             (cell, batch)
             for cell, spread in self.params.cells.items()
-            # A plain process without a wrapper is what the others are held against; another training's updates are not.
-            if spread.strategy != "single" and spread.other_training is None
-            for batch in dict.fromkeys(
-                (self.params.train_of(cell).global_batch_size, compute_timed_batch(self.params, cell))
-            )
+            # A plain process without a wrapper is what the others are held against.
+            if spread.strategy != "single"
+            for batch in dict.fromkeys((self.params.train.global_batch_size, compute_timed_batch(self.params, cell)))
         ]
 
     def key(self, cell: str, batch: int) -> str:
@@ -135,14 +132,9 @@ class Inputs:
         }
 
     @property
-    def same_work(self) -> dict[str, CellParams]:
-        """The cells that are held against twins: those of the baseline's own work."""
-        return {name: spread for name, spread in self.params.cells.items() if not spread.is_other_training}
-
-    @property
     def needs_twins(self) -> bool:
         """Whether something is held against twins, and there is a second computation to train them with."""
-        is_wanted = len(self.same_work) > 1 and self.params.measure.twin_seconds > 0
+        is_wanted = len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0
         return is_wanted and has_reference(self.params.workload)
 
     def compute_twins_key(self) -> str:
@@ -151,7 +143,7 @@ class Inputs:
             {
                 **self._list_common(*_TWINNING),
                 "cells": [
-                    [cell, self._describe(cell, without=set(NOT_CONTENT) - {"epochs"})] for cell in self.same_work
+                    [cell, self._describe(cell, without=set(NOT_CONTENT) - {"epochs"})] for cell in self.params.cells
                 ],
                 "seconds": self.params.measure.twin_seconds,
                 "rows": list(self.rows_digests.items()),
@@ -283,7 +275,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
                 cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir,
                 work=folder / "ranks", segments=segments,
             )
-            for cell in inputs.same_work
+            for cell in params.cells
         }  # fmt: skip
 
         def count_step() -> None:

@@ -20,7 +20,6 @@ from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.params.packages import describe_spread
 from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
-from tasks.params.services import TrackingParams
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
@@ -32,7 +31,7 @@ from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import CodeFile, MachineFile
-from tasks.records.run import SEEDS_FOLDER, CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
+from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
@@ -189,21 +188,17 @@ def _main() -> None:
     arguments = parser.parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     params = settle_micro_batch(params, machine=MachineFile.read(arguments.machine), base_model=arguments.base_model)
-    runs = [_describe(arguments, params, seed) for seed in (params.seeds if arguments.segments is None else [None])]
-    for run in runs:
-        _train_or_reuse(run, arguments, params, snapshot)
-    _assemble(runs[0], arguments.run)
-    for run in runs[1:]:
-        _assemble(run, arguments.run / SEEDS_FOLDER / str(run.params.train.seed))
+    run = _describe(arguments, params)
+    _train_or_reuse(run, arguments, params, snapshot)
+    _assemble(run, arguments.run)
 
 
 def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Params, snapshot: Snapshot) -> None:
-    """Train what is missing of a run; what another seed trains is sent to no tracker."""
+    """Train what is missing of a run."""
     missing = run.list_missing()
-    seed = f", seed {run.params.train.seed}" if len(params.seeds) > 1 else ""
     _log.info(
-        "%s%s: %d of %d segments are finished already%s",
-        run.cell, seed, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
+        "%s: %d of %d segments are finished already%s",
+        run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
     )  # fmt: skip
     if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
         _log.info(
@@ -216,8 +211,6 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
         require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
-        if run.params.train.seed != params.train.seed:
-            params = params.model_copy(update={"tracking": TrackingParams(kind=["none"])})
         with (
             lock_machine(f"training of cell {run.cell}"),
             follow_cell(params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
@@ -261,11 +254,11 @@ def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: 
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
-def _describe(arguments: argparse.Namespace, params: Params, seed: int | None) -> CellTraining:
+def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
     cell = arguments.cell
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
-    params = params.alone(cell, seed=seed)
+    params = params.alone(cell)
     code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
     base_model = BaseModelManifest.read(arguments.base_model)
     segments = plan_segments(

@@ -126,7 +126,6 @@ def _select_checkpoints(params: Params, facts: RunFile) -> list[str]:
     if params.upload.checkpoints == "last":
         return [Path(facts.final_checkpoint).name]
     if params.upload.checkpoints == "all":
-        # Of its own segments: a cell that is another training may have more epochs than the others.
         return [f"{facts.model_name}_{part.range}-epoch-{part.epoch}.pt" for part in facts.segments]
     return list(params.upload.checkpoints)
 

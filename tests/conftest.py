@@ -68,8 +68,6 @@ LONGEST = (
     "chaos/test_comparison.py",
     "integration/test_images.py",
     "tasks/test_instructions.py",
-    "museum/test_batches.py",
-    "benchmarks/emulator/test_main.py",
     "integration/test_prefect_access.py",
     "tasks/measuring/test_session.py",
     "integration/test_sharded_cell.py",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.emulator import WORKLOAD
-from benchmarks.emulator.device import EmulatedDevice, write_device
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from training.model.weights import without_deepspeed
 from training.process.files import digest_file, digest_json, write_json
 

@@ -34,7 +34,6 @@ SMALL = {
     "measure.others_share": 1,
     "measure.advice": False,
     "measure.memory": False,
-    "quality.noise_batches": 0,
 }
 """Changes to the default comparison that make it train in seconds: 2 ranges of 8 optimizer steps.
 

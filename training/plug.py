@@ -2,7 +2,7 @@
 
 A config may name a file of training/workloads/, as every params.yaml does, or any module by its whole name with dots,
 as no params.yaml can. Such a module offers what Workload says. If it also offers `hardware`, its models run on that:
-benchmarks/emulator has devices and links that sleep. All others run on what the machine has.
+tests/emulator has devices and links that sleep. All others run on what the machine has.
 """
 
 from collections.abc import Callable

@@ -1,15 +1,13 @@
 """Which models are evaluated: the base model, and what the cells trained."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.params import Params
 from tasks.process.failure import DataError
-from tasks.records.run import SEEDS_FOLDER, RunFile, SegmentReceipt, read_receipt
+from tasks.records.run import RunFile, SegmentReceipt, read_receipt
 from tasks.records.sources import BaseModelManifest
-from training.state.receipt import STATE_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +20,13 @@ class ModelToEvaluate:
     """The cell's checkpoint; None for the base model."""
     weights_digest: str
     """sha256 of the weights."""
-    state_digest: str | None = None
-    """sha256 of the optimizer's state beside them, as the receipt has it; None without one, as the base model is."""
     segment: tuple[str, int] | None = None
     """The range and epoch after which the weights were so; None for the base model and a cell's last weights."""
-    seed: int | None = None
-    """What the cell was trained from; None: train.seed."""
 
     @property
     def title(self) -> str:
         """What messages call it."""
-        whose = self.name if self.seed is None else f"{self.name} from seed {self.seed}"
-        return whose if self.segment is None else f"{whose} after {self.segment[0]} epoch {self.segment[1]}"
+        return self.name if self.segment is None else f"{self.name} after {self.segment[0]} epoch {self.segment[1]}"
 
 
 def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[ModelToEvaluate]:
@@ -48,34 +41,22 @@ def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[Model
     ]  # fmt: skip
 
 
-def list_epoch_subjects(
-    params: Params, cells: Iterable[str], *, runs: Path, seed: int | None = None
-) -> list[ModelToEvaluate]:
-    """Return these cells' checkpoints after every segment, in order; raises DataError as above."""
+def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
+    """Return all cells' checkpoints after every segment, in order; raises DataError as above."""
     subjects = []
-    for cell in cells:
-        folder = locate_run(runs, cell, seed)
+    for cell in params.cells:
+        folder = runs / cell
         for part in RunFile.read(folder).segments:
             file = folder / part.folder / f"{params.model.name}_{part.range}-epoch-{part.epoch}.pt"
-            subjects.append(_make_subject(cell, file, segment=(part.range, part.epoch), seed=seed))
+            subjects.append(_make_subject(cell, file, segment=(part.range, part.epoch)))
     return subjects
 
 
-def locate_run(runs: Path, cell: str, seed: int | None) -> Path:
-    """Return the folder of a cell's run; `seed`: None for the one from train.seed."""
-    return runs / cell if seed is None else runs / cell / SEEDS_FOLDER / str(seed)
-
-
-def _make_subject(
-    cell: str, file: Path, *, segment: tuple[str, int] | None = None, seed: int | None = None
-) -> ModelToEvaluate:
+def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
     try:
         files = read_receipt(file.parent).files
     except DataError as error:
         raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
-    promised, state = files.get(file.name), files.get(STATE_FILE)
+    promised = files.get(file.name)
     digest = require_digest(file, promised.sha256 if promised else None)
-    return ModelToEvaluate(
-        name=cell, checkpoint=file, weights_digest=digest, state_digest=state.sha256 if state else None,
-        segment=segment, seed=seed,
-    )  # fmt: skip
+    return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)

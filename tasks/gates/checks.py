@@ -6,7 +6,7 @@ withheld by what failed, unproven by what was not checked, whichever gate it is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tasks.gates import (
@@ -18,14 +18,12 @@ from tasks.gates import (
     equivalence,
     heldout,
     loss_curves,
-    other_training,
     own_device,
     quiet_turns,
     rows_of_blocks,
     synchronisation,
     work_of_blocks,
 )
-from tasks.gates.other_training import is_other_training, make_inapplicable_finding
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
@@ -42,42 +40,16 @@ class Check:
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
     """Whether a cell with several ranks is `not checked` where nothing is found: this shows that they train as one."""
-    asks_for_same_work: bool = False
-    """Whether it asks for the baseline's own work, so that a cell declared as another training is not asked."""
-    sees_baseline: bool = False
-    """Whether a cell that is another training is judged beside the baseline, and not by its own request alone."""
-    asks_every_seed: bool = False
-    """Whether it is about what seconds depend on: those of other seeds' trainings are in the time to quality, too."""
     spares_throughput: bool = False
     """Whether a figure per unit of work may still be shown where this gate fails."""
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""
-        is_other = is_other_training(outputs, cell)
-        if is_other and self.asks_for_same_work:
-            return make_inapplicable_finding(outputs, cell)
-        found = self.find(outputs.alone(cell) if is_other and not self.sees_baseline else outputs, cell)
-        if self.asks_every_seed and is_other:
-            # The time to quality is a ratio to the baseline's; speedups at equal work are made of no other seed.
-            for one in (outputs.params.baseline, cell):
-                found = self._judge_seeds(outputs, one, found)
+        found = self.find(outputs, cell)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(f"{cell}: nothing was found")
         return found
 
-    def _judge_seeds(self, outputs: Outputs, cell: str, found: Finding | None) -> Finding | None:
-        """Return what was found until now, or what is worse of the cell's training from another seed."""
-        for seed, runs in outputs.seeds.items():
-            view = replace(outputs, runs=runs, seeds={}) if self.sees_baseline else outputs.alone(cell, seed=seed)
-            other = self.find(view, cell)
-            # What says nothing of the first one may have something to say of another.
-            verdict = "passed" if found is None else found.verdict
-            if other is not None and _WORST.index(other.verdict) < _WORST.index(verdict):
-                found = replace(other, compared=f"from seed {seed}: {other.compared}")
-        return found
-
-
-_WORST = ("failed", "not checked", "does not apply", "passed")
 
 CHECKS = [
     Check(
@@ -102,7 +74,6 @@ CHECKS = [
         name="No break between segments",
         question="Did all cells start from the same weights, and each segment from those the one before ended with?",
         find=correctness.check_segment_continuity,
-        sees_baseline=True,
     ),
     Check(
         name="Starts from the base model",
@@ -114,7 +85,6 @@ CHECKS = [
         question="Does every cell's loss follow the baseline's, step by step?",
         find=loss_curves.check_loss_curves,
         spares_throughput=True,
-        asks_for_same_work=True,
     ),
     Check(
         name="Evaluated what was trained",
@@ -132,14 +102,12 @@ CHECKS = [
         name="Same work in every cell",
         question="Do all cells share start weights, code, machine, global batch and learning-rate policy?",
         find=comparability.check_same_setting,
-        asks_for_same_work=True,
     ),
     Check(
         name="Same rows in the same steps",
         question="Did each optimizer step learn from the same rows in every cell?",
         find=comparability.check_rows_per_step,
         spares_throughput=True,
-        asks_for_same_work=True,
     ),
     Check(
         name="Every sample exactly once",
@@ -163,8 +131,6 @@ CHECKS = [
         name="Not data-bound",
         question="Did the ranks compute, rather than wait for data?",
         find=comparability.check_data_wait,
-        sees_baseline=True,
-        asks_every_seed=True,
     ),
     Check(
         name="Only steps were timed",
@@ -175,39 +141,20 @@ CHECKS = [
         name="Every rank has a device of its own",
         question="Are there as many GPUs (or CPU cores) as the ranks need?",
         find=own_device.check_own_device,
-        asks_every_seed=True,
     ),
     Check(
         name="Speedup is plausible",
         question="Is no cell faster than its number of ranks can make it?",
         find=comparability.check_plausible_speedup,
         spares_throughput=True,
-        asks_for_same_work=True,
     ),
 ]
-
-CHECKS_OF_OTHERS = [
-    Check(
-        name="Only what it says differs",
-        question="Does a cell that is another training differ from the baseline in what it says, and in nothing else?",
-        find=other_training.check_only_that_differs,
-        sees_baseline=True,
-    ),
-    Check(
-        name="Every seed was trained alike",
-        question="Was each training from another seed as complete and as right as the first?",
-        find=other_training.check_seeds,
-        sees_baseline=True,
-    ),
-]
-"""Where a cell is openly another training than the baseline."""
 
 CHECKS_OF_BLOCKS = [
     Check(
         name=QUIET_TURNS,
         question="Were there turns enough in which nobody else used the machine?",
         find=quiet_turns.check_quiet_turns,
-        sees_baseline=True,
     ),
     Check(
         name="Timed blocks did the work",
@@ -223,8 +170,6 @@ CHECKS_OF_BLOCKS = [
         name=BORNE_OUT,
         question="Do the blocks give the published speedup, and does the whole training bear it out?",
         find=blocks_and_training.check_blocks_against_training,
-        sees_baseline=True,
-        asks_every_seed=True,
     ),
 ]
 """Where the speedup was measured in blocks."""
@@ -234,8 +179,7 @@ _SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
-    others = CHECKS_OF_OTHERS if outputs.params.other_trainings else []
-    for check in CHECKS + others + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
+    for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         found = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))

@@ -1,6 +1,5 @@
 """Does an update of N ranks equal that of one? The certificate of the stage `measure`, as a gate and for the report."""
 
-from tasks.gates.other_training import make_inapplicable_finding
 from tasks.gates.setting import find_certificate_problems
 from tasks.process import wording
 from tasks.records.arm_figures import select_arm
@@ -39,8 +38,6 @@ class Equivalence(Record):
 
 def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
     """Check the certificate of a cell that spreads an update over ranks."""
-    if outputs.params.cells[cell].other_training is not None:
-        return make_inapplicable_finding(outputs, cell)
     facts, certificate = outputs.runs[cell].facts, outputs.certificate
     if facts.strategy == "single":
         return None

@@ -24,9 +24,7 @@ What Python ran at their start is held machine by machine (tasks/gates/run_at_st
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
 _OF_EVERY_START = ("packages", "options")
-"""What cells may differ in, and the starts of one cell may not: those of its training, its timed ones, other seeds'."""
-_OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps", "adam_beta1", "adam_beta2")
-"""Keys of `train` in which another training may differ, openly; it was then asked for those values."""
+"""What cells may differ in, and the starts of one cell may not: those of its training and its timed ones."""
 _OF_TIME = {"interpreter", "planned_faults"}
 """What changes the seconds of an update, and nothing of what becomes of it."""
 _OF_THE_PRECISION = {"kernels.attention_kernel"}
@@ -38,14 +36,10 @@ _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     """Return in what the cell's records differ from params.yaml, from the baseline's records or among its ranks."""
     run, first = outputs.runs[cell], outputs.params.baseline
-    own = outputs.params.train_of(cell)
-    asked = {**own.model_dump(mode="json"), "workload": outputs.params.workload}
+    asked = {**outputs.params.train_of(cell).model_dump(mode="json"), "workload": outputs.params.workload}
     recorded = {**run.facts.train, "workload": run.facts.workload}
     problems = _compare_values(recorded, asked, f"{cell}: the record has", "params.yaml")
     reference = next((setting for _, setting in _list_settings(outputs.baseline)), None)
-    if reference is not None and cell in outputs.params.other_trainings:
-        changed = {name: getattr(own, name) for name in _OF_THE_BATCH}
-        reference = {**reference, "train": {**reference["train"], **changed}}
     problems += _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in run.facts.segments))
     known, own_starts = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
@@ -65,7 +59,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
             problems.append(f"{where}: FAULT={faults} was set, whose faults stay in a finished training")
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
         problems += find_other_starts(setting, where, known, own_starts)
-        if _are_trainings_seconds_told(outputs, cell):
+        if outputs.measurement is None:  # then the training's seconds are told
             problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
     problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
     timed = (
@@ -145,24 +139,6 @@ def find_twin_problems(outputs: Outputs) -> list[str]:
     return [f"{'; '.join(problems)}. {_MEASURE_AGAIN}"] if problems else []
 
 
-def find_seed_problems(outputs: Outputs, cell: str, *, seed: int) -> list[str]:
-    """Return in what the cell's training from another seed ran otherwise than its first one, by their own records."""
-    reference = next(_list_settings(outputs.runs[cell]))[1]
-    segments = outputs.seeds[seed][cell].facts.segments
-    problems = _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in segments))
-    for where, setting in _list_settings(outputs.seeds[seed][cell]):
-        if setting is None or reference is None:
-            problems.append(f"{where}: nothing was recorded of what it trained with")
-            continue
-        expected = _flatten_setting(reference) | {"train.seed": seed}
-        problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "its first seed")
-        problems += _compare_starts(setting, reference, where, "its first seed")
-        problems += find_other_starts(setting, where, collect_known_starts([("its first seed", reference)]))
-        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
-        problems += _compare_priorities(setting, reference, where, "its first seed")
-    return list(dict.fromkeys(problems))
-
-
 def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[str]:
     """Return which of these ranges held other rows than the slices do now; `used`: (range, sha256 of its rows).
 
@@ -175,12 +151,6 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
         for part, digest in used
         if digest and digest != slices.get(part)
     ]
-
-
-def _are_trainings_seconds_told(outputs: Outputs, cell: str) -> bool:
-    """Return whether a figure is published that is made of the seconds of the cell's training, not of timed blocks."""
-    others = outputs.params.other_trainings
-    return outputs.measurement is None or cell in others or (cell == outputs.params.baseline and bool(others))
 
 
 def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[str]:

@@ -48,8 +48,6 @@ def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
         for block in arm.blocks:
             for kind, told in judge.find_problems(arm, block):
                 problems.setdefault((arm.arm, kind), []).append(told)
-        if missing := judge.find_missing_exchanges(arm):
-            problems.setdefault((arm.arm, "missing"), []).append(missing)
     num_blocks = sum(len(arm.blocks) for arm in mine)
     return make_finding(
         [
@@ -226,24 +224,6 @@ class _Judge:
                     f"{expected.num_bytes.least / steps:,.0f} are needed on each of {world_size}"
                 ),
             )
-
-    def find_missing_exchanges(self, arm: ArmBlocks) -> str | None:
-        """Return that all blocks together exchanged too seldom, where a block may be between two exchanges."""
-        other = self.outputs.params.cells[self.cell].other_training
-        if other is None or arm.kind != "as trained":
-            return None
-        num_steps, num_launches = sum(len(block.steps) for block in arm.blocks), len({one.launch for one in arm.blocks})
-        # Of each start of the ranks, what is left of a round before its first block and after its last.
-        expected = self._compute_expected(
-            max(0, num_steps - 2 * other.every_steps * num_launches), is_wrapped=False
-        )  # fmt: skip
-        counted = sum(min(block.num_exchanges) for block in arm.blocks)
-        if expected is None or counted >= expected.number.least:
-            return None
-        return (
-            f"its {wording.format_plural(num_steps, 'step')} exchanged {counted:g} times, at least "
-            f"{expected.number.least} expected of a cell that {other.how}"
-        )
 
     def _compute_expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
         """Return what a rank has to exchange in so many full steps, laid out as in the training; None: not known.

@@ -14,8 +14,6 @@ from tasks.measuring.workers import Workers, restart_together
 
 _FEWEST_STEPS = 4
 """Of a block: what its first step is owed to the block before is a small share of it."""
-_MOST_LONGER = 2
-"""Times as long a block may become, so that it holds whole rounds of steps where not every step is like the next."""
 _GOLDEN = 0.6180339887498949
 """Multiples of it, without their whole part, are spread evenly however many there are."""
 
@@ -152,16 +150,13 @@ class Bench:
         )
         return [{name: value for name, value in one.items() if name != "rank"} for one in found]
 
-    def calibrate(self, arm: Arm, *, block_seconds: float, period: int = 1) -> float:
+    def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
         """Choose the steps of a block so that one of this arm takes about so long, and are at least four; return its
         seconds per step.
-
-        `period`: what they are a multiple of, as long as that does not make a block much longer.
         """
         self.run(arm, self.choose_steps())
         seconds = self.run(arm, self.choose_steps()).seconds
-        steps = max(_FEWEST_STEPS, min(round(block_seconds / seconds), 10_000))
-        self.steps_per_block = -(-steps // period) * period if period <= _MOST_LONGER * steps else steps
+        self.steps_per_block = max(_FEWEST_STEPS, min(round(block_seconds / seconds), 10_000))
         return seconds
 
     def choose_steps(self) -> list[int]:

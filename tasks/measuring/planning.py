@@ -50,12 +50,9 @@ class Session:
 
 def tell_training_time(params: Params, measurement: Measurement, num_rows: Mapping[str, int]) -> str:
     """Return how long a whole training of each cell takes as fast as it was timed; `num_rows`: of each range."""
-    rows = sum(num_rows[str(part)] for part in params.ranges) * len(params.seeds)
+    rows = sum(num_rows[str(part)] for part in params.ranges) * params.train.epochs
     speeds = {arm.cell: arm.samples_per_second for arm in measurement.arms if not arm.is_wrapped_baseline}
-    spans = [
-        f"{cell} {timedelta(seconds=round(rows * params.train_of(cell).epochs / speed))}"
-        for cell, speed in speeds.items()
-    ]
+    spans = [f"{cell} {timedelta(seconds=round(rows / speed))}" for cell, speed in speeds.items()]
     return f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {wording.join_names(spans)}"
 
 
@@ -70,16 +67,15 @@ def plan_session(
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
     cells = [_make_cell(params, name, is_weak=is_weak) for name in params.cells]
-    others = frozenset(params.other_trainings)
     num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
     if read_unit(params.workload) == "token":
         whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
         lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
-    if (is_weak or others) and num_rows < largest:
+    if is_weak and num_rows < largest:
         raise DataError(
-            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest}"
-            f"{' in weak scaling' if is_weak else ''}; allowed: a first range with at least as many"
+            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
+            "allowed: a first range with at least as many"
         )
     segments = [
         SegmentConfig(range=part.name, epoch=1, fingerprint="measured", slice_dir=part.resolve()) for part in rows
@@ -89,7 +85,6 @@ def plan_session(
             cells=cells,
             has_copy=device == "cuda",
             is_weak=is_weak,
-            other_trainings=others,
             is_exact=params.train.exact,
             half_width=params.measure.half_width or _HALF_WIDTHS[device],
             max_seconds=params.measure.max_seconds,
@@ -128,7 +123,7 @@ def _count_cores(machine: MachineFile) -> int:
 
 def compute_timed_batch(params: Params, cell: str) -> int:
     """Return the samples of a timed step of the cell: in weak scaling they grow with its number of ranks."""
-    batch = params.train_of(cell).global_batch_size
+    batch = params.train.global_batch_size
     if params.measure.scaling == "strong":
         return batch
     return batch * params.cells[cell].world_size // params.cells[params.baseline].world_size

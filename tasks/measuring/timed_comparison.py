@@ -29,7 +29,7 @@ from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfal
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
-from tasks.strategies import find_other_training, find_profile
+from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ class TimedComparison:
     """Whether micro-batches are copied to a device."""
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
-    other_trainings: frozenset[str] = frozenset()
-    """Names of cells that are another training: they are timed per token, and nothing else is made of them."""
     is_exact: bool
     """Whether gradients are added up in one order instead of by DDP, which then has no counterfactuals."""
     half_width: float
@@ -92,8 +90,7 @@ class TimedComparison:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
         if self.baseline.world_size > 1 or not self.waterfall_seconds:
             return []
-        same = [cell for cell in self.cells if cell.name not in self.other_trainings]
-        return [cell for cell in same if cell.world_size > 1 and self._has_waterfall(cell)]
+        return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
 
     @property
     def predicted(self) -> list[Cell]:
@@ -106,7 +103,6 @@ class TimedComparison:
             cell
             for cell in self.cells
             if cell.world_size > 1
-            and cell.name not in self.other_trainings
             and (profile := find_profile(cell.strategy)) is not None
             and profile.explain_no_prediction(cell.options, is_exact=self.is_exact) is None
             and (self._has_waterfall(cell) or self.baseline.strategy == "single")
@@ -149,11 +145,7 @@ class Measured:
 def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
     """Measure; `advance` is told how many blocks more have run."""
     bench.build(comparison.trained)
-    others = [find_other_training(cell.strategy, cell.options) for cell in comparison.cells]
-    bench.calibrate(
-        make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds,
-        period=math.lcm(*(other.every_steps for other in others if other)),
-    )  # fmt: skip
+    bench.calibrate(make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds)
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
     speedups = measure_speedups(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
@@ -238,7 +230,7 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
 
 def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    return choose_seconds(is_per_token=comparison.is_weak or bool(comparison.other_trainings))
+    return choose_seconds(is_per_token=comparison.is_weak)
 
 
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:

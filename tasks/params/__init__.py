@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tasks.params.adapter import require_fit_for_adapter
-from tasks.params.batches import explain_unfit_batches, make_own_train
 from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
     NAME,
@@ -23,7 +22,7 @@ from tasks.params.choices import (
 )
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
-from tasks.params.norms import count_statistics_rows, explain_unfit_norm
+from tasks.params.norms import count_statistics_rows, explain_unfit_norm, make_own_train
 from tasks.params.options import explain_unfit, require_evaluating, require_exact
 from tasks.params.quality import QualityParams
 from tasks.params.search import SearchParams
@@ -131,9 +130,8 @@ class Params(Section):
 
     @property
     def checkpoint_names(self) -> list[str]:
-        """The file name of every semantic checkpoint that a cell which may be published makes, in that order."""
-        cells = self.cells if self.upload.cell is None else [self.upload.cell]
-        epochs = range(1, max(self.train_of(cell).epochs for cell in cells) + 1)
+        """The file name of every semantic checkpoint that a cell makes, in that order."""
+        epochs = range(1, self.train.epochs + 1)
         return [f"{self.model.name}_{part}-epoch-{epoch}.pt" for part in self.ranges for epoch in epochs]
 
     @property
@@ -202,10 +200,6 @@ class Params(Section):
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
         if self.train.adapter is not None:
             require_fit_for_adapter(self.train.adapter, self.workload, self.cells, compiles=self.train.compile)
-        if unfit := explain_unfit_batches(
-            self.train, self.cells, is_weak=self.measure.scaling == "weak", seeds=self.quality.seeds
-        ):
-            raise ValueError(unfit)
         if unfit := explain_unfit_norm(self.model, self.train, self.cells):
             raise ValueError(unfit)
         self._check_optional()
@@ -260,24 +254,14 @@ class Params(Section):
         if not needs_images and train.augment != "none":
             raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
 
-    @property
-    def other_trainings(self) -> list[str]:
-        """The cells that are another training, by batch or strategy: no speedup at equal work is theirs."""
-        return [name for name, cell in self.cells.items() if cell.is_other_training]
+    def train_of(self, cell: str) -> TrainParams:
+        """Return the work of a cell: the comparison's own, in micro-batches of its own where it has some."""
+        return make_own_train(self.train, self.cells[cell])
 
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds that every cell is trained with, `train.seed` first; that one alone where all do the same work."""
-        return [self.train.seed + number for number in range(self.quality.seeds if self.other_trainings else 1)]
-
-    def train_of(self, cell: str, *, seed: int | None = None) -> TrainParams:
-        """Return the work of a cell: the comparison's own unless the cell says that its batch is another."""
-        return make_own_train(self.train, self.cells[cell], seed=seed)
-
-    def alone(self, cell: str, *, seed: int | None = None) -> "Params":
+    def alone(self, cell: str) -> "Params":
         """Return the comparison of this cell alone, with its own work as the work."""
-        spread = self.cells[cell].model_copy(update={"batch": None, "micro_batch_size": None})
-        return self.model_copy(update={"train": self.train_of(cell, seed=seed), "cells": {cell: spread}})
+        spread = self.cells[cell].model_copy(update={"micro_batch_size": None})
+        return self.model_copy(update={"train": self.train_of(cell), "cells": {cell: spread}})
 
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""

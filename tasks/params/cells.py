@@ -1,36 +1,12 @@
 """The sections `cells` and `ray` of params.yaml: how the same work is spread."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
-from tasks.strategies import OtherTraining, find_other_training
-
-
-class BatchParams(Section):
-    """Another global batch than the comparison's: the cell is then openly another training, judged by its quality."""
-
-    factor: int | Literal["world_size"] = "world_size"
-    """How many times the global batch; world_size: as many times as the cell has ranks; 1 for more epochs alone, where
-    the strategy makes another training of it."""
-    learning_rate: Literal["sqrt", "linear", "none"]
-    """How the peak learning rate grows with it: with the root of the factor, in proportion, or not at all."""
-    betas: Literal["steps", "samples"] = "steps"
-    """How long AdamW's moments last: as many steps as before, by the same betas; or as many samples, by betas to the
-    power of the factor."""
-    epochs: int | None = Field(default=None, ge=1, le=10_000)
-    """Passes over each range, more of them where a larger batch learns less of each; null: as many as the others."""
-
-    @field_validator("factor", mode="before")
-    @classmethod
-    def _check_factor(cls, value: Any) -> Any:
-        is_number = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024
-        if value != "world_size" and not is_number:
-            raise ValueError("allowed: world_size, or a number from 2 to 1024")
-        return value
 
 
 class CellParams(Section):
@@ -51,8 +27,6 @@ class CellParams(Section):
     micro_batch_size: int | None = Field(default=None, ge=1, le=1_000_000)
     """Samples per forward of one rank of this cell, with `model.norm: sync_batch` alone: so that all ranks of each cell
     have as many rows at once. null: train.micro_batch_size."""
-    batch: BatchParams | None = None
-    """Another global batch, openly: the cell has no speedup at equal work then, but a time to quality."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,26 +47,9 @@ class CellParams(Section):
         return self
 
     @property
-    def other_training(self) -> OtherTraining | None:
-        """How the strategy is another training than one process's; None where an update is the same."""
-        return find_other_training(self.strategy, self.options)
-
-    @property
-    def is_other_training(self) -> bool:
-        """Whether the cell is openly another training than the baseline: by its batch, or by its strategy."""
-        return self.batch is not None or self.other_training is not None
-
-    @property
     def spread(self) -> dict[str, Any]:
         """Return all but what stands with the work: how an update is spread, whatever it is an update of."""
-        return self.model_dump(exclude={"batch", "micro_batch_size"})
-
-    @property
-    def batch_factor(self) -> int:
-        """How many times the comparison's global batch the cell has."""
-        if self.batch is None:
-            return 1
-        return self.world_size if self.batch.factor == "world_size" else self.batch.factor
+        return self.model_dump(exclude={"micro_batch_size"})
 
     @property
     def ranks_per_node(self) -> int:

@@ -9,6 +9,13 @@ from pydantic import BaseModel, ValidationError
 
 from training.process.redaction import shorten
 
+_REMOVED = {
+    ("cells", "batch"): "every cell does the comparison's own work: a comparison with another train.global_batch_size",
+    ("quality", "seeds"): "one comparison per train.seed",
+    ("quality", "noise_batches"): "no gradient noise is measured any more: leave it out",
+    ("quality", "target_heldout_loss"): "quality.target_loss, of the training loss",
+}
+"""First and last part of a key that params.yaml once had -> what to write in its place."""
 _MAX_MESSAGE = 400
 """Characters of a check's own words, which may repeat the value; what is allowed stands last."""
 
@@ -23,6 +30,8 @@ def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) ->
     path = [str(part) for part in first["loc"]]
     key = ".".join(part if part.isprintable() else repr(part) for part in path) or "params.yaml"
     if first["type"] == "extra_forbidden":
+        if instead := _REMOVED.get((path[0], path[-1])):
+            return f"{key[:120]}: was removed; allowed: {instead}"
         allowed = _list_allowed_keys(schema, path[:-1])
         near = difflib.get_close_matches(path[-1], allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

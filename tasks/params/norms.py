@@ -7,7 +7,6 @@ ranks: `micro_batch_size` x the shares of the rows.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tasks.params.batches import make_own_train
 from tasks.params.choices import list_file_names, read_constant
 from tasks.params.train import AUTO, TrainParams
 from tasks.strategies import count_shares
@@ -15,6 +14,12 @@ from tasks.strategies import count_shares
 if TYPE_CHECKING:
     from tasks.params.cells import CellParams
     from tasks.params.sources import ModelParams
+
+
+def make_own_train(train: TrainParams, cell: "CellParams") -> TrainParams:
+    """Return the work of a cell: the comparison's own, in the cell's micro-batches where it says how large."""
+    own = cell.micro_batch_size
+    return train if own is None else train.model_copy(update={"micro_batch_size": own})
 
 
 def count_statistics_rows(model: "ModelParams", train: TrainParams, cell: "CellParams") -> int:

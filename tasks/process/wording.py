@@ -11,10 +11,8 @@ NOT_AVAILABLE = "n/a"
 BASELINE = "baseline"
 NOTHING = "–"
 """In place of a verdict where a gate says nothing about a cell."""
-MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked", "does not apply": "does not apply"}
+MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
 """Verdict of a gate -> how a table shows it."""
-OTHER_TRAINING = "another training"
-"""What stands in place of a speedup of a cell that is openly another training."""
 FOLLOWS = "Withheld with the speedup, from which it follows."
 UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
 TRAIN_AGAIN = (

@@ -1,4 +1,4 @@
-"""blocks.parquet: every timed block as it ran, so that anybody can work out the speedups again (`make reanalyse`)."""
+"""blocks.parquet: every timed block as it ran, so that anybody can work out the speedups again."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from tasks.records.facts import Record
-from tasks.records.noise_scale import NoiseScale
 from tasks.records.stage_file import StageFile
 
 
@@ -133,15 +132,9 @@ class EvaluationFile(StageFile):
     """Arithmetic of the evaluation, whatever the training's."""
     first_step: FirstStep
     """What step 1 of every cell has to log."""
-    first_steps: dict[str, FirstStep] = Field(default_factory=dict)
-    """Cell with another global batch -> what its step 1 has to log."""
     models: dict[str, EvaluatedModel]
     """`base` or the name of a cell -> its figures."""
     samples: list[EvaluatedSample] = Field(default_factory=list)
     """Rows that all models continued, if they can write."""
     epochs: dict[str, list[EvaluatedEpoch]] = Field(default_factory=dict)
-    """Cell -> figures after each of its segments, where rows have classes or a cell has another global batch."""
-    seeds: dict[int, dict[str, list[EvaluatedEpoch]]] = Field(default_factory=dict)
-    """Seed -> the same of the cells trained from it, where they were trained from several."""
-    noise_scales: list[NoiseScale] = Field(default_factory=list)
-    """Of gradients, at the base model and after every segment of the baseline; empty where it was not measured."""
+    """Cell -> figures after each of its segments, where rows have classes."""

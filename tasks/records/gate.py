@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
 
-Verdict = Literal["passed", "failed", "not checked", "does not apply"]
+Verdict = Literal["passed", "failed", "not checked"]
 Number = int | float | None
 Numbers = Mapping[str, Number | list[Number]]
 
@@ -27,8 +27,7 @@ class CellFinding(BaseModel):
     cell: str
     """Name of the cell."""
     verdict: Verdict
-    """`not checked` is no pass: `compared` then says why nothing could be compared. `does not apply`: the cell is
-    openly another training, and this asks for the same work."""
+    """`not checked` is no pass: `compared` then says why nothing could be compared."""
     compared: str
     """The numbers that were compared, in plain words that name the cell, so that it can stand alone."""
     numbers: dict[str, Number | list[Number]] = {}
@@ -67,14 +66,8 @@ class Gate(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
-        """`failed` if one cell failed, `passed` if there are findings and all passed; it follows from `findings`.
-
-        Cells to which it does not apply decide nothing, unless there are no others.
-        """
+        """`failed` if one cell failed, `passed` if there are findings and all passed; it follows from `findings`."""
         verdicts = {found.verdict for found in self.findings}
-        if verdicts == {"does not apply"}:
-            return "does not apply"
-        verdicts.discard("does not apply")
         if "failed" in verdicts:
             return "failed"
         return "passed" if verdicts == {"passed"} else "not checked"

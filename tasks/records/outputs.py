@@ -4,7 +4,7 @@ import dataclasses
 import json
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import SEEDS_FOLDER, RunFile, read_receipt, read_segment, require_sealed
+from tasks.records.run import RunFile, read_receipt, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
@@ -186,24 +186,6 @@ class Outputs:
     """Of speed; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
     evaluation: EvaluationFile
-    seeds: dict[int, dict[str, RunOutputs]] = field(default_factory=dict)
-    """Seed -> cell -> its run from it, beside those of train.seed."""
-
-    def alone(self, cell: str, *, seed: int | None = None) -> "Outputs":
-        """Return the comparison of this cell alone: what it was asked for is then the work. `seed`: of another run."""
-        first, others = self.evaluation.first_steps.get(cell, self.evaluation.first_step), self.evaluation
-        epochs, models = others.epochs, others.models
-        if seed is not None:
-            epochs = others.seeds.get(seed, {})
-            last = {"parameter_checksum": epochs[cell][-1].parameter_checksum if epochs.get(cell) else ""}
-            models = {**models, cell: models[cell].model_copy(update=last)}
-        return dataclasses.replace(
-            self,
-            params=self.params.alone(cell, seed=seed),
-            runs={cell: self.runs[cell] if seed is None else self.seeds[seed][cell]},
-            evaluation=others.model_copy(update={"first_step": first, "epochs": epochs, "models": models}),
-            seeds={},
-        )
 
     @property
     def num_trained(self) -> int:
@@ -263,10 +245,6 @@ def read_outputs(
         twins=Twins.read_if_there(measurements),
         measurement=_read_measurement(measurements, params),
         runs={cell: _read_run_of(runs / cell, cell, params) for cell in params.cells},
-        seeds={
-            seed: {cell: _read_run_of(runs / cell / SEEDS_FOLDER / str(seed), cell, params) for cell in params.cells}
-            for seed in params.seeds[1:]
-        },
         evaluation=EvaluationFile.read(evaluation),
     )
 

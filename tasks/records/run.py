@@ -12,8 +12,6 @@ from training.process.files import digest_file, digest_json
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 from training.state.receipt import RECEIPT
 
-SEEDS_FOLDER = "seeds"
-"""Below a run: the same cell trained from other seeds, each in a folder with the seed as its name."""
 _SEGMENT = TypeAdapter(SegmentFacts)
 
 

@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from tasks.params.search import Configuration, SearchParams
 from tasks.records.facts import Record
-from tasks.records.noise_scale import NoiseScale
 from tasks.records.stage_file import StageFile
 
 
@@ -89,5 +86,3 @@ class SearchFile(StageFile):
     """An epoch by several ranks, or why there is none."""
     patch: str
     """The best parameters as a diff of params.yaml."""
-    noise_scales: list[NoiseScale] = Field(default_factory=list)
-    """Of gradients along the best trial's training; empty where it was not measured."""

@@ -4,7 +4,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tasks.process.failure import DataError
 from tasks.records.facts import Record
@@ -15,8 +15,6 @@ Content = TypeVar("Content")
 
 class StageFile(Record):
     """A JSON file of a stage; keys of a version that knew more are passed over, and a missing one is refused."""
-
-    model_config = ConfigDict(extra="ignore")
 
     NAME: ClassVar[str]
     """Its name in the folder that dvc.yaml gives it."""
@@ -51,9 +49,12 @@ class StageFile(Record):
 
 
 def read_checked(path: Path, kind: TypeAdapter[Content]) -> Content:
-    """Return what the JSON file holds; raises DataError in one line if it is missing or not of this kind."""
+    """Return what the JSON file holds; raises DataError in one line if it is missing or not of this kind.
+
+    Keys of a version that knew more are passed over, wherever in it they stand.
+    """
     try:
-        return kind.validate_json(path.read_bytes())
+        return kind.validate_json(path.read_bytes(), extra="ignore")
     except (OSError, ValidationError) as error:
         raise damaged(path, error) from None
 

@@ -54,7 +54,7 @@ def gather_inputs(params: Params) -> Iterator[Inputs]:
         slices = _find_slices(params)
         if slices is None and read_unit(params.workload) != "image":
             assumed += (_ROWS_ASSUMED,)
-        number = max(params.train_of(cell).global_batch_size for cell in params.cells)
+        number = params.train.global_batch_size
         rows = slices or {f"0-{number}": write_longest_rows(Path(scratch) / "rows", params, number)}
         yield Inputs(model_dir=model_dir, slices=rows, assumed=assumed)
 

@@ -78,7 +78,7 @@ def _read_kept(file: Path) -> int | None:
 
 def list_sizes(params: Params) -> list[int]:
     """Return the sizes that divide every cell's share of the batch, ascending."""
-    shares = [params.train_of(cell).global_batch_size // params.count_shares(cell) for cell in params.cells]
+    shares = [params.train.global_batch_size // params.count_shares(cell) for cell in params.cells]
     return [size for size in range(1, min(shares) + 1) if all(share % size == 0 for share in shares)]
 
 
@@ -117,7 +117,7 @@ def find_largest(
 def _find_on_machine(params: Params, *, machine: MachineFile, base_model: Path) -> int:
     configs, rooms = dict[str, TrainingConfig](), dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch:
-        number = max(params.train_of(cell).global_batch_size for cell in params.cells)
+        number = params.train.global_batch_size
         rows = write_longest_rows(Path(scratch) / "rows", params, number)
         segment = SegmentConfig(range=f"0-{number}", epoch=1, slice_dir=rows, fingerprint="")
         for cell, spread in params.cells.items():

@@ -10,7 +10,6 @@ from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.wording import (
     NOT_AVAILABLE,
-    OTHER_TRAINING,
     format_optional,
     format_plural,
     format_three_digits,
@@ -126,8 +125,7 @@ def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params
         return [f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."]
     said = [f"{_format_range(speed)} {unit}s per second"]
     if cell is not baseline and (ratio := model_speedup(cell.load, baseline.load, card)) is not None:
-        other = f" per {unit}, as {OTHER_TRAINING}" if params.cells[cell.name].is_other_training else ""
-        said.append(f"{_format_range(ratio)} times as fast as {baseline.name}{other}")
+        said.append(f"{_format_range(ratio)} times as fast as {baseline.name}")
     price = params.cost.price_per_gpu_hour
     if price is not None:
         dollars = [price * cell.config.world_size / 3600 / per_second * 1e6 for per_second in (speed.high, speed.low)]

@@ -2,7 +2,6 @@
 
 from pydantic import Field
 
-from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
@@ -54,8 +53,6 @@ class CellResults(SpreadFacts):
 
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
-    is_other_training: bool = False
-    """Whether it has another global batch, openly: it has no speedup at equal work, but a time to quality."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
     nodes: list[NodeFacts] = Field(default_factory=list)
@@ -109,18 +106,8 @@ class CellResults(SpreadFacts):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether nothing compares it with the baseline at equal work: its speedup is withheld, or there is none."""
-        return self.is_other_training or self.standing.state == "withheld"
-
-    def name_figure(self, shown: str) -> str:
-        """Return a figure that compares it with the baseline, or that it has none since it is another training."""
-        return wording.OTHER_TRAINING if self.state == wording.OTHER_TRAINING else shown
-
-    @property
-    def state(self) -> str:
-        """What the gates leave of its speedup, in a word; `another training` where it has none to be left."""
-        is_other = self.is_other_training and self.standing.state != "withheld"
-        return wording.OTHER_TRAINING if is_other else self.standing.state
+        """Whether nothing compares it with the baseline: its speedup is withheld."""
+        return self.standing.state == "withheld"
 
     @property
     def speedup(self) -> float | None:

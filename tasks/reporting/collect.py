@@ -27,17 +27,14 @@ from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
-from tasks.reporting.goodput import compute_goodput
 from tasks.reporting.hardware import collect_hardware
-from tasks.reporting.own_noise import explain_left_out
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
-from tasks.reporting.time_to_quality import compute_time_to_quality
 from tasks.reporting.timeline import collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
-from tasks.reporting.withholding import withhold_cells, withhold_comparison
+from tasks.reporting.withholding import withhold_cells
 
 Value = TypeVar("Value")
 
@@ -49,21 +46,17 @@ def collect_results(outputs: Outputs) -> Results:
     gates = check_gates(outputs)
     found = compute_standings(gates, list(outputs.runs))
     withheld = {cell for cell, one in found.items() if one.state == "withheld"}
-    others = set(outputs.params.other_trainings)
-    if withheld >= set(outputs.others) - others and outputs.others.keys() - others:
+    if outputs.others and withheld >= outputs.others.keys():
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
     measurement = outputs.measurement.published if outputs.measurement else None
-    if measurement is not None and withheld - others:
-        measurement = withhold_cells(measurement, withheld - others)
-    if measurement is not None and others:
-        # What is left rests on cells of the same work alone; the speed of these stands with their time to quality.
-        measurement = withhold_comparison(measurement, others)
+    if measurement is not None and withheld:
+        measurement = withhold_cells(measurement, withheld)
     cells = [
-        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld | others)
+        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
         for cell in outputs.params.cells
     ]
-    given = [cell for cell in cells if cell.cell not in withheld | others]
+    given = [cell for cell in cells if cell.cell not in withheld]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -86,9 +79,6 @@ def collect_results(outputs: Outputs) -> Results:
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         hardware=collect_hardware(outputs.measurement) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
-        time_to_quality=compute_time_to_quality(outputs, found),
-        goodput=compute_goodput(outputs, measurement),
-        noise_left_out=explain_left_out(outputs),
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
@@ -162,7 +152,6 @@ def _collect_cell(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments", "nodes"}),
         nodes=[NodeFacts(**node.model_dump(include=set(NodeFacts.model_fields))) for node in run.facts.nodes],
         is_baseline=is_baseline,
-        is_other_training=cell in outputs.params.other_trainings,
         standing=standing,
         num_epochs=len(epochs),
         seconds_per_epoch=whole.train_seconds / len(epochs),

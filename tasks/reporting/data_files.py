@@ -22,17 +22,13 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         cell.cell: {
             "seconds_per_epoch": cell.seconds_per_epoch,
             "tokens_per_second": cell.whole.tokens_per_second,
-            "state": cell.state,
+            "state": cell.standing.state,
             "speedup": cell.speedup,
             "parallel_efficiency": cell.parallel_efficiency,
             **_collect_measured(results, cell),
         }
         for cell in results.cells
     }
-    for one in results.time_to_quality.cells[1:] if results.time_to_quality else []:
-        per_token = None if one.speed_per_token is None else one.speed_per_token.value
-        cells[one.cell] |= {"times_as_soon_as_good": one.speedup, "speed_per_token": per_token}
-        cells[one.cell]["quality_state"] = one.standing.state
     for name, model in losses.items():
         cells.setdefault(name, {})["heldout_loss"] = model.loss
         if model.accuracy is not None:
@@ -76,7 +72,7 @@ def write_epochs(path: Path, results: Results) -> None:
     names += ["data_wait_share", "loss", "speedup", "parallel_efficiency"]
     rows = [
         [
-            *(cell.cell, cell.world_size, cell.state, part.epoch, *(getattr(part, name) for name in names)),
+            *(cell.cell, cell.world_size, cell.standing.state, part.epoch, *(getattr(part, name) for name in names)),
             *_collect_validation(results, cell, part),
         ]
         for cell in results.cells

@@ -135,7 +135,7 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
     is_same_baseline = _have_same_baseline(before, now)
     for name in dict.fromkeys([*cells[0], *cells[1]]):
         pair = [one.get(name) for one in cells]
-        gates = [cell.state if cell else "no such cell" for cell in pair]
+        gates = [cell.standing.state if cell else "no such cell" for cell in pair]
         yield [name, "standing", *gates, ""]
         steps = [_find_step_time(results, name) for results in (before, now)]
         speedups = [cell.measured_speedup if cell else None for cell in pair]

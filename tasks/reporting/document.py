@@ -19,7 +19,6 @@ from tasks.reporting.results import Results
 from tasks.reporting.sections import (
     SectionFile,
     advice,
-    batch,
     compared,
     cost,
     gates,
@@ -40,7 +39,7 @@ from tasks.reporting.sections import (
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict, losses, advice, prediction, batch, memory, gates, trust, quality, cost, history, speed, compared,
+    verdict, losses, advice, prediction, memory, gates, trust, quality, cost, history, speed, compared,
     preflight, measured, provenance, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
@@ -50,7 +49,7 @@ _FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossa
 _FILES = Links(
     [
         ("results.json", "results.json", "everything that stands here, for machines"),
-        ("blocks.parquet", "blocks.parquet", "every timed block as it ran; “make reanalyse” works from it"),
+        ("blocks.parquet", "blocks.parquet", "every timed block as it ran"),
         ("epochs.csv", "epochs.csv", "seconds, tokens and loss of every epoch"),
         ("losses.csv", "losses.csv", "the loss of every optimizer step"),
         ("report.md", "report.md", "the same report for a terminal"),

@@ -7,12 +7,10 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from tasks.params import Params
-from tasks.params.cells import CellParams
 from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
@@ -78,14 +76,6 @@ def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, st
     return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
 
 
-def _dump_cell(cell: CellParams) -> dict[str, Any]:
-    """Return what the cell is; what every cell was before it could be said otherwise is left out."""
-    content = cell.model_dump()
-    if content["batch"] is not None and content["batch"]["betas"] == "steps":
-        del content["batch"]["betas"]
-    return content
-
-
 def digest_work(params: Params, results: Results) -> str:
     """Return the sha256 of what is measured: equal work gives comparable seconds."""
     facts = results.comparison
@@ -98,7 +88,8 @@ def digest_work(params: Params, results: Results) -> str:
             "workload": params.workload,
             "train": params.train.model_dump(exclude=set(NOT_CONTENT)),
             "cells": [
-                [name, {**_dump_cell(cell), **read_package_versions(params, name)}]
+                # `batch` was a key once: without it the history of an earlier version would be another comparison's.
+                [name, {**cell.model_dump(), "batch": None, **read_package_versions(params, name)}]
                 for name, cell in params.cells.items()
             ],
             "scaling": params.measure.scaling,

@@ -18,12 +18,10 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.evidence import PairedBlock, Residual
-from tasks.reporting.goodput import Goodput
 from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
 from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
-from tasks.reporting.time_to_quality import TimeToQuality
 from tasks.reporting.timeline import CellTimeline
 from training.process.files import write_json
 
@@ -91,23 +89,13 @@ class Results(Record):
     """What ranks and GPUs did while the speed was measured; empty in results of an earlier version."""
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""
-    time_to_quality: TimeToQuality | None = None
-    """When cells that are another training had a model as good as the baseline's; null where there are none."""
-    goodput: Goodput | None = None
-    """Which batch on how many ranks is predicted to be the soonest; null where gradient noise was not measured."""
-    noise_left_out: str | None = None
-    """Which points of the gradient noise were taken at other weights than this training's; null where none was."""
     history: History | None = None
     """This comparison among its earlier runs; null in results of an earlier version."""
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is.
-
-        Cells that are another training have none to be withheld.
-        """
-        has_others = any(not cell.is_other_training for cell in self.cells[1:])
-        return self.baseline.is_withheld or (has_others and not self.answers)
+        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is."""
+        return self.baseline.is_withheld or (len(self.cells) > 1 and not self.answers)
 
     def is_hidden(self, cell: str) -> bool:
         """Return whether what compares this cell with the baseline is withheld."""
@@ -119,14 +107,9 @@ class Results(Record):
         return [cell for cell in self.cells[1:] if not cell.is_withheld]
 
     @property
-    def most_ranks(self) -> int:
-        """Ranks of the cell that has most."""
-        return max(cell.world_size for cell in self.cells)
-
-    @property
     def is_speedup_measured(self) -> bool:
         """Whether every cell but the baseline has a measured speedup, withheld or not."""
-        if self.measurement is None or all(cell.is_other_training for cell in self.cells[1:]):
+        if self.measurement is None or len(self.cells) < 2:
             return False
         return all(cell.is_withheld or cell.measured_speedup for cell in self.cells[1:])
 

@@ -20,8 +20,6 @@ FOLDER = "search"
 PATCH = "params.patch"
 _CHARTS = Path(__file__).with_name("search_charts")
 _SURE = 0.95
-_NEAR_NOISE = 4
-"""How many times above or below the noise scale a batch is said to lie about it."""
 
 
 class Luck(NamedTuple):
@@ -106,26 +104,6 @@ def tell_spread(found: SearchFile) -> str:
     )
 
 
-def tell_noise(found: SearchFile) -> str:
-    """Return which batch sizes are worth a trial, by the gradient noise scale where the best trial ended."""
-    if not found.noise_scales:
-        return "Which batch sizes are worth a trial is not told: gradient noise was not measured."
-    last, tried = found.noise_scales[-1], sorted(found.asked.batch_size)
-    noise = wording.format_optional(last.value, wording.format_three_digits)
-    at = f"Where {found.trials[found.best].name} ended, the gradient noise scale was {noise} samples"
-    if last.value is None or tried[-1] < last.value / _NEAR_NOISE:
-        most = "" if last.value is None else f", up to about {round(last.value)}"
-        return (
-            f"{at}: the largest batch that was tried, {tried[-1]}, is far below it, so that larger ones{most} would "
-            "cost few tokens and are worth a trial."
-        )
-    above = [size for size in tried if size > last.value * _NEAR_NOISE]
-    if above:
-        named = wording.join_names([str(size) for size in above])
-        return f"{at}: of batches of {named} most of every sample is wasted; they are not worth a trial."
-    return f"{at}: the batches that were tried, {tried[0]} to {tried[-1]}, lie about it, where they should."
-
-
 def _list_rungs(found: SearchFile) -> Iterator[tuple[int, int, int]]:
     """Yield (epochs before, epochs after, trials) of every rung."""
     for before, after in zip([0, *found.asked.rungs], found.asked.rungs, strict=False):
@@ -164,7 +142,6 @@ def make_document(found: SearchFile) -> Document:
         PageSection("best", "The best", [Text(tell_best(found), "answer"), Text(tell_luck(found), role)]),
         PageSection("trials", "Trials", [Charts("rungs", charts), _tabulate_trials(found), Text(_tell_rules(found))]),
         PageSection("luck", "How much of the lead is luck?", _tell_seeds(found)),
-        PageSection("batch", "Which batch sizes are worth a trial?", [Text(tell_noise(found))]),
         PageSection("spread", "Trials at once, or ranks per trial?", [Text(tell_spread(found))]),
         PageSection("next", "How to go on with it", _tell_next(found)),
     ]

@@ -17,7 +17,6 @@ from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
-from tasks.reporting.tell_quality import list_others, tell_cell
 
 _NOISE_OF_ONE_RUN = 0.05
 """Relative difference below which two single runs are not told apart; a rule of thumb, not measured."""
@@ -36,9 +35,6 @@ def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
     if results.is_withheld:
         return [_explain_withheld(results)]
-    others = [tell_cell(results, one) for one in list_others(results)]
-    if not results.answers and others:
-        return [*others, count_passed_gates(results)]
     if not results.answers:
         only = results.baseline
         return [
@@ -49,9 +45,9 @@ def list_clauses(results: Results) -> list[str]:
     best, *rest = sort_by_merit(results)
     spoilt = [*_warn_above_linear(results), *_warn_slow_ranks(results), *_explain_missing_speedups(results)]
     if results.measurement is not None and results.is_speedup_measured:
-        said = [*_describe_measured(results.measurement, best, rest), *others, *spoilt, count_passed_gates(results)]
+        said = [*_describe_measured(results.measurement, best, rest), *spoilt, count_passed_gates(results)]
     else:
-        said = [_describe_cell(results, best), *_describe_others(rest, None), *others, *spoilt]
+        said = [_describe_cell(results, best), *_describe_others(rest, None), *spoilt]
         said.append(count_passed_gates(results))
         said.append(f"one run of each cell{_describe_spread(best)}, so no interval yet")
     return [_prefix_unproven(best) + said[0], *said[1:]]
@@ -147,7 +143,7 @@ def _explain_missing_speedups(results: Results) -> list[str]:
     """Return which cells are unproven or have no speedup, and why: a clause for all that one gate decided."""
     decided: dict[tuple[str, ...], list[CellResults]] = {}
     for cell in results.cells[1:]:
-        if cell.standing.state != "proven" and not cell.is_other_training:
+        if cell.standing.state != "proven":
             decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
     return [_explain_standing(cells) for cells in decided.values()]
 
@@ -260,9 +256,8 @@ def _name_gates(number: int) -> str:
 
 def count_passed_gates(results: Results) -> str:
     verdicts = [gate.verdict for gate in results.gates]
-    applicable = len(verdicts) - verdicts.count("does not apply")
-    if applicable and verdicts.count("passed") == applicable:
-        return f"all {applicable} gates passed" + ("" if applicable == len(verdicts) else " that apply")
+    if verdicts.count("passed") == len(verdicts):
+        return f"all {len(verdicts)} gates passed"
     others = [f"{number} {verdict}" for verdict in ("failed", "not checked") if (number := verdicts.count(verdict))]
     return f"{verdicts.count('passed')} of {len(verdicts)} gates passed, {', '.join(others)}"
 

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from tasks.inputs.snapshot import walk_leaves
 from tasks.params import Params
-from tasks.process import wording
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, read_segment, require_sealed
@@ -263,10 +262,7 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
         tags[None][key] = ": ".join([gate["verdict"], *filter(None, ["; ".join(dict.fromkeys(deciding))])])
     for cell in results["cells"]:
         standing = cell["standing"]
-        is_other = cell.get("is_other_training") and standing["state"] != "withheld"
-        doubt = "" if standing["state"] == "proven" else f", {standing['state']}"
-        state = f"{wording.OTHER_TRAINING}{doubt}" if is_other else standing["state"]
-        told = ": ".join(filter(None, [state, ", ".join(standing["gates"]), standing["reason"]]))
+        told = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))
         tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = told
     return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}
 

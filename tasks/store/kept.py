@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +47,7 @@ def is_kept(folder: Path) -> bool:
         is_whole = all(digest_file(folder / name) == digest for name, digest in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
-    if is_whole:
-        mark_used(folder)
-    elif folder.is_dir():
+    if not is_whole and folder.is_dir():
         _log.warning("%s is damaged; what it held is made anew", folder)
     return is_whole
 
@@ -64,9 +61,3 @@ def keep(found: StageFile, folder: Path) -> None:
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:
     """Return what was found and kept there, None if it is not there or not whole."""
     return kind.read(folder) if is_kept(folder) else None
-
-
-def mark_used(entry: Path) -> None:
-    """Note that what is kept there was used now, for tasks/store/prune.py."""
-    with contextlib.suppress(OSError):
-        os.utime(entry)

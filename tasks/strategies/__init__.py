@@ -64,15 +64,6 @@ class Copies(NamedTuple):
     optimizer: int
 
 
-class OtherTraining(NamedTuple):
-    """How a strategy trains otherwise than one process would, whatever its ranks."""
-
-    how: str
-    """In words, behind `another training, which `."""
-    every_steps: int
-    """After how many steps its ranks exchange."""
-
-
 class Exchanged(Protocol):
     """What a rank put into them."""
 
@@ -129,10 +120,6 @@ class Profile(Protocol):
 
     def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
         """Return what is wrong with so many ranks or a workload that counts in `unit`, the key first; None: nothing."""
-        ...
-
-    def find_other_training(self, options: Mapping[str, Any]) -> OtherTraining | None:
-        """Return in what the training differs from one process's; None where every update is the same."""
         ...
 
     def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
@@ -200,12 +187,6 @@ def find_profile(strategy: str) -> Profile | None:
         return None
     found: Profile = import_file("tasks.strategies", strategy)
     return found
-
-
-def find_other_training(strategy: str, options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return how the strategy is another training than one process's; None where it is not, or nothing is known."""
-    profile = find_profile(strategy)
-    return None if profile is None else profile.find_other_training(options)
 
 
 def get_exchange_dtype(strategy: str, options: Mapping[str, Any]) -> str:

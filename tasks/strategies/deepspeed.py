@@ -11,7 +11,6 @@ from typing import Any
 from tasks.process import wording
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work
 from tasks.strategies.single import count_shares as count_shares
-from tasks.strategies.single import find_other_training as find_other_training
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.single import list_knobs as list_knobs
 from tasks.strategies.single import split_waits as split_waits

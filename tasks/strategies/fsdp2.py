@@ -12,7 +12,6 @@ from tasks.process import wording
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
-from tasks.strategies.single import find_other_training as find_other_training
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.single import split_waits as split_waits
 from tasks.strategies.single import tell_timers as tell_timers

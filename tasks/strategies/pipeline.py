@@ -10,7 +10,6 @@ from typing import Any
 from tasks.process import wording
 from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
-from tasks.strategies.single import find_other_training as find_other_training
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.strategies import Copies, Exchanged, Expected, Knob, OtherTraining, Work
+from tasks.strategies import Copies, Exchanged, Expected, Knob, Work
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -12,11 +12,6 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
     """Return None: it is for any."""
-    return None
-
-
-def find_other_training(options: Mapping[str, Any]) -> OtherTraining | None:
-    """Return None: an update is that of one process."""
     return None
 
 

@@ -10,7 +10,6 @@ from tasks.strategies.ddp import list_knobs as list_knobs
 from tasks.strategies.ddp import require as require
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_unfit as explain_unfit
-from tasks.strategies.single import find_other_training as find_other_training
 from tasks.strategies.single import split_waits as split_waits
 from tasks.strategies.single import tell_timers as tell_timers
 

@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS, CHECKS_OF_OTHERS
+from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.process.failure import ExitCode
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
@@ -135,10 +135,9 @@ def test_code_names_a_decision_by_the_beginning_of_its_title(project: Path) -> N
 
 
 def test_the_page_of_gates_has_every_gate_with_its_question(project: Path) -> None:
-    for page, checks in (("gates", [*CHECKS, *CHECKS_OF_BLOCKS]), ("goodput", CHECKS_OF_OTHERS)):
-        text = (project / "docs" / f"{page}.md").read_text()
-        rows = re.findall(r"^\| (.+?) \| (.+\?) \|$", text, flags=re.MULTILINE)
-        assert rows == [(check.name, check.question) for check in checks]
+    text = (project / "docs" / "gates.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+\?) \|$", text, flags=re.MULTILINE)
+    assert rows == [(check.name, check.question) for check in [*CHECKS, *CHECKS_OF_BLOCKS]]
     assert f"All of today's {len(CHECKS + CHECKS_OF_BLOCKS)} gates passed" in " ".join(
         (project / "README.md").read_text().split()
     )

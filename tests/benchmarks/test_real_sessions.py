@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.alarms import compare_real, find_rate
-from benchmarks.block_length import measure_turns
 from benchmarks.sessions import SessionSpeedup, find_scatter, measure_session
 from tasks.records.estimate import Estimate
 from tests.workspace import SMALL, Workspace
@@ -44,11 +42,6 @@ def test_sessions_scatter_by_the_logarithms_of_their_speedups_and_cover_the_mean
     assert (find_scatter("b", found).num_told, math.isnan(find_scatter("b", found).scatter)) == (0, True)
 
 
-def test_one_alarm_of_fifty_may_be_a_rate_of_eleven_per_cent() -> None:
-    rate = find_rate(1, 50)
-    assert (rate.value, round(rate.low, 4), round(rate.high, 3)) == (0.02, 0.0005, 0.106)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("sliced", "starts_warm")
 class TestOnRealRanks:
@@ -58,17 +51,3 @@ class TestOnRealRanks:
         assert found.interval is not None
         assert found.all_turns > 0
         assert found.num_turns >= found.num_quiet >= 6
-
-    def test_the_same_steps_are_timed_in_blocks_and_in_a_training(self) -> None:
-        found = measure_turns(1)
-        assert found.num_loud == 0, "every share counts as quiet in tests"
-        ways = ("blocks of 1", "blocks of 16", "blocks of 4", "training")
-        assert sorted(found.stretches) == [(cell, way) for cell in ("1proc", "2proc") for way in ways]
-        assert all(found.list_seconds(cell, way)[0] > 0 for cell, way in found.stretches)
-
-    def test_a_real_training_is_compared_with_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("benchmarks.alarms._MAX_SECONDS", 0.1)
-        runs = compare_real(2)
-        assert [(run.num_ranks, run.jitter) for run in runs] == [(1, None), (2, None)]
-        # The same ranks run both: far apart only if the two were not given the same steps.
-        assert all(0.5 < run.ratio.value < 2 for run in runs)

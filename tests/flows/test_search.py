@@ -9,14 +9,14 @@ import pytest
 
 from flows import places
 from flows.places import Stage
-from flows.search import choose_promoted, choose_spread, rank
+from flows.search import choose_promoted, rank
 from flows.trials import Trial, find_path, read_command
 from tasks.params import Params
 from tasks.params.search import Configuration
 from tasks.process.failure import ResourceError
 from tasks.train import PlannedSegment
 from tests.flows.toy_project import wait_for
-from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, write_comparison
+from tests.tasks.reporting.comparison import edit_json, edit_segment, write_comparison
 
 
 def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
@@ -26,15 +26,6 @@ def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
     assert choose_promoted(losses, eta=2) == [1, 2, 4]
     # In whatever order they ended.
     assert choose_promoted(dict(reversed(losses.items())), eta=2) == [1, 2, 4]
-
-
-def test_the_best_is_spread_like_a_cell_of_the_comparisons_own_batch() -> None:
-    big = {"strategy": "ddp", "world_size": 2, "batch": {"learning_rate": "sqrt"}}
-    one, two = ({"strategy": "single", "world_size": 1}, {"strategy": "ddp", "world_size": 2})
-    assert (
-        choose_spread(Params.model_validate({**PARAMS, "cells": {"1proc": one, "2big": big, "2proc": two}})) == "2proc"
-    )
-    assert choose_spread(Params.model_validate({**PARAMS, "cells": {"1proc": one, "2big": big}})) is None
 
 
 @pytest.mark.parametrize(("num_trials", "promoted"), [(1, 1), (2, 1), (5, 1), (6, 2), (9, 3)])

@@ -85,8 +85,8 @@ asyncio.run(provide_database_interface().create_db())
 """
 
 
-_WHOLE = {"measure.waterfall_seconds": 1, "quality.noise_batches": 4}
-"""This comparison alone has what takes as long as all else: the waterfall, the prediction from it, the noise scale."""
+_WHOLE = {"measure.waterfall_seconds": 1}
+"""This comparison alone has what takes as long as all else: the waterfall."""
 
 
 def _shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:

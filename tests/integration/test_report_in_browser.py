@@ -24,7 +24,6 @@ SECTIONS = [
     "losses",
     "advice",
     "prediction",
-    "batch",
     "memory",
     "gates",
     "trust",

@@ -29,7 +29,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     workspace = finished.copy(tmp_path / "project", programs=phantom_warm)
     # As the preset of the true model has it; rows, model and their cache are those of the finished comparison.
     # The noise of gradients is read from the card, which has no numbers.
-    workspace.change({"train.precision": "bf16", "train.packing": True, "quality": {"noise_batches": 0}})
+    workspace.change({"train.precision": "bf16", "train.packing": True})
     said = workspace.repro("measure", "evaluate").stdout
     assert "phantom:" not in said
 

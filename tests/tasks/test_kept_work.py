@@ -22,11 +22,9 @@ from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.machine.gpus import OpenGpus
 from tasks.measure import Inputs
-from tasks.measuring.noise_points import Point, list_noise_inputs
 from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
 from tasks.params.adapter import LoraParams
-from tasks.params.cells import BatchParams
 from tasks.params.choices import list_file_names
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT
@@ -39,8 +37,6 @@ from tests.tiny import make_slice, with_manifest
 CELL = "2proc"
 ONLY_NAMED = {"model.name"}
 """Names the checkpoints and is in nothing that is measured."""
-EXTENT_OF_RUNS = "quality.seeds"
-"""How many trainings there are, each with segments of its own: none of them depends on how many others there are."""
 
 
 @pytest.fixture
@@ -56,8 +52,6 @@ def stages(project: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> di
 
 def _change(value: Any, annotation: Any) -> Any:
     """Return another value of the same kind."""
-    if any(part is BatchParams for part in get_args(annotation)):
-        return BatchParams(factor=2, learning_rate="none")
     if any(part is LoraParams for part in get_args(annotation)):
         return LoraParams(rank=2, alpha=4)
     words = [word for word in get_args(annotation) if isinstance(word, str)]
@@ -122,7 +116,7 @@ def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(
     changed = dict(_change_each(params, stages[f"train@{CELL}"].params))
     assert len(changed) > 25
     same = {key for key, other in changed.items() if _fingerprint(other) == before}
-    assert same == {f"train.{name}" for name in NOT_CONTENT} | {EXTENT_OF_RUNS}
+    assert same == {f"train.{name}" for name in NOT_CONTENT}
 
 
 def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
@@ -253,21 +247,15 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def list_inputs(
-        params: Params = params, code: str = "c", weights: str = "w", state: str = "s"
-    ) -> dict[str, dict[str, Any]]:
+    def list_inputs(params: Params = params, code: str = "c", weights: str = "w") -> dict[str, dict[str, Any]]:
         rows = HeldoutRows(
             folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
             base_model=tmp_path / "model", workload=params.workload,
         )  # fmt: skip
         subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
-        model = BaseModelManifest.read(tmp_path / "model").digest
         return {
             "figures": list_evaluation_inputs(subject, rows, code=code),
             "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
-            "noise": list_noise_inputs(
-                params, Point("0-500", 1, None, weights, state), slices=slices, base_model=model, code=code
-            ),
         }
 
     return list_inputs
@@ -283,36 +271,26 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     for key, other in changed.items():
         names = {name for name, found in evaluated(params=other).items() if found != before[name]}
         comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
-        is_extent = key == EXTENT_OF_RUNS or key.removeprefix("train.") in NOT_CONTENT
+        is_extent = key.removeprefix("train.") in NOT_CONTENT
         assert names or comes_with_weights or is_extent, key
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
     assert found == {*order, "train.adapter", "workload", "ranges"}
 
 
-def test_noise_is_told_from_others_by_all_that_adamw_s_coordinates_depend_on(
-    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
-    before = evaluated()["noise"]
-    assert evaluated(state="other")["noise"] != before
-    for name, other in {"optimizer": "sgd", "adam_beta2": 0.5, "max_grad_norm": 9.0}.items():
-        changed = params.model_copy(update={"train": params.train.model_copy(update={name: other})})
-        assert evaluated(params=changed)["noise"] != before, name
-
-
 def test_where_a_base_is_rounded_and_by_which_version_tells_what_begins_there_from_others(
     params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def list_both(base: str | None) -> list[dict[str, Any]]:
+    def list_first(base: str | None) -> dict[str, Any]:
         adapter = LoraParams(rank=4, alpha=8.0, base=base)
         other = params.model_copy(update={"train": params.train.model_copy(update={"adapter": adapter})})
-        return [evaluated(params=other)[name] for name in ("first step", "noise")]
+        return evaluated(params=other)["first step"]
 
     monkeypatch.setattr("importlib.metadata.version", lambda package: "1")
-    before, plain = list_both("nf4"), list_both(None)
+    before, plain = list_first("nf4"), list_first(None)
     monkeypatch.setattr("importlib.metadata.version", lambda package: "2" if package == "bitsandbytes" else "1")
-    assert [now != then for now, then in zip(list_both("nf4"), before, strict=True)] == [True, True]
-    assert list_both(None) == plain
+    assert list_first("nf4") != before
+    assert list_first(None) == plain
 
 
 def test_a_loss_of_a_gpu_is_no_loss_of_the_cpu(
@@ -333,20 +311,6 @@ def test_a_loss_of_another_version_is_no_loss_of_this_one(
     assert [name for name, found in evaluated().items() if found != before[name]] == ["figures", "first step"]
 
 
-def test_noise_is_told_from_others_by_the_rows_that_the_first_cell_normalises_together(
-    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
-    model = params.model.model_copy(update={"norm": "sync_batch"})
-
-    def list_noise(*, micro_batch_size: int, world_size: int) -> dict[str, Any]:
-        first = params.cells[CELL].model_copy(update={"micro_batch_size": micro_batch_size, "world_size": world_size})
-        return evaluated(params=params.model_copy(update={"model": model, "cells": {CELL: first}}))["noise"]
-
-    before = list_noise(micro_batch_size=4, world_size=2)
-    assert list_noise(micro_batch_size=2, world_size=2) != before
-    assert list_noise(micro_batch_size=4, world_size=1) != before
-
-
 def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
     tmp_path: Path, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
 ) -> None:
@@ -365,9 +329,8 @@ def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depe
     assert set(others) == _list_files(stages["evaluate"])
     assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 4
     others["rows"] = edit("slices/0-500")
-    for name in ("first step", "noise"):
-        assert len({str(one[name]) for one in (before, others["data/base_model"], others["rows"])}) == 3
-        assert others["data/fingerprint/code.json"][name] != before[name]
+    assert len({str(one["first step"]) for one in (before, others["data/base_model"], others["rows"])}) == 3
+    assert others["data/fingerprint/code.json"]["first step"] != before["first step"]
 
 
 def test_a_field_that_is_added_to_a_measurement_measures_anew(project: Path, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ cells:
 BAD = {
     "unknown key": ("epochs: 2", "epoch: 2", ["train.epoch", "did you mean epochs?"]),
     "unknown top-level key": ("workload:", "wrkload:", ["wrkload", "did you mean workload?"]),
+    "a key that was removed": ("350\n", "350\nquality: {seeds: 3}\n", ["quality.seeds: was removed", "train.seed"]),
+    "a removed key of a cell": ("size: 2}", "size: 2, batch: {}}", ["cells.2proc.batch: was removed", "batch_size"]),
     "unknown key in a cell": ("world_size: 2", "worldsize: 2", ["cells.2proc.worldsize", "world_size"]),
     "missing key": ("seq_len: 64", "seed: 1", ["train.seq_len", "missing"]),
     "missing section": ("heldout: 300-350\n", "", ["heldout", "missing"]),
@@ -78,7 +80,7 @@ BAD = {
     "held-out reversed": ("300-350", "350-300", ["heldout", "350-300"]),
     "unknown workload": ("causal_lm", "casual_lm", ["workload", "did you mean causal_lm?"]),
     "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
-    "workload from elsewhere": ("causal_lm", "benchmarks.emulator.workload", ["workload", "allowed: causal_lm"]),
+    "workload from elsewhere": ("causal_lm", "tests.emulator.workload", ["workload", "allowed: causal_lm"]),
     "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
     "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp, deep"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emulator import WORKLOAD
-from benchmarks.emulator.device import EmulatedDevice, write_device
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.plug import select_hardware

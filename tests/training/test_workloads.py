@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.emulator import WORKLOAD
 from tasks.params.choices import list_file_names
+from tests.emulator import WORKLOAD
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import (
     are_bitwise_equal,

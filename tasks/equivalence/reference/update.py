@@ -17,15 +17,6 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
-from tasks.equivalence.reference.batch_squares import (
-    BatchSquares,
-    Part,
-    SecondMoments,
-    add_in_place,
-    add_squares,
-    add_up,
-    square,
-)
 from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
@@ -42,6 +33,8 @@ _STEPS_UNTIL_SCALE_GROWS = 2000
 """Of fp16, in which the gradient was finite: what torch's GradScaler waits for."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+Part = list[Tensor | None]
+"""Of one micro-batch, or of several: the gradient of every parameter."""
 Order = Callable[[StepPlan, int], list[list[int]]]
 """Of a step's plan and number: the micro-batches (by index) that are added up one after another, group by group."""
 
@@ -207,37 +200,6 @@ class OneProcess:
             self._rescale(is_finite)
         return is_finite
 
-    def square_gradients(self, numbers: Iterable[int], moments: SecondMoments | None = None) -> BatchSquares:
-        """Return the squared norms of the gradients of these steps, from 1, and of all their rows together.
-
-        At the weights as they are; with `moments` in AdamW's coordinates, which go on with the batch. What is a step is
-        here a part of a batch: its rows are drawn at random, where those of a micro-batch are of like lengths.
-        """
-        assert self._num_ranks == self._scale == 1, "one process, in fp32"
-        num_samples, labels, total, by_number, mean_square = 0, list[int](), None, None, 0.0
-        for number in numbers:
-            num_samples += sum(len(rows) for rows in self._steps[number - 1].plan.micro_batches)
-            parts = self._make_micro_batches(number)
-            if not (own := sum(int((part.labels != IGNORED_LABEL).sum()) for part in parts)):
-                continue
-            # In memory are never more than weights, two gradients and squares, as in a training with AdamW.
-            gradient = add_up(self._compute_micro_batch_gradient(part, 1)[1] for part in parts)
-            labels.append(own)
-            # n_i |g_i|^2 of the mean over n_i labels g_i: of all numbers together, or of each.
-            if moments is None:
-                mean_square += square(gradient) / own
-            else:
-                by_number = add_squares(by_number, gradient, own)
-            total = gradient if total is None else add_in_place(total, gradient)
-            del gradient
-        num_labels = sum(labels)
-        if total is None:
-            return BatchSquares(num_samples, labels, 0.0, 0.0)
-        if moments is None or by_number is None:
-            return BatchSquares(num_samples, labels, mean_square / num_labels, square(total) / num_labels**2)
-        of_all, of_parts = moments.weigh([None if part is None else part.div_(num_labels) for part in total], by_number)
-        return BatchSquares(num_samples, labels, of_parts / num_labels, of_all)
-
     def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
         """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
         self.start_over()
@@ -303,6 +265,21 @@ class OneProcess:
             self._scale /= 2
         elif self._num_finite == _STEPS_UNTIL_SCALE_GROWS:
             self._scale, self._num_finite = self._scale * 2, 0
+
+
+def add_up(parts: Iterable[Part]) -> Part:
+    """Return the sum, in the tensors of the first; none is held any longer while the next is made."""
+    total: Part | None = None
+    for part in parts:
+        total = part if total is None else _add_in_place(total, part)
+        del part
+    assert total is not None, "at least one"
+    return total
+
+
+def _add_in_place(left: Part, right: Iterable[Tensor | None]) -> Part:
+    """Return the sum, which is in the tensors of `left` where that has one."""
+    return [a if b is None else b if a is None else a.add_(b) for a, b in zip(left, right, strict=True)]
 
 
 def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:

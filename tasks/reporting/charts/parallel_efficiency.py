@@ -20,7 +20,7 @@ def describe_chart(results: Results) -> str:
 
 
 def _tell(cell: CellResults) -> str:
-    return cell.name_figure(wording.format_percent(cell.parallel_efficiency))
+    return wording.format_percent(cell.parallel_efficiency)
 
 
 def draw(results: Results, axes: Axes) -> None:

@@ -22,8 +22,7 @@ def is_shown(results: Results) -> bool:
 def describe_chart(results: Results) -> str:
     """Return the speedup of every cell with its number of ranks."""
     told = ", ".join(
-        f"{cell.cell} {cell.name_figure(wording.format_ratio(cell.whole.speedup))} on "
-        f"{wording.format_plural(cell.world_size, 'rank')}"
+        f"{cell.cell} {wording.format_ratio(cell.whole.speedup)} on {wording.format_plural(cell.world_size, 'rank')}"
         for cell in results.cells
     )
     return f"{told}."

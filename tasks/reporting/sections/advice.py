@@ -4,20 +4,13 @@ from tasks.process import wording
 from tasks.records.arm_figures import explain_omission
 from tasks.records.measurement import Advice, Advised, Measurement
 from tasks.reporting.blocks import Block, Code, Fold, Heading, Text, tabulate
-from tasks.reporting.goodput import describe_noise
 from tasks.reporting.results import Results
 
 TITLE = "What to change"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return what was tried and what is recommended, or why nothing is; and what a larger batch would cost."""
-    if results.goodput is None:
-        return _show_changes(results)
-    return [*_show_changes(results), Text(describe_noise(results.goodput, most_ranks=results.most_ranks))]
-
-
-def _show_changes(results: Results) -> list[Block]:
+    """Return what was tried and what is recommended, or why nothing is."""
     measurement = results.measurement
     if measurement is None:
         return [Text(wording.UNMEASURED)]

@@ -43,7 +43,7 @@ def tabulate_gates(results: Results, *, only_failed: bool = False) -> Table:
         for gate in results.gates
         if gate.verdict == "failed" or not only_failed
     ]
-    states = [wording.BASELINE if cell.is_baseline else cell.state for cell in results.cells]
+    states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
     rows.append(["Speedup", *states, "What do the gates leave of it?"])
     headings = ["Gate", *names, "What it asks"]
     title = "Each failed gate, cell by cell" if only_failed else "Each gate, cell by cell"

@@ -59,25 +59,6 @@ GLOSSARY: dict[str, str] = {
     "In all": "All kinds of memory together, when they are most.",
     "Rank": "Number of a training process, from 0.",
     "Global batch": "Samples per optimizer step, all ranks together.",
-    "Throughput": "Tokens per second, against the baseline's at its own batch; says nothing of the model.",
-    "Tokens needed": "Tokens until the model is as good, against those at the baseline's batch: of a larger batch each "
-    "counts less.",
-    "As soon": "How many times as soon an equally good model is there: time of the baseline / time of this one.",
-    "Prediction of": "What was foretold of the cell: the tokens until its model is as good, or how many times as soon.",
-    "Predicted": "By the noise of the baseline's own gradients, and of the time by the measured speed per token; its "
-    "interval.",
-    "Trained": "What the cell's own training came to, geometric mean over seeds, or what is known where it did not.",
-    "Off by": "Predicted / trained - 1: above 0 more was foretold than came.",
-    "Learning rate": "Its peak, and by which rule it grew with the batch.",
-    "Seconds to quality": "Seconds of optimizer steps until the held-out loss was the target, a figure per seed; "
-    "between two evaluations it is taken to fall evenly.",
-    "Speed per token": "Tokens per second against the baseline's, measured in turns. It says nothing of what a token "
-    "teaches: no speedup.",
-    "Noise scale": "Samples of a batch in whose gradient noise and signal are as large (McCandlish et al. 2018). Far "
-    "below it twice the batch is worth nearly twice the steps; far above it nothing.",
-    "After": "Which weights the gradients were computed at.",
-    "Rows of": "The range whose rows they are of.",
-    "Batches": "How many batches were drawn, and of how many samples each.",
     "Allocated": "Most memory of the device that the rank's tensors took.",
     "Reserved": "Most that torch had taken from the device, what lay idle in pieces included; n/a on the CPU.",
     "Host": "Name of a machine; of a rank, the most memory on the host that its process had, packages included.",

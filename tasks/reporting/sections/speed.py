@@ -1,7 +1,6 @@
 """How much faster: measured in turns where that was done, and of the whole training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tasks.process import wording
 from tasks.records.efficiency import estimate_efficiency
@@ -25,18 +24,7 @@ def make_blocks(results: Results) -> list[Block]:
     if measurement is not None:
         blocks += [_tabulate_speedups(results, measurement), _tabulate_rates(measurement, results.unit)]
         blocks.append(Heading("Of the whole training, one run"))
-    shown = [*blocks, *_tabulate_training(results), Charts("training")]
-    return [_name_other_trainings(results, one) if isinstance(one, Table) else one for one in shown]
-
-
-def _name_other_trainings(results: Results, table: Table) -> Table:
-    """Return it with `another training` where a cell that is another training has no figure that is withheld."""
-    names = {cell.cell for cell in results.cells if cell.is_other_training and cell.standing.state != "withheld"}
-    rows = [
-        [wording.OTHER_TRAINING if one == wording.WITHHELD else one for one in row] if names & set(row[:2]) else row
-        for row in table.rows
-    ]
-    return replace(table, rows=rows)
+    return [*blocks, *_tabulate_training(results), Charts("training")]
 
 
 def _tell_withheld(results: Results) -> list[Block]:

@@ -16,7 +16,6 @@ from tasks.reporting.blocks import Answers, Block, Charts, KeyFigures, Text
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results
-from tasks.reporting.tell_quality import tell_soonest
 from tasks.reporting.verdict import (
     count_passed_gates,
     is_about_one,
@@ -75,11 +74,9 @@ def _make_sentence(clause: str) -> str:
 
 def _answer(results: Results) -> Answers:
     """Return what a reader with a minute asks of the best cell, in one sentence each."""
-    sooner = ("How much sooner is an equally good model there?", tell_soonest(results), "batch")
     if not results.answers:
         return Answers(
             [
-                *[sooner] * bool(results.time_to_quality),
                 ("Is it worth the ranks?", "That cannot be said yet: no speedup is given.", "gates"),
                 ("Can I trust it?", _tell_trust(results), "gates"),
                 ("Why not more?", "That takes a speedup. What was timed of a step stands below.", "losses"),
@@ -91,14 +88,11 @@ def _answer(results: Results) -> Answers:
     times = best.world_size / results.baseline.world_size
     return Answers(
         [
-            *[sooner] * (results.time_to_quality is not None),
             ("Is it worth the ranks?", _tell_worth(results, best), "cost"),
             ("Can I trust it?", _tell_trust(results), "gates"),
             (f"Why not {times:g}x?", _tell_losses(results, best), "losses"),
             ("What next?", _tell_next(results), "advice"),
             ("What does it cost?", _tell_cost(results, best), "cost"),
-            # Predicted of other ranks and batches: what was measured of these cells comes first.
-            *[sooner] * (results.goodput is not None and results.time_to_quality is None),
         ]
     )
 

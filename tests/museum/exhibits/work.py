@@ -123,14 +123,6 @@ EXHIBITS = [
         spares_baseline=True,
     ),
     Exhibit(
-        key="speedup by a batch that learns less",
-        defect="A cell whose batch grows with its ranks, which says so, passes for the same work.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation("tasks/params/__init__.py", "if cell.is_other_training]", "if False]"),
-        params=(("cells.2proc.batch", {"factor": "world_size", "learning_rate": "sqrt"}),),
-        caught_by="Same work in every cell",
-    ),
-    Exhibit(
         key="epochs ignored",
         defect="Two epochs are asked for, one is trained.",
         claim=LANGUAGE_MODEL,

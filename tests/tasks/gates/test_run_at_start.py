@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.gates.checks import check_gates
-from tasks.gates.setting import find_seed_problems, find_setting_problems
+from tasks.gates.setting import find_setting_problems
 from tests.tasks.reporting.blocks import write_blocks
 from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, setting_of, write_comparison
 
@@ -86,15 +86,3 @@ def test_a_cell_without_a_record_of_it_fails(params: dict[str, Any], tmp_path: P
     _record(tmp_path, params, "2proc")
     (found, _) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
     assert "nothing was recorded of what Python ran at the start of its ranks" in found
-
-
-def test_another_seed_is_held_to_the_first_one(params: dict[str, Any], tmp_path: Path) -> None:
-    outputs = outputs_of(tmp_path, params)
-    outputs.seeds[7] = {"2proc": outputs.runs["2proc"]}
-    assert not any("Python on" in one for one in find_seed_problems(outputs, "2proc", seed=7))
-    _record(tmp_path, params, "2proc", first=OWN)
-    outputs.seeds[7] = {"2proc": outputs_of(tmp_path, params).runs["2proc"]}
-    found = find_seed_problems(outputs, "2proc", seed=7)
-    assert any(
-        "Python on first ran sitecustomize bbbbbbbbbbbb at its start, its first seed f145" in one for one in found
-    )

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
-from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
@@ -24,6 +22,8 @@ from tasks.measuring.turns import TimedTurns
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.strategies.communication import find_communication
+from tests.emulator.device import EmulatedDevice, expected_step_seconds
+from tests.emulator.measuring import emulated_params, emulated_ranks
 from tests.machines import make_machine
 from tests.tiny import make_slice, make_tiny_model, with_manifest
 from tests.tracked_run import PARAMS

@@ -16,8 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
-from benchmarks.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
@@ -32,6 +30,8 @@ from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
+from tests.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from tests.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tests.machines import make_machine
 from tests.processes import read_words
 from training.config import TrainingConfig

@@ -1,13 +1,10 @@
 """Which ranges are timed: the first, unless another's rows are of other lengths; and how many steps a block has."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.measuring.arms import Arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.timed_ranges import select_timed_ranges
 
@@ -59,14 +56,3 @@ def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one(
         assert {bench._locate_steps([step])[0] for step in steps} == {segment}
         found.append(segment)
     assert found.count(0) == pytest.approx(30, abs=1)
-
-
-@pytest.mark.parametrize(("period", "steps"), [(1, 10), (8, 16), (20, 20), (21, 10)])
-def test_a_block_has_whole_rounds_of_steps_unless_it_would_become_much_longer(
-    period: int, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench({}, seed=1)
-    ran: Any = SimpleNamespace(seconds=0.1)
-    monkeypatch.setattr(bench, "run", lambda arm, steps: ran)
-    bench.calibrate(Arm(name="one", cell="one"), block_seconds=1.0, period=period)
-    assert bench.steps_per_block == steps

@@ -52,19 +52,16 @@ def folder(sources: Path) -> Path:
 
 @pytest.mark.slow
 def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(folder: Path) -> None:
-    large = "\n  large: {strategy: ddp, world_size: 2, batch: {learning_rate: sqrt}}"
+    large = "\n  large: {strategy: zero1, world_size: 2}"
     done = _run(folder, "2x H100-80", price="2.5", more_cells=large)
     assert done.returncode == 0, done.stderr[-3000:]
     for cell in ("1gpu", "2gpu", "large"):
         assert f"{cell} fits." in done.stdout
     for kind in ("weights", "gradients", "moments", "activations", "logits", "communication"):
         assert done.stdout.count(kind) >= 3
-    other, speedup = [line for line in done.stdout.splitlines() if "times as fast as 1gpu" in line]
+    speedup = [line for line in done.stdout.splitlines() if "times as fast as 1gpu" in line][-1]
     assert " tokens per second" in speedup
     assert " per million tokens" in speedup
-    told = "times as fast as 1gpu per token, as another training"
-    assert told in other
-    assert told not in speedup
     # Wherever a figure is: all tables, all paragraphs, and at the end.
     assert done.stdout.count("modelled, not measured") == 8
     _, _, all_cells = done.stdout.partition("GiB of ")

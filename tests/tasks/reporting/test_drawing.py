@@ -22,7 +22,6 @@ def texts(svg: str) -> list[str]:
 
 def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> None:
     first, *others = MEASURED_CHARTS
-    others.insert(others.index("prediction") + 1, "goodput")
     others.insert(others.index("waterfall") + 1, "timeline")
     found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others]
     found += ["hardware", "history"]

@@ -10,9 +10,8 @@ import pytest
 
 from tasks.params.search import Configuration, SearchParams
 from tasks.process.failure import DataError
-from tasks.records.noise_scale import NoiseScale
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
-from tasks.reporting.search import judge_lead, tell_best, tell_luck, tell_noise, tell_spread, write_search_report
+from tasks.reporting.search import judge_lead, tell_best, tell_luck, tell_spread, write_search_report
 
 T_OF_TWO = 4.302652729911275
 """The 97.5 % point of Student's t with two degrees of freedom, from a table."""
@@ -140,22 +139,3 @@ def test_what_is_read_is_what_was_written_and_a_damaged_file_is_refused(found: S
     (tmp_path / "search.json").write_text(json.dumps({**raw, "best": "x"}))
     with pytest.raises(DataError, match=r"search\.json: best: "):
         SearchFile.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("noise", "told"),
-    [
-        (None, "the gradient noise scale was n/a samples: the largest batch that was tried, 4, is far below it"),
-        (64.0, "up to about 64 would cost few tokens and are worth a trial"),
-        (0.4, "of batches of 2 and 4 most of every sample is wasted; they are not worth a trial"),
-        (4.0, "the batches that were tried, 1 to 4, lie about it"),
-    ],
-)
-def test_the_noise_where_the_best_trial_ended_tells_which_batches_are_worth_a_trial(
-    found: SearchFile, noise: float | None, told: str
-) -> None:
-    assert tell_noise(found).startswith("Which batch sizes are worth a trial is not told")
-    facts: dict[str, Any] = {"range": "0-90", "epoch": 3, "squared_norm": 1.0, "trace": 1.0}
-    scale = NoiseScale(**facts, value=noise, low=0.0, high=None, num_batches=16, batch_size=4, num_parts=4)
-    measured = found.model_copy(update={"noise_scales": [scale]})
-    assert told in tell_noise(measured)

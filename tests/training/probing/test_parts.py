@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.emulator import WORKLOAD
-from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from tasks.measuring.paired import PairedParts
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import make_buckets, make_probe
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.probing.probes import KINDS, NUM_REPEATS, SIZES

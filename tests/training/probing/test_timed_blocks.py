@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.emulator import WORKLOAD
-from benchmarks.emulator.device import EmulatedDevice, write_device
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed
 from training.data.batches import open_slice

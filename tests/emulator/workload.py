@@ -1,7 +1,7 @@
 """An emulated device: a real small model, real gradients and a real DDP, whose layers, link and loader sleep.
 
 For what the numbers of a comparison cannot show on a machine without GPUs: 1 to 8 ranks on two cores scale as the
-described devices would, and the truth is known. What is described, and how: benchmarks/emulator/device.py.
+described devices would, and the truth is known. What is described, and how: tests/emulator/device.py.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.emulator.device import read_device
-from benchmarks.emulator.hardware import EmulatedHardware
-from benchmarks.emulator.model import EmulatedModel
-from benchmarks.emulator.rank import EmulatedLoader
+from tests.emulator.device import read_device
+from tests.emulator.hardware import EmulatedHardware
+from tests.emulator.model import EmulatedModel
+from tests.emulator.rank import EmulatedLoader
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, make_dummy_micro_batch, open_slice
 from training.model.weights import load_weights

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emulator import workload
-from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, read_device, write_device
+from tests.emulator import workload
+from tests.emulator.device import EmulatedDevice, expected_step_seconds, read_device, write_device
 from training.process.files import digest_file
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.emulator.device import read_device
-from benchmarks.emulator.rank import EmulatedLink, EmulatedRank
+from tests.emulator.device import read_device
+from tests.emulator.rank import EmulatedLink, EmulatedRank
 
 
 class EmulatedModel(nn.Module):

@@ -4,5 +4,5 @@ The product knows nothing of it: a rank is told WORKLOAD where others are told o
 finds the hardware there (training/plug.py).
 """
 
-WORKLOAD = "benchmarks.emulator.workload"
+WORKLOAD = "tests.emulator.workload"
 """What the config of a rank names. No params.yaml can."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from benchmarks.emulator.device import MAX_RANKS, EmulatedDevice
+from tests.emulator.device import MAX_RANKS, EmulatedDevice
 
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NANOSECONDS = 1000

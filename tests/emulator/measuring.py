@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.emulator import WORKLOAD
-from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.throughput.rows import write_rows
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.planning import plan_session
@@ -19,6 +17,8 @@ from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, write_device
 from training.config import SegmentConfig
 from training.process.files import digest_json, write_json
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.emulator import WORKLOAD, workload
-from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
-from benchmarks.emulator.rank import EmulatedLoader, EmulatedRank, _Times
-from tests.benchmarks.emulator.steps import Step, step_seconds
+from tests.emulator import WORKLOAD, workload
+from tests.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from tests.emulator.rank import EmulatedLoader, EmulatedRank, _Times
+from tests.emulator.steps import Step, step_seconds
 from tests.tiny import make_config
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words

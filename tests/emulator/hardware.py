@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from benchmarks.emulator.device import read_device
-from benchmarks.emulator.model import EmulatedModel
+from tests.emulator.device import read_device
+from tests.emulator.model import EmulatedModel
 from training.plug import GradientHook
 
 
@@ -62,5 +62,5 @@ class EmulatedHardware:
 
 
 def _emulated(model: nn.Module) -> EmulatedModel:
-    assert isinstance(model, EmulatedModel), f"{type(model).__name__} is not the model of benchmarks/emulator"
+    assert isinstance(model, EmulatedModel), f"{type(model).__name__} is not the model of tests/emulator"
     return model

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.emulator import WORKLOAD, workload
-from benchmarks.emulator.device import EmulatedDevice, write_device
+from tests.emulator import WORKLOAD, workload
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig, read_config
