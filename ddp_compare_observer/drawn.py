@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from ddp_compare_observer.torch_private import get_uncompiled
+
 _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 """What is wrapped of such a model is its whole training step; alone, its forward pass is called or none."""
 
@@ -27,8 +29,8 @@ def name_computed(module: Any, wrapper: Any) -> str:
 
     Only passes of one kind can be compared: around another module there may be the loss, and what is drawn for it.
     """
-    plain = getattr(module, "_orig_mod", module)
+    plain = get_uncompiled(module)
     if plain is wrapper:
         plain = getattr(plain, "module", plain)
-    kinds = [kind.__name__ for kind in type(getattr(plain, "_orig_mod", plain)).__mro__]
+    kinds = [kind.__name__ for kind in type(get_uncompiled(plain)).__mro__]
     return "" if _TRAINED_BY_A_STEP_OF_ITS_OWN in kinds else kinds[0]

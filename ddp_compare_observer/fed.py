@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader
 
 from ddp_compare_observer import timeline
 from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.samples import is_on_host, list_tensors, read_rows
+from ddp_compare_observer.torch_private import NEXT_INDEX, Pass, get_kept_pass
 
 _KEPT_BATCHES, _MOST_WAITING = 8, 256
 """More are kept of which no row was asked for yet: transformers.Trainer gathers all micro-batches of a step first."""
@@ -79,13 +80,11 @@ class Loaders:
 
     def watch(self) -> None:
         """From now on every loader is watched."""
-        begin, advance, index = DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, (
-            dataloader._BaseDataLoaderIter._next_index
-        )  # fmt: skip
+        begin, advance, index = DataLoader.__iter__, Pass.__next__, getattr(Pass, NEXT_INDEX)
 
         @functools.wraps(begin)
         def observed_begin(loader: Any) -> Any:
-            kept = getattr(loader, "_iterator", None)
+            kept = get_kept_pass(loader)
             if kept is not None:
                 self._guard(_clear_ids, kept)
             self._times.enter(self._name_wait(self._numbers.get(loader)))
@@ -122,8 +121,8 @@ class Loaders:
 
         # dataloader.py of torch asks the class, so that workers and prefetching stay as they are.
         DataLoader.__iter__ = observed_begin  # type: ignore[method-assign]
-        dataloader._BaseDataLoaderIter.__next__ = observed_advance  # type: ignore[method-assign, assignment]
-        dataloader._BaseDataLoaderIter._next_index = observed_index  # type: ignore[method-assign]
+        Pass.__next__ = observed_advance
+        setattr(Pass, NEXT_INDEX, observed_index)
 
     def finish(self) -> None:
         """Write which passes were whole, where that is known at the end alone."""

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 
 from ddp_compare_observer.samples import digest_tensors
-
-_OF_TORCH = "torch.distributed.algorithms"
-"""Hooks of DDP's exchange from there send other bytes, and clip nothing."""
+from ddp_compare_observer.torch_private import has_hooks
 
 
 class GradientWatch:
@@ -37,23 +35,13 @@ class GradientWatch:
         is_early, self._is_changed_early = self._is_changed_early, False
         return {
             "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, found),
-            "is_gradient_changed_early": is_early or _has_hooks(parameters, wrapper),
+            "is_gradient_changed_early": is_early or has_hooks(parameters, wrapper),
         }
 
 
 def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the digest of those that there are."""
     return digest_tensors([one.grad for one in parameters if one.grad is not None])
-
-
-def _has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
-    """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
-    if any(
-        getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters
-    ):
-        return True
-    hooks = [pair[0] for pair in getattr(wrapper, "_comm_hooks", None) or [] if isinstance(pair, tuple) and pair]
-    return any(not str(getattr(one, "__module__", "")).startswith(_OF_TORCH) for one in hooks)
 
 
 def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:

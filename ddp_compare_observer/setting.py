@@ -1,9 +1,13 @@
 """What torch computes with, where a script may say so for some cells alone."""
 
-import sys
 from typing import Any
 
 import torch
+from torch import nn
+
+from ddp_compare_observer.torch_private import is_compiler_used
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
@@ -18,7 +22,7 @@ def draws_at_random(module: torch.nn.Module) -> bool:
     """Return whether a module computes something else of a row every time, or with other rows beside it."""
     if not module.training:
         return False
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, _BATCH_NORMS):
         return True
     found = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
     return any(isinstance(one, float) and one > 0 for one in found)
@@ -42,9 +46,8 @@ def _spread(value: Any) -> tuple[Any, ...]:
 
 def read_torch_settings() -> dict[str, bool | str]:
     """Return those that change how long a step takes, or what it computes."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return {
-        "compiler in use": bool(counters and counters["frames"]["ok"]),
+        "compiler in use": is_compiler_used(),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "detect_anomaly": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

@@ -13,11 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_compare_observer import timeline
 from ddp_compare_observer.clocks import ScriptLines
-from ddp_compare_observer.exchanged import count_collectives, read_traffic
+from ddp_compare_observer.exchanged import read_traffic
 from ddp_compare_observer.gradient import GradientWatch, digest_gradients
 from ddp_compare_observer.record import Guard, Line, Record
 from ddp_compare_observer.samples import digest_tensors
 from ddp_compare_observer.setting import read_options, read_torch_settings
+from ddp_compare_observer.torch_private import count_collectives, read_ddp_times
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
@@ -208,7 +209,7 @@ class Steps:
                 "gradient": digest_gradients(parameters) if self._num_inside else self._gradient,
                 **self._of_gradient,
                 "traffic": read_traffic(self._counts, counts) if counts else {},
-                "ddp": _read_ddp_times(self._wrapper),
+                "ddp": read_ddp_times(self._wrapper),
             }
             if self.number == 0:
                 fields |= self._describe_setting(optimizer)
@@ -317,12 +318,3 @@ def _read_number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
     return float(value) if isinstance(value, int | float) else None
-
-
-def _read_ddp_times(module: Any) -> dict[str, int] | None:
-    """Return DDP's own clock of its backward and exchange, nanoseconds on average; None where there is no DDP."""
-    if not hasattr(module, "_get_ddp_logging_data"):
-        return None
-    data = module._get_ddp_logging_data()
-    names = ("avg_backward_comm_time", "avg_backward_compute_time", "avg_backward_compute_comm_overlap_time")
-    return {name: int(data[name]) for name in names if name in data}

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import shutil
-import sys
 import weakref
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from training.process.failure import UnfitModelError
+from training.process.torch_private import is_compiler_error, set_compiler
 
 _COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -30,13 +29,7 @@ def compile_layers(model: nn.Module, device: str) -> None:
         )
     # In this process: helpers of its own would outlive a rank that is killed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    import torch._dynamo.exc
-    import torch.fx.experimental._config as shapes
-
-    # Else a length that happens to equal the hidden size is taken to be always that.
-    shapes.use_duck_shape = False
-    # It cuts a whole model's graph where DDP's buckets end; layers are cut already.
-    torch._dynamo.config.optimize_ddp = False
+    set_compiler()
     layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
     for layer in layers:
         layer.compile(dynamic=True)
@@ -54,8 +47,7 @@ def explain_failed_compilation() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Where nothing is compiled nobody has imported it, which takes a second.
-        if "torch._dynamo.exc" not in sys.modules or not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        if not is_compiler_error(error):
             raise
         reason = next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)
         raise UnfitModelError(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from training.model.packed_attention import refuse_what_is_not_computed
+from training.process.torch_private import is_fake
 
 NAME = "texts"
 """What transformers knows the attention by, once `register` was called."""
@@ -78,7 +78,7 @@ def _find_band(length: int, window: int | None, *, is_causal: bool, like: Tensor
     if window is None or window >= length:
         return None
     # What is kept from a rehearsal would have no numbers.
-    make = _make_band.__wrapped__ if isinstance(like, FakeTensor) else _make_band
+    make = _make_band.__wrapped__ if is_fake(like) else _make_band
     band = make(1 << (length - 1).bit_length(), window, is_causal, like.dtype, like.device)
     return band[:length, :length]
 

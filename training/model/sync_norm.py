@@ -127,7 +127,7 @@ def list_statistics(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{name}.{kind}": getattr(part, kind)
         for name, part in model.named_modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
         for kind in ("running_mean", "running_var")
         if getattr(part, kind) is not None
     }

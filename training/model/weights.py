@@ -10,11 +10,11 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from training.model.sync_norm import list_statistics
 from training.process.failure import BadCheckpointError
 from training.process.safe_loading import require_plain_archive, require_safe_torch
+from training.process.torch_private import is_fake
 
 _NUM_DIFFERENCES_NAMED = 5
 _WHAT_A_BAD_FILE_RAISES = (
@@ -25,7 +25,7 @@ _WHAT_A_BAD_FILE_RAISES = (
 
 def has_numbers(model: nn.Module) -> bool:
     """Return False for a model whose tensors have shapes only, as in a rehearsal: what is tried on one says nothing."""
-    return not any(isinstance(part, FakeTensor) for part in model.parameters())
+    return not any(is_fake(part) for part in model.parameters())
 
 
 @contextlib.contextmanager

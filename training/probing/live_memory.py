@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from training.process.heartbeat import StepSection
+from training.process.torch_private import get_rows, is_fake, is_in_place
 from training.step.strategy import Strategy
 
 WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "moments"
@@ -80,7 +80,7 @@ class LiveMemory(TorchDispatchMode):
     def name(self, tensors: Iterable[Tensor | None], kind: str) -> None:
         """Say of what kind these are."""
         for tensor in tensors:
-            block = None if tensor is None else self._blocks.get(id(_get_own(tensor).untyped_storage()))
+            block = None if tensor is None else self._blocks.get(id(get_rows(tensor).untyped_storage()))
             if block is not None:
                 self._rename(block, kind)
 
@@ -100,15 +100,15 @@ class LiveMemory(TorchDispatchMode):
         shape that anything else is known by.
         """
         found, beside = list(weights), [part for part in kept if self._is_followed(part)]
-        for own in (*map(_get_own, found), *beside):
+        for own in (*map(get_rows, found), *beside):
             if self._is_followed(own):
                 # Read from a file by no operation of a tensor.
                 self._follow(own)
-        shapes = {_get_own(part).shape for part in found}
+        shapes = {get_rows(part).shape for part in found}
         for block in self._blocks.values():
             self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
         self.name([*found, *beside], WEIGHTS)
-        for own in (*map(_get_own, found), *beside):
+        for own in (*map(get_rows, found), *beside):
             if (known := self._blocks.get(id(own.untyped_storage()))) is not None:
                 known.is_weight = True
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
@@ -168,7 +168,7 @@ class LiveMemory(TorchDispatchMode):
         if self._device is not None:
             return isinstance(value, Tensor) and value.device == self._device
         # All that has no memory here would have some there; what is real is of the host.
-        return isinstance(value, FakeTensor) and value.device.type != "meta"
+        return is_fake(value) and value.device.type != "meta"
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -208,13 +208,13 @@ class LiveMemory(TorchDispatchMode):
     ) -> None:
         if func.namespace == "c10d":
             self.name([*given, *made], COMMUNICATION)
-            self.work.exchanged[func._schema.name.removeprefix("c10d::")] += max(part.nbytes for part in given)
+            self.work.exchanged[_get_name(func)] += max(part.nbytes for part in given)
             return
-        if func.is_view or not (func._schema.is_mutable or _is_written(func, given, made)):
+        if func.is_view or not (is_in_place(func) or _is_written(func, given, made)):
             return
         num_bytes = self._count_touched(func, args, kwargs, given, made)
         self.work.num_kernels += 1
-        count = flop_registry.get(func._overloadpacket)
+        count = flop_registry.get(func.overloadpacket)
         if count is None:
             self.work.other_bytes += num_bytes
             return
@@ -254,9 +254,15 @@ class _Block:
 
 def _is_written(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
     """Return whether an operation writes what it returns: neither parts of what it was given nor empty memory."""
-    known = {part.untyped_storage()._cdata for part in given}
-    is_new = any(part.untyped_storage()._cdata not in known for part in made)
-    return is_new and not func._schema.name.removeprefix("aten::").startswith(("empty", "new_empty"))
+    known = {id(part.untyped_storage()) for part in given}
+    is_new = any(id(part.untyped_storage()) not in known for part in made)
+    return is_new and not _get_name(func).startswith(("empty", "new_empty"))
+
+
+def _get_name(func: Any) -> str:
+    """Return an operator's name, without namespace and overload."""
+    name: str = func.name()
+    return name.partition("::")[2].partition(".")[0]
 
 
 def _count_bytes(tensor: Tensor) -> int:
@@ -265,11 +271,6 @@ def _count_bytes(tensor: Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         num *= size if stride else 1
     return num * tensor.element_size()
-
-
-def _get_own(tensor: Tensor) -> Tensor:
-    """Return this rank's rows, of a tensor of which every rank has some."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def find_head_width(model: Any) -> int | None:

@@ -44,10 +44,11 @@ from training.probing.variants import (
 )
 from training.process.distributed import Ranks
 from training.process.ownership import collect_device_facts
+from training.process.torch_private import forget_recorded
 from training.record.setting import gather_setting
 from training.step.replicated import Replicated
 from training.step.strategy import StepResult
-from training.step.traffic import Recorded, count_exchanges, forget_recorded
+from training.step.traffic import Recorded, count_exchanges
 from training.workloads import find_workload
 
 _log = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ class BlockRunner:
         next(run)
         marks, work = _Marks(ranks), _Work()
         ranks.synchronize()
-        forget_recorded(ranks)
+        forget_recorded(ranks.backend)
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
         made.hardware.begin(made.model)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from training.config import STORE, TrainingConfig
 from training.process import failure
+from training.process.torch_private import count_begun
 
 # The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
 _TIMEOUT = datetime.timedelta(minutes=10)
@@ -45,7 +46,7 @@ class Ranks:
     def count_collectives(self) -> int:
         """Return how many collectives this rank has begun, of all groups."""
         groups: tuple[Any, ...] = (dist.group.WORLD, self.gradient_group)
-        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+        return sum(count_begun(group) for group in groups)
 
     def join_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return the one of these new groups that this rank is in; to be called by all ranks, with the same groups."""

@@ -15,16 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Reducer
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
-from torch.nn.parallel import distributed as ddp
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
 from training import plug
 from training.model import linear_loss
+from training.process import torch_private
 from training.process.distributed import Ranks
 from training.workloads import causal_lm
 
@@ -41,9 +37,7 @@ _IN_FP32 = ("layer_norm", "group_norm", "pow.Tensor_Scalar", "pow.Tensor_Tensor"
 
 
 @contextlib.contextmanager
-def pretend_ranks(
-    world_size: int, *, rank: int = 0, capability: Capability | None
-) -> Iterator[tuple[Ranks, FakeTensorMode]]:
+def pretend_ranks(world_size: int, *, rank: int = 0, capability: Capability | None) -> Iterator[tuple[Ranks, Any]]:
     """Be this rank of so many, each with such a GPU, while inside; yield it, and what makes tensors without memory.
 
     Without a capability each has CPUs, and runs the kernels of a CPU.
@@ -54,11 +48,11 @@ def pretend_ranks(
             stack.enter_context(_replace(owner, name, value))
         if capability is not None:
             stack.enter_context(_cast_as_on_gpu())
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        torch_private.join_fake_group(rank, world_size)
         stack.callback(dist.destroy_process_group)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = stack.enter_context(torch_private.make_fake_mode())
         group: Any = dist.group.WORLD
         device = torch.device("cpu")
         yield Ranks(rank=rank, world_size=world_size, device=device, backend="fake", gradient_group=group), fake
@@ -97,11 +91,8 @@ def _list_replacements() -> list[tuple[Any, str, Any]]:
         (nn.Module, "to", lambda module, *_, **__: module),
         # Draws again what lies outside of the bounds, which nobody can see of numbers that are not there.
         (nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor),
-        # Ranks compare shapes and send their weights: there is nobody to do so with.
-        (ddp, "_verify_param_shape_across_processes", _do_nothing),
-        (ddp, "_sync_module_states", _do_nothing),
-        # Buckets built anew are as large as before, and their order would have to be read.
-        (Reducer, "_rebuild_buckets", lambda _: False),
+        # There is nobody to exchange with. Buckets built anew are as large as before.
+        *torch_private.list_exchanges_of_ddp(),
         # The future of an exchange that is none would hold nothing.
         (plug, "_MACHINE", _Exchanging()),
     ]
@@ -109,7 +100,7 @@ def _list_replacements() -> list[tuple[Any, str, Any]]:
 
 def _without_modes(make: Callable[..., Any]) -> Callable[..., Any]:
     def run(*values: Any, **options: Any) -> Any:
-        with _disable_current_modes():
+        with torch_private.without_modes():
             return make(*values, **options)
 
     return run
@@ -130,22 +121,15 @@ def _hand_back(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
     return done
 
 
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
 @contextlib.contextmanager
 def _cast_as_on_gpu() -> Iterator[None]:
     """Have autocast keep in fp32, while inside, what it does on a GPU."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
+    with torch_private.override_operators() as library:
         for name in _IN_FP32:
             packet, _, overload = name.partition(".")
             operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(name, partial(_run_in_fp32, operation), "AutocastCPU")
         yield
-    finally:
-        library._destroy()
 
 
 def _run_in_fp32(operation: Callable[..., Any], *values: Any, **options: Any) -> Any:

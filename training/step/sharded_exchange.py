@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from training.step.local_update import get_local_rows
@@ -51,7 +50,7 @@ class _Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(_Allocating, AllGather):
+class Gather(_Allocating):
     """All-gather as torch does it."""
 
     def __init__(self, sent: Sent) -> None:
@@ -62,7 +61,7 @@ class Gather(_Allocating, AllGather):
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class Scatter(_Allocating, ReduceScatter):
+class Scatter(_Allocating):
     """Reduce-scatter as torch does it; what goes in is this rank's own gradient."""
 
     def __init__(self, sent: Sent) -> None:
@@ -83,7 +82,7 @@ class Turn:
     """Whether it is the step's last."""
 
 
-class ScatterInOrder(_Allocating, ReduceScatter):
+class ScatterInOrder(_Allocating):
     """Every rank's rows go to their owner, who adds them to the sum so far in the order of one rank alone.
 
     So it gives the sum over all turns of the step until now. One for each unit.

@@ -4,20 +4,15 @@ The process groups enter every collective there themselves, whoever calls it, DD
 recorder is on by default: to read it when the clock stands costs a step nothing.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from torch._C import _distributed_c10d
-
+from training.process import torch_private
 from training.process.distributed import Ranks
 
 _BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1}
-_recorder: Any = _distributed_c10d
-"""The recorder has no public name yet."""
-
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
 ALL_TO_ALL = "all_to_all"
@@ -41,7 +36,7 @@ class Traffic(NamedTuple):
 
 def count_exchanges(ranks: Ranks) -> tuple[int, ...]:
     """Return how many collectives each group of the gradients has begun: counted by torch."""
-    return tuple(int(group._get_sequence_number_for_group()) for group in _list_groups(ranks))
+    return tuple(torch_private.count_begun(group) for group in _list_groups(ranks))
 
 
 def _list_groups(ranks: Ranks) -> list[Any]:
@@ -55,7 +50,7 @@ class Recorded:
         names = [group.group_name for group in _list_groups(ranks)]
         self._bytes = {
             (names.index(one["process_group"][0]), one["collective_seq_id"]): _count_bytes(one)
-            for one in _read_entries(ranks)
+            for one in torch_private.read_recorded(ranks.backend)
             if one["process_group"][0] in names and not one["is_p2p"]
         }
 
@@ -69,29 +64,9 @@ class Recorded:
         return Traffic(len(told), sum(told)) if len(told) == len(found) else None
 
 
-def _read_entries(ranks: Ranks) -> list[dict[str, Any]]:
-    # Those that have ended as well. NCCL's groups have a recorder of their own.
-    if ranks.backend == "nccl" and hasattr(_recorder, "_dump_nccl_trace_json"):
-        dumped = _recorder._dump_nccl_trace_json(True, False)
-    elif hasattr(_recorder, "_dump_fr_trace_json"):
-        dumped = _recorder._dump_fr_trace_json(True, False, ranks.backend)
-    else:
-        return []
-    entries: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
-    return entries
-
-
 def _count_bytes(entry: dict[str, Any]) -> int | None:
     """Return the bytes of a collective's inputs; None for a dtype that no gradient has."""
     pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
     if any(kind not in _BYTES for _, kind in pairs):
         return None
     return sum(math.prod(size) * _BYTES[kind] for size, kind in pairs)
-
-
-def forget_recorded(ranks: Ranks) -> None:
-    """Empty the recorder, so that the next look into it is a short one."""
-    if ranks.backend == "nccl" and hasattr(_recorder, "_reset_fr_recording_nccl"):
-        _recorder._reset_fr_recording_nccl()
-    elif hasattr(_recorder, "_reset_fr_trace"):
-        _recorder._reset_fr_trace(ranks.backend)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.plug import GradientHook, select_hardware
+from training.process import torch_private
 from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
 from training.step.replica import Replica
@@ -125,7 +126,7 @@ class Ddp:
             static_graph=static_graph,
             **_NO_BUFFER_SYNC,
         )
-        self._wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
+        torch_private.time_steps_of_ddp(self._wrapped, every=_NEVER)
         self._rebuilt_bucket_bytes: list[int] = []
         self._sent: _Sent | None = None
         if gradient_hook in _IN_16_BIT:
@@ -189,14 +190,14 @@ class Ddp:
 
         DDP's own averages go back to its first step, which is no step like the others.
         """
-        self._wrapped._set_ddp_runtime_logging_sample_rate(1)
+        torch_private.time_steps_of_ddp(self._wrapped, every=1)
         # What it tells in a step is of the one before, of which it timed nothing so far.
         run()
         found = []
         for _ in range(_TIMER_STEPS):
             run()
-            found.append(self._wrapped._get_ddp_logging_data())
-        self._wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
+            found.append(torch_private.read_facts_of_ddp(self._wrapped))
+        torch_private.time_steps_of_ddp(self._wrapped, every=_NEVER)
         if not all(facts.get("backward_comm_time") for facts in found):
             return {}
         return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
@@ -204,7 +205,7 @@ class Ddp:
     @property
     def _bucket_bytes(self) -> list[int]:
         if not self._rebuilt_bucket_bytes:
-            facts: Any = self._wrapped._get_ddp_logging_data()
+            facts = torch_private.read_facts_of_ddp(self._wrapped)
             if "rebuilt_bucket_sizes" not in facts:
                 return _parse_numbers(facts["bucket_sizes"])
             self._rebuilt_bucket_bytes = _parse_numbers(facts["rebuilt_bucket_sizes"])
@@ -220,7 +221,7 @@ class Ddp:
 
     def _count_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
-        return int(self._group._get_sequence_number_for_group())
+        return torch_private.count_begun(self._group)
 
 
 def _keep_own(_: object, bucket: dist.GradBucket) -> Future[Tensor]:

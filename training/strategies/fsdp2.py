@@ -21,6 +21,7 @@ from training.model.layers import list_layers
 from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
+from training.process.torch_private import forget_forward_order
 from training.step.around_replica import AroundReplica
 from training.step.clipping import clip_part, scale_down
 from training.step.local_update import LocalUpdate, Room, get_local_rows
@@ -119,17 +120,17 @@ class Fsdp2(AroundReplica):
             fully_shard(layer, mesh=mesh, mp_policy=mixed, offload_policy=offload, reshard_after_forward=self._reshards)
         # Its weights stay gathered from forward to backward: the loss multiplies by the head's after the forward.
         fully_shard(model, mesh=mesh, offload_policy=offload, reshard_after_forward=False)
-        for unit in model.modules():
-            if isinstance(unit, FSDPModule):
-                # A sum, on whatever backend; the factor alone is not taken by gloo, and both hold for one unit only.
-                unit.set_gradient_divide_factor(1.0)
-                unit.set_force_sum_reduction_for_comms(True)
-                unit.set_custom_all_gather(Gather(self._sent))
-                unit.set_custom_reduce_scatter(
-                    ScatterInOrder(self._sent, self._turn) if self._is_exact else Scatter(self._sent)
-                )
-                if self._shards.number < self._ranks.world_size:
-                    unit.set_all_reduce_hook(self._sent.count_all_reduce)
+        unit: Any
+        for unit in (part for part in model.modules() if isinstance(part, FSDPModule)):
+            # A sum, on whatever backend; the factor alone is not taken by gloo, and both hold for one unit only.
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+            unit.set_custom_all_gather(Gather(self._sent))
+            unit.set_custom_reduce_scatter(
+                ScatterInOrder(self._sent, self._turn) if self._is_exact else Scatter(self._sent)
+            )
+            if self._shards.number < self._ranks.world_size:
+                unit.set_all_reduce_hook(self._sent.count_all_reduce)
 
     def _make_mesh(self) -> DeviceMesh:
         """Return the mesh of the ranks, with several replicas of groups of its own."""
@@ -204,11 +205,7 @@ class Fsdp2(AroundReplica):
         for unit in self._units:
             unit.reshard()
             # A backward would follow, torch thinks, and what the next one gathers ahead goes by this order.
-            state: Any = unit._get_fsdp_state()
-            for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
-                if group is not None:
-                    group.comm_ctx.post_forward_order.clear()
-                    group._post_forward_indices.clear()
+            forget_forward_order(unit)
         return total
 
     def warm_up(self, micro_batch: MicroBatch) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
@@ -22,6 +21,7 @@ from training.model.cut import Cut
 from training.model.part_times import time_parts
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
+from training.process.torch_private import is_fake
 from training.step.around_replica import AroundReplica
 from training.step.clipping import Squares, clip_part
 from training.step.replica import Replica
@@ -136,7 +136,7 @@ class Pipeline(AroundReplica):
         self._whole = WholeModel(model, self._config)
         timed = None
         # A rehearsal has no parts that could take time.
-        if self._is_cut_by_time and not isinstance(next(model.parameters()), FakeTensor):
+        if self._is_cut_by_time and not is_fake(next(model.parameters())):
             timed = partial(self._time_parts, model)
         self._cut = Cut(model, lambda: self._run_whole(model), num_stages=self._num_stages, time_parts=timed)
         self._stages_of = self._cut.stages_of(model)

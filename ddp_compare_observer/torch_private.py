@@ -1,0 +1,85 @@
+"""What is read of torch that has no public name, in one place: tried on torch 2.10, 2.11, 2.14 and 2.15."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import dataloader
+
+_IS_AVAILABLE = dist.is_available()
+
+Pass: Any = dataloader._BaseDataLoaderIter
+"""The class of the iterators of a DataLoader, with workers and without."""
+NEXT_INDEX = "_next_index"
+"""Its method that asks the sampler."""
+
+_OF_TORCH = "torch.distributed.algorithms"
+"""Hooks of DDP's exchange from there send other bytes, and clip nothing."""
+
+
+def count_collectives() -> dict[str, int]:
+    """Return how many collectives each process group has begun, whoever called them; empty without any group."""
+    counts: dict[str, int] = {}
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map) if _IS_AVAILABLE else []
+    for group in groups:
+        try:
+            counts[str(group.group_name)] = int(group._get_sequence_number_for_group())
+        except RuntimeError:
+            # Not every backend counts.
+            continue
+    return counts
+
+
+def read_recorded() -> list[dict[str, Any]]:
+    """Return the entries of the flight recorder, of collectives that have ended as well; none without a recorder.
+
+    NCCL's groups have a recorder of their own. Before 2.15 all others shared one, and no backend is asked for.
+    """
+    recorder: Any = torch._C._distributed_c10d
+    backend = str(dist.get_backend())
+    if backend == "nccl" and hasattr(recorder, "_dump_nccl_trace_json"):
+        dumped = recorder._dump_nccl_trace_json(True, False)
+    elif hasattr(recorder, "_dump_fr_trace_json"):
+        named = [backend] if hasattr(recorder, "_reset_fr_trace") else []
+        dumped = recorder._dump_fr_trace_json(True, False, *named)
+    else:
+        return []
+    entries: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
+    return entries
+
+
+def read_ddp_times(module: Any) -> dict[str, int] | None:
+    """Return DDP's own clock of its backward and exchange, nanoseconds on average; None where there is no DDP."""
+    if not hasattr(module, "_get_ddp_logging_data"):
+        return None
+    data = module._get_ddp_logging_data()
+    names = ("avg_backward_comm_time", "avg_backward_compute_time", "avg_backward_compute_comm_overlap_time")
+    return {name: int(data[name]) for name in names if name in data}
+
+
+def has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
+    """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
+    if any(
+        getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters
+    ):
+        return True
+    hooks = [pair[0] for pair in getattr(wrapper, "_comm_hooks", None) or [] if isinstance(pair, tuple) and pair]
+    return any(not str(getattr(one, "__module__", "")).startswith(_OF_TORCH) for one in hooks)
+
+
+def get_uncompiled(module: Any) -> Any:
+    """Return the module that torch.compile has wrapped, or the one that was given."""
+    return getattr(module, "_orig_mod", module)
+
+
+def is_compiler_used() -> bool:
+    """Return whether torch.compile has compiled something in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters and counters["frames"]["ok"])
+
+
+def get_kept_pass(loader: Any) -> Any:
+    """Return the iterator that a DataLoader with persistent workers keeps; None where there is none."""
+    return getattr(loader, "_iterator", None)
