@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
 
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_unchecked_finding
 
 NOT_OBSERVABLE = "not observable"
@@ -13,9 +15,9 @@ _MOST_OTHER = 0.5
 _SPREAD = {"", "DistributedDataParallel"}
 
 
-def make_unobservable(cell: str, reason: str) -> Finding:
-    """Return the finding of what cannot be known from outside, which is no pass."""
-    return make_unchecked_finding(f"{cell}: {NOT_OBSERVABLE}: {reason}")
+def make_unobservable(cell: str, code: str, template: str, **numbers: Any) -> Finding:
+    """Return the finding of what cannot be known from outside, which is no pass; its words as `explain` takes them."""
+    return make_unchecked_finding(explain(code, f"{{cell}}: {NOT_OBSERVABLE}: {template}", cell=cell, **numbers))
 
 
 def find_nothing_seen(audit: Audit, cell: str) -> Finding | None:
@@ -23,7 +25,7 @@ def find_nothing_seen(audit: Audit, cell: str) -> Finding | None:
     if audit.first(cell).num_steps:
         return None
     return make_unobservable(
-        cell, "not every rank made an optimizer step of torch.optim in the process it was started as"
+        cell, "no_steps", "not every rank made an optimizer step of torch.optim in the process it was started as"
     )
 
 

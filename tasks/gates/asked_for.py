@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.params import Params
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import digest_steps
 from tasks.records.outputs import Outputs, SliceOutputs
@@ -32,23 +32,35 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
             continue
         expected = digest_steps(_list_steps(params, part, facts.range, facts.epoch, first_step=first_step))
         if segment.ledger.steps_digest != expected:
-            problems.append(f"{segment.title}: its rows are not in the order of seed {params.train.seed}")
+            problems.append(
+                explain(
+                    "other_order", "{where}: its rows are not in the order of seed {seed}",
+                    where=segment.title, seed=params.train.seed,
+                )
+            )  # fmt: skip
         rates = segment.read_steps().learning_rate
         wanted = compute_learning_rates(params, num_steps=facts.num_steps, before=first_step - 1, total=total)
         differing = np.flatnonzero(~np.isclose(rates, wanted, rtol=1e-9, atol=0.0))
         if differing.size:
             at = int(differing[0])
             problems.append(
-                f"{segment.title}: learning rate {rates[at]:g} in its step {at + 1}, asked for {wanted[at]:g}"
-            )
+                explain(
+                    "other_learning_rate",
+                    "{where}: learning rate {rate:g} in its step {step}, asked for {asked_for:g}",
+                    where=segment.title, rate=rates[at], step=at + 1, asked_for=wanted[at],
+                )
+            )  # fmt: skip
         first_step += facts.num_steps
         num_steps += facts.num_steps
     return make_finding(
         problems,
-        otherwise=f"{cell}: the rows of each of {wording.format_plural(num_steps, 'step')} are in the order of seed "
-        f"{params.train.seed}, and its learning rate is that of the {params.train.schedule} schedule",
-        numbers={"steps": num_steps},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: the rows of each of {steps:plural step} are in the order of seed {seed}, and its learning rate is "
+            "that of the {schedule} schedule",
+            cell=cell, steps=num_steps, seed=params.train.seed, schedule=params.train.schedule,
+        ),
+    )  # fmt: skip
 
 
 def compute_learning_rates(

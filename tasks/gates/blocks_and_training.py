@@ -6,15 +6,16 @@ training itself varied by. On a machine that is busy with something else the tra
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
-from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.blocks import BlockWork
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import ArmSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
@@ -41,7 +42,11 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     first, arm = outputs.params.baseline, select_arm(measurement, cell)
     timed = _compute_seconds_per_position(measurement, cell)
     if timed is None or not select_blocks(measurement, first, phase="speedup"):
-        return make_unchecked_finding(f"{cell}: the timed blocks of it and {first} left no record")
+        return make_unchecked_finding(
+            explain(
+                "no_blocks", "{cell}: the timed blocks of it and {baseline} left no record", cell=cell, baseline=first
+            )
+        )
     problems = _find_block_mismatches(measurement, arm, first)
     trained = _compute_part_seconds(outputs.runs[cell])
     # Where the machine was busy now and then, the faster part of both tells more than the middle.
@@ -49,32 +54,36 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
     is_larger = arm.global_batch_size > outputs.runs[cell].facts.global_batch_size
     least = 1 / _MOST_APART / (arm.world_size if is_larger else 1)
+    told = explain(
+        "other_seconds", "{cell}: a position took {apart:.2f} times as long in the blocks as in the training",
+        cell=cell, apart=apart,
+    )  # fmt: skip
     if max(faster, apart) < least or min(faster, apart) > _MOST_APART:
         problems.append(
-            f"{cell}: a position took {apart:.2f} times as long in the blocks as in the training, at most "
-            f"{_MOST_APART:g} times apart is believed: what was timed is not what was trained, or the machine was busy"
+            told.extend(
+                "{sentence}, at most {most_apart:g} times apart is believed: what was timed is not what was trained, "
+                "or the machine was busy",
+                most_apart=_MOST_APART,
+            )
         )
-    numbers = {"seconds_per_position_against_training": apart}
     if arm.speedup is None or problems:
-        return make_finding(
-            problems,
-            otherwise=f"{cell}: a position took {apart:.2f} times as long in the blocks as in the training",
-            numbers=numbers,
-        )
-    return _compare_speedup(outputs, measurement, arm, numbers)
+        return make_finding(problems, otherwise=replace(told, code="passed"))
+    return _compare_speedup(outputs, measurement, arm)
 
 
-def _compare_speedup(
-    outputs: Outputs, measurement: MeasurementFile, arm: ArmSpeed, numbers: dict[str, float]
-) -> Finding:
+def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpeed) -> Finding:
     """Hold the speedup against the range in which the training's lies."""
     assert arm.speedup is not None
     first, cell, speedup = outputs.params.baseline, arm.cell, arm.speedup
     mine, its = (_compute_part_seconds(outputs.runs[one]) for one in (cell, first))
     if min(len(mine), len(its)) < _FEWEST_PARTS:
         return make_unchecked_finding(
-            f"{cell}: the whole training has {len(mine)} steps, too few to hold the measured speedup against"
-        )
+            explain(
+                "too_few_steps",
+                "{cell}: the whole training has {steps} steps, too few to hold the measured speedup against",
+                cell=cell, steps=len(mine),
+            )
+        )  # fmt: skip
     ratio = float(np.median(its) / np.median(mine))
     bottom, top = _QUANTILES if min(len(mine), len(its)) >= _PARTS_FOR_QUANTILES else (0, 100)
     low = float(np.percentile(its, bottom) / np.percentile(mine, top))
@@ -87,69 +96,76 @@ def _compare_speedup(
     floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
     noise = 1 + max(floor, speedup.relative_half_width)
     least, most = low / (1 + _DRIFT) / noise, high * (1 + _DRIFT) * noise
-    # No speedup where this gate does not fail: another one may have withheld it.
-    numbers |= {"measured_over_trained": speedup.value / ratio, "least": least / ratio, "most": most / ratio}
     beside = (
-        f" (trained on steps of {run.global_batch_size} samples, timed on {arm.global_batch_size}, weak scaling, which "
-        "scales no worse and at best as the ranks)"
+        " (trained on steps of {trained_batch} samples, timed on {timed_batch}, weak scaling, which scales no worse "
+        "and at best as the ranks)"
     ) * is_larger
-    allowing = (
-        f"the parts of the whole training{beside}, its noise and a drift of {wording.format_percent(_DRIFT)} allow"
-    )
+    allowing = f"the parts of the whole training{beside}, its noise and a drift of {{drift:percent}} allow"
+    known = {
+        "cell": cell, "drift": _DRIFT, "trained_batch": run.global_batch_size, "timed_batch": arm.global_batch_size
+    }  # fmt: skip
     if not least <= speedup.value <= most:
-        return make_finding(
-            [
-                f"{cell}: measured {wording.format_ratio(speedup.value)}; {allowing} {wording.format_ratio(least)} to "
-                f"{wording.format_ratio(most)}: another step was timed than trained, or the machine changed in "
-                "between; on an idle machine: make rebench, then make retrain"
-            ],
-            otherwise="",
-            numbers=numbers,
-        )
-    told = (
-        f"the measured speedup is {speedup.value / ratio:.2f} times that of the training; {allowing} "
-        f"{least / ratio:.2f} to {most / ratio:.2f} times that"
-    )
-    if most / least > _SHARPNESS:
-        why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
-        return make_unchecked_finding(f"{cell}: {told}, which refutes nothing: {why}")
-    return make_finding([], otherwise=f"{cell}: {told}", numbers=numbers)
+        return make_failed_finding(
+            explain(
+                "speedup_not_borne_out",
+                "{cell}: measured {measured:ratio}; " + allowing + " {least:ratio} to {most:ratio}: another step was "
+                "timed than trained, or the machine changed in between; on an idle machine: make rebench, then make "
+                "retrain",
+                **known, measured=speedup.value, least=least, most=most,
+            )
+        )  # fmt: skip
+    refutes_nothing = most / least > _SHARPNESS
+    why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
+    # No speedup where this gate does not fail: another one may have withheld it.
+    told = explain(
+        "training_too_blunt" if refutes_nothing else "passed",
+        "{cell}: the measured speedup is {measured_over_trained:.2f} times that of the training; " + allowing
+        + " {least:.2f} to {most:.2f} times that" + f", which refutes nothing: {why}" * refutes_nothing,
+        **known, measured_over_trained=speedup.value / ratio, least=least / ratio, most=most / ratio,
+    )  # fmt: skip
+    return make_unchecked_finding(told) if refutes_nothing else make_finding([], otherwise=told)
 
 
-def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[str]:
+def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[Reason]:
     """Return what of the arm's published figures its own blocks do not give, computed here once more."""
-    mine, its = select_counted(measurement, arm.cell), select_counted(measurement, first, beside=arm.cell)
-    missing = find_missing_turns(measurement, arm.cell)
+    cell = arm.cell
+    mine, its = select_counted(measurement, cell), select_counted(measurement, first, beside=cell)
+    missing = find_missing_turns(measurement, cell)
     problems = [missing] if missing else []
     if not mine or not its:
-        return problems or [f"{arm.cell}: a speedup is published, and no block is there that counts"]
+        nothing = explain(
+            "no_block_counts", "{cell}: a speedup is published, and no block is there that counts", cell=cell
+        )
+        return problems or [nothing]
     taken, of_steps = (sum(map(of, mine)) for of in (_get_seconds, _compute_slowest_rank_seconds))
     if abs(taken / of_steps - 1) > _CLOCKS_APART:
         problems.append(
-            f"{arm.cell}: its blocks took {wording.format_seconds(taken)}, their steps "
-            f"{wording.format_seconds(of_steps)}: the clock did not run for the steps, or not for them alone"
-        )
+            explain(
+                "clocks_apart",
+                "{cell}: its blocks took {seconds:seconds}, their steps {step_seconds:seconds}: the clock did not run "
+                "for the steps, or not for them alone",
+                cell=cell, seconds=taken, step_seconds=of_steps,
+            )
+        )  # fmt: skip
     seconds, tokens = sum(one.seconds for one in mine), sum(one.num_tokens for one in mine)
-    if not math.isclose(arm.tokens_per_second, tokens / seconds, rel_tol=_ROUNDING):
-        problems.append(
-            f"{arm.cell}: {wording.format_three_digits(arm.tokens_per_second)} per second published, its blocks had "
-            f"{wording.format_three_digits(tokens / seconds)}"
-        )
-    step_seconds = _compute_mean_of_launches(mine, _compute_seconds_per_step)
-    if not math.isclose(arm.step_seconds.value, step_seconds, rel_tol=_ROUNDING):
-        problems.append(
-            f"{arm.cell}: {wording.format_duration(arm.step_seconds.value)} per step published, its blocks took "
-            f"{wording.format_duration(step_seconds)}"
-        )
-    if arm.speedup is None:
-        return problems
     of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
-    ratio = _compute_mean_of_launches(its, of) / _compute_mean_of_launches(mine, of)
-    if not math.isclose(arm.speedup.value, ratio, rel_tol=_ROUNDING):
-        problems.append(
-            f"{arm.cell}: {wording.format_ratio(arm.speedup.value)} published, its turns beside {first} give "
-            f"{wording.format_ratio(ratio)}"
-        )
+    for code, template, published, counted in (
+        (
+            "other_throughput", "{cell}: {published:three_digits} per second published, its blocks had "
+            "{counted:three_digits}", arm.tokens_per_second, tokens / seconds,
+        ),
+        (
+            "other_step_time", "{cell}: {published:duration} per step published, its blocks took {counted:duration}",
+            arm.step_seconds.value, _compute_mean_of_launches(mine, _compute_seconds_per_step),
+        ),
+        (
+            "other_speedup", "{cell}: {published:ratio} published, its turns beside {baseline} give {counted:ratio}",
+            None if arm.speedup is None else arm.speedup.value,
+            _compute_mean_of_launches(its, of) / _compute_mean_of_launches(mine, of),
+        ),
+    ):  # fmt: skip
+        if published is not None and not math.isclose(published, counted, rel_tol=_ROUNDING):
+            problems.append(explain(code, template, cell=cell, baseline=first, published=published, counted=counted))
     return problems
 
 

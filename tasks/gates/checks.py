@@ -24,6 +24,7 @@ from tasks.gates import (
     synchronisation,
     work_of_blocks,
 )
+from tasks.process.reasons import explain
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
@@ -47,7 +48,7 @@ class Check:
         """Return what is found of the cell; None if the gate says nothing about it."""
         found = self.find(outputs, cell)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
-            return make_unchecked_finding(f"{cell}: nothing was found")
+            return make_unchecked_finding(explain("nothing_found", "{cell}: nothing was found", cell=cell))
         return found
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs, RunOutputs, Steps
 
@@ -33,48 +34,55 @@ Over the same comparisons the slowest step took 5.2 times the median at most; sh
 def check_clock(outputs: Outputs, cell: str) -> Finding:
     """Check the clock of the steps against a clock that never stopped, and look for steps that took far too long."""
     run = outputs.runs[cell]
-    problems = (_find_idle_problem(run) or _find_slow_step(run.steps), _find_sum_problem(run))
+    problems = (_find_idle_problem(cell, run) or _find_slow_step(cell, run.steps), _find_sum_problem(cell, run))
     seconds, idle = _sum_facts(run, "train_seconds"), _sum_facts(run, "other_seconds")
     return make_finding(
-        [f"{cell}: {problem}" for problem in problems if problem],
-        otherwise=f"{cell}: in {wording.format_small_percent(abs(idle) / seconds)} of the step time no step ran, the "
-        f"slowest took {_compute_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints "
-        "add up to the wall clock's seconds",
-        numbers={
-            "train_seconds": seconds,
-            "seconds_without_a_step": idle,
-            "timed_and_not_timed_seconds": _sum_accounted_seconds(run),
-            "wall_clock_seconds": _sum_facts(run, "span_seconds"),
-            "slowest_step_in_medians": _compute_slowest_multiple(run.steps),
-            "most_share_without_a_step": _OTHER_SHARE,
-            "most_medians": _SLOW_MULTIPLE,
-        },
+        [problem for problem in problems if problem],
+        otherwise=explain(
+            "passed",
+            "{cell}: in {share_without_a_step:small_percent} of the step time no step ran, the slowest took "
+            "{slowest_step_in_medians:.1f} times the median; steps, log points and checkpoints add up to the wall "
+            "clock's seconds",
+            cell=cell,
+            share_without_a_step=abs(idle) / seconds,
+            train_seconds=seconds,
+            seconds_without_a_step=idle,
+            timed_and_not_timed_seconds=_sum_accounted_seconds(run),
+            wall_clock_seconds=_sum_facts(run, "span_seconds"),
+            slowest_step_in_medians=_compute_slowest_multiple(run.steps),
+            most_share_without_a_step=_OTHER_SHARE,
+            most_medians=_SLOW_MULTIPLE,
+        ),
     )
 
 
-def _find_idle_problem(run: RunOutputs) -> str | None:
+def _find_idle_problem(cell: str, run: RunOutputs) -> Reason | None:
     """Return what is wrong if the clock also ran while no step did, or stood still while one did."""
     steps, others = run.steps, run.steps.other_seconds
     allowed = _OTHER_SHARE * _sum_facts(run, "train_seconds")
     too_long = np.maximum(others - _LOOP_SECONDS, 0.0)
     if too_long.sum() > allowed:
         at = int(np.argmax(others))
-        return (
-            f"the clock ran for {wording.format_seconds(_sum_facts(run, 'other_seconds'))} of "
-            f"{wording.format_seconds(_sum_facts(run, 'train_seconds'))} while no step did, most at step "
-            f"{steps.step[at]} with {wording.format_seconds(float(others[at]))}: something else, such as a checkpoint, "
-            "an upload or a wait, was timed"
-        )
+        return explain(
+            "timed_without_a_step",
+            "{cell}: the clock ran for {seconds_without_a_step:seconds} of {train_seconds:seconds} while no step did, "
+            "most at step {step} with {seconds:seconds}: something else, such as a checkpoint, an upload or a wait, "
+            "was timed",
+            cell=cell, seconds_without_a_step=_sum_facts(run, "other_seconds"),
+            train_seconds=_sum_facts(run, "train_seconds"), step=steps.step[at], seconds=others[at],
+        )  # fmt: skip
     if -np.minimum(others, 0.0).sum() > allowed:
         at = int(np.argmin(others))
-        return (
-            f"the clock stood still for {wording.format_seconds(-float(np.minimum(others, 0.0).sum()))} while steps "
-            f"ran, most at step {steps.step[at]} with {wording.format_seconds(-float(others[at]))}"
-        )
+        return explain(
+            "clock_stood_still",
+            "{cell}: the clock stood still for {seconds_untimed:seconds} while steps ran, most at step {step} with "
+            "{seconds:seconds}",
+            cell=cell, seconds_untimed=-np.minimum(others, 0.0).sum(), step=steps.step[at], seconds=-others[at],
+        )  # fmt: skip
     return None
 
 
-def _find_sum_problem(run: RunOutputs) -> str | None:
+def _find_sum_problem(cell: str, run: RunOutputs) -> Reason | None:
     """Return what is wrong if seconds were counted twice, or not at all."""
     accounted, span = _sum_accounted_seconds(run), _sum_facts(run, "span_seconds")
     is_exact = run.facts.world_size == 1 and accounted > span
@@ -91,27 +99,32 @@ def _find_sum_problem(run: RunOutputs) -> str | None:
         )
         if name != "heldout_seconds" or _sum_facts(run, name)
     )
-    meaning = (
-        "the clock of the steps ran while something else was timed too"
+    code, meaning = (
+        ("timed_twice", "the clock of the steps ran while something else was timed too")
         if accounted > span
-        else "part of the training was not timed at all"
+        else ("not_timed", "part of the training was not timed at all")
     )
-    sums = f"add up to {wording.format_seconds(accounted)}, yet the wall clock passed {wording.format_seconds(span)}"
-    return f"{parts} {sums}: {meaning}"
+    return explain(
+        code,
+        "{cell}: {parts} add up to {accounted:seconds}, yet the wall clock passed {span:seconds}: " + meaning,
+        cell=cell, parts=parts, accounted=accounted, span=span,
+    )  # fmt: skip
 
 
-def _find_slow_step(steps: Steps) -> str | None:
+def _find_slow_step(cell: str, steps: Steps) -> Reason | None:
     """Return what is wrong if steps took far longer than the others, and longer per position too."""
     median = float(np.median(steps.seconds))
     is_slow = _compute_multiples(steps) > _SLOW_MULTIPLE
     if (steps.seconds - median)[is_slow].sum() <= _SLOW_SHARE * steps.seconds.sum():
         return None
     at = int(np.argmax(np.where(is_slow, steps.seconds, 0.0)))
-    return (
-        f"step {steps.step[at]} took {wording.format_seconds(float(steps.seconds[at]))} among steps of "
-        f"{wording.format_seconds(median)} ({wording.format_plural(int(is_slow.sum()), 'step')} of over "
-        f"{_SLOW_MULTIPLE:g} times the median): something else ran while the clock did. {wording.TRAIN_AGAIN}"
-    )
+    return explain(
+        "slow_step",
+        "{cell}: step {step} took {seconds:seconds} among steps of {median:seconds} ({slow_steps:plural step} of over "
+        "{multiple:g} times the median): something else ran while the clock did. " + wording.TRAIN_AGAIN,
+        cell=cell, step=steps.step[at], seconds=steps.seconds[at], median=median, slow_steps=int(is_slow.sum()),
+        multiple=_SLOW_MULTIPLE,
+    )  # fmt: skip
 
 
 def _compute_slowest_multiple(steps: Steps) -> float:

@@ -1,13 +1,14 @@
 """Is it a fair comparison? Checks that the cells did the same work under the same conditions."""
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import find_data_wait, select_arm
 from tasks.records.efficiency import estimate_efficiency
 from tasks.records.gate import Finding, make_finding
@@ -38,25 +39,35 @@ def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
     ]
     for what, fact, expected in facts:
         if fact(run.facts) != expected:
-            problems.append(f"{cell}: {what} {fact(run.facts)}, expected {expected}")
+            problems.append(
+                explain(
+                    f"other_{what.replace(' ', '_')}", "{cell}: {what} {found}, expected {expected}",
+                    cell=cell, what=what, found=fact(run.facts), expected=expected,
+                )
+            )  # fmt: skip
     problems += _find_step_problems(cell, run, first, baseline)
     problems += find_setting_problems(outputs, cell)
     return make_finding(
         problems,
-        otherwise=f"{cell}: start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, "
-        f"machine {outputs.machine.digest[:12]}, {baseline.facts.global_batch_size} samples per step and the learning "
-        f"rate of each of {len(baseline.steps.step):,} steps as everywhere",
-        numbers={
-            "steps": len(run.steps.step),
-            "global_batch_size": run.facts.global_batch_size,
-            "highest_learning_rate": float(run.steps.learning_rate.max()),
-        },
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: start weights {start_weights}, code {code}, machine {machine}, {global_batch_size} samples per "
+            "step and the learning rate of each of {steps:,} steps as everywhere",
+            cell=cell, start_weights=outputs.base_model.digest[:12], code=baseline.facts.code_digest[:12],
+            machine=outputs.machine.digest[:12], global_batch_size=run.facts.global_batch_size,
+            steps=len(run.steps.step), highest_learning_rate=run.steps.learning_rate.max(),
+        ),
+    )  # fmt: skip
 
 
-def _find_step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[str]:
+def _find_step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[Reason]:
     if len(run.steps.step) != len(baseline.steps.step):
-        return [f"{cell}: {len(run.steps.step)} optimizer steps, {first} {len(baseline.steps.step)}"]
+        return [
+            explain(
+                "other_number_of_steps", "{cell}: {steps} optimizer steps, {baseline} {steps_of_baseline}",
+                cell=cell, steps=len(run.steps.step), baseline=first, steps_of_baseline=len(baseline.steps.step),
+            )
+        ]  # fmt: skip
     for what, mine, its in (
         ("learning rate", run.steps.learning_rate, baseline.steps.learning_rate),
         ("samples", run.steps.num_samples, baseline.steps.num_samples),
@@ -64,7 +75,14 @@ def _find_step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOut
         differing = np.flatnonzero(~np.isclose(mine, its, rtol=1e-9, atol=0))
         if differing.size:
             at = int(differing[0])
-            return [f"{cell}: {what} {mine[at]:g} at step {baseline.steps.step[at]}, {first} {its[at]:g}"]
+            return [
+                explain(
+                    f"other_{what.replace(' ', '_')}",
+                    "{cell}: {what} {value:g} at step {step}, {baseline} {value_of_baseline:g}",
+                    cell=cell, what=what, value=mine[at], step=baseline.steps.step[at], baseline=first,
+                    value_of_baseline=its[at],
+                )
+            ]  # fmt: skip
     return []
 
 
@@ -85,15 +103,26 @@ def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
         other = compare_steps(segment.samples(), reference[key].samples())
         num_others += other.num_samples
         if mine.num_samples != its.num_samples:
-            found = f"{mine.num_samples} samples, {its.num_samples} in the baseline"
+            problems.append(
+                explain(
+                    "other_number_of_samples", "{where}: {samples} samples, {samples_of_baseline} in the baseline",
+                    where=segment.title, samples=mine.num_samples, samples_of_baseline=its.num_samples,
+                )
+            )  # fmt: skip
         else:
-            found = f"other rows from step {other.first_step} on (first: row {other.first_row})"
-        problems.append(f"{cell} {key[0]} epoch {key[1]}: {found}")
+            problems.append(
+                explain(
+                    "other_rows", "{where}: other rows from step {step} on (first: row {row})",
+                    where=segment.title, step=other.first_step, row=other.first_row,
+                )
+            )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=f"{cell}: the rows of each of {num_steps:,} steps are the baseline's",
-        numbers={"steps_compared": num_steps, "samples_in_other_steps": num_others},
-    )
+        otherwise=explain(
+            "passed", "{cell}: the rows of each of {steps_compared:,} steps are the baseline's",
+            cell=cell, steps_compared=num_steps, samples_in_other_steps=num_others,
+        ),
+    )  # fmt: skip
 
 
 def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
@@ -103,8 +132,11 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
     found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
     if found != outputs.segments:
         problems.append(
-            f"{cell}: trained {_describe_segments(found)}, asked for {_describe_segments(outputs.segments)}"
-        )
+            explain(
+                "other_segments", "{cell}: trained {trained}, asked for {asked_for}",
+                cell=cell, trained=_describe_segments(found), asked_for=_describe_segments(outputs.segments),
+            )
+        )  # fmt: skip
     for segment in run.segments:
         name, ledger = segment.facts.range, segment.ledger
         if name not in outputs.row_digests:
@@ -117,20 +149,21 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
         num_repeated += other.num_repeated
         num_foreign += other.num_foreign
         problems.append(
-            f"{cell} {name} epoch {segment.facts.epoch}: of {other.num_expected} rows {other.num_left_out} were "
-            f"left out and {other.num_repeated} used more than once; {other.num_foreign} rows of no such range "
-            f"({ledger.num_samples} samples in all)"
-        )
+            explain(
+                "not_once",
+                "{where}: of {rows} rows {left_out_here} were left out and {repeated_here} used more than once; "
+                "{foreign_here} rows of no such range ({samples_here} samples in all)",
+                where=segment.title, rows=other.num_expected, left_out_here=other.num_left_out,
+                repeated_here=other.num_repeated, foreign_here=other.num_foreign, samples_here=ledger.num_samples,
+            )
+        )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=f"{cell}: {num_samples:,} samples in the work ledgers, every row of every range once per epoch",
-        numbers={
-            "samples": num_samples,
-            "left_out": num_left_out,
-            "repeated": num_repeated,
-            "of_no_such_range": num_foreign,
-        },
-    )
+        otherwise=explain(
+            "passed", "{cell}: {samples:,} samples in the work ledgers, every row of every range once per epoch",
+            cell=cell, samples=num_samples, left_out=num_left_out, repeated=num_repeated, of_no_such_range=num_foreign,
+        ),
+    )  # fmt: skip
 
 
 def _describe_segments(segments: list[tuple[str, int]]) -> str:
@@ -147,18 +180,20 @@ def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
         expected = outputs.units_of_ranges.get(facts.range)
         if expected is not None and not counted == facts.num_tokens == expected:
             problems.append(
-                f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} {unit}s in the ledger and "
-                f"{facts.num_tokens:,} reported, the range holds {expected:,}"
-            )
+                explain(
+                    "other_tokens",
+                    "{where}: {counted:,} {unit}s in the ledger and {reported:,} reported, the range holds {held:,}",
+                    where=segment.title, unit=unit, counted=counted, reported=facts.num_tokens, held=expected,
+                )
+            )  # fmt: skip
     total = _count_tokens(outputs.runs[cell])
+    numbers = {"cell": cell, "unit": unit, "tokens": total, "expected": expected_in_all}
     if not problems and total != expected_in_all:
-        problems.append(f"{cell}: {total:,} {unit}s in all, {expected_in_all:,} expected")
+        problems.append(explain("other_total", "{cell}: {tokens:,} {unit}s in all, {expected:,} expected", **numbers))
     found = make_finding(
-        problems,
-        otherwise=f"{cell}: {expected_in_all:,} {unit}s, as many as the ranges hold",
-        numbers={"tokens": total, "expected": expected_in_all},
+        problems, otherwise=explain("passed", "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
     )
-    return dataclasses.replace(found, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
+    return replace(found, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
 
 
 def _describe_speedup_per_token(outputs: Outputs, cell: str) -> str | None:
@@ -193,20 +228,24 @@ def check_data_wait(outputs: Outputs, cell: str) -> Finding:
     segments, measurement = outputs.runs[cell].segments, outputs.measurement
     seconds = sum(segment.facts.train_seconds for segment in segments)
     share = sum(segment.facts.data_wait_seconds for segment in segments) / seconds
-    most = f"at most {wording.format_percent(DATA_BOUND_SHARE)} allowed"
-    waited = f"{cell} waited for data in {wording.format_small_percent(share)} of its step time"
-    problems = [] if share <= DATA_BOUND_SHARE else [f"{waited}, {most}"]
-    measured = None
+    measured, found = None, None
     if measurement is not None:
         measured = select_arm(measurement, cell).data_wait_share
         found = find_data_wait(measurement, cell, baseline=outputs.params.baseline)
-        problems += [f"{found}, {most}"] if found else []
+    waited = explain(
+        "waited_in_training",
+        "{cell} waited for data in {data_wait_share:small_percent} of its step time",
+        cell=cell, data_wait_share=share, measured_data_wait_share=measured, most_allowed=DATA_BOUND_SHARE,
+    )  # fmt: skip
+    problems = [waited] * (share > DATA_BOUND_SHARE)
+    problems += [found] if found else []
+    when_measured = ", and in {measured_data_wait_share:small_percent} when measured" * (measured is not None)
     return make_finding(
-        problems,
-        otherwise=waited
-        if measured is None
-        else f"{waited}, and in {wording.format_small_percent(measured)} when measured",
-        numbers={"data_wait_share": share, "measured_data_wait_share": measured, "most_allowed": DATA_BOUND_SHARE},
+        [
+            one.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=DATA_BOUND_SHARE)
+            for one in problems
+        ],
+        otherwise=replace(waited.extend("{sentence}" + when_measured), code="passed"),
     )
 
 
@@ -216,23 +255,27 @@ def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
     if cell == first:
         return None
     taken, of_first = _sum_rank_seconds(outputs.runs[cell]), _sum_rank_seconds(outputs.baseline)
-    problem = (
-        f"{cell} took {wording.format_seconds(taken)} of its ranks' time (train seconds x ranks), {first} "
-        f"{wording.format_seconds(of_first)}: a parallel efficiency of {of_first / taken:.2f}, above "
-        f"{_MOST_EFFICIENCY:g} is not possible; {first} probably shared the machine with something else or did more "
-        f"work. {wording.TRAIN_AGAIN}"
-    )
+    numbers = {"cell": cell, "baseline": first, "rank_seconds": taken, "rank_seconds_of_baseline": of_first}
+    problem = explain(
+        "trained_beyond_linear",
+        "{cell} took {rank_seconds:seconds} of its ranks' time (train seconds x ranks), {baseline} "
+        "{rank_seconds_of_baseline:seconds}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not "
+        "possible; {baseline} probably shared the machine with something else or did more work. " + wording.TRAIN_AGAIN,
+        **numbers, efficiency=of_first / taken, most=_MOST_EFFICIENCY,
+    )  # fmt: skip
     return make_finding(
         [problem] * (of_first > _MOST_EFFICIENCY * taken) + _find_implausible_speedup(outputs, cell),
         # No efficiency here: another gate may have withheld it.
-        otherwise=f"time of all ranks together (train seconds x ranks): {first} {wording.format_seconds(of_first)}, "
-        f"{cell} {wording.format_seconds(taken)}; at least {wording.format_seconds(of_first / _MOST_EFFICIENCY)} is "
-        "believed",
-        numbers={"rank_seconds": taken, "least_believed": of_first / _MOST_EFFICIENCY},
-    )
+        otherwise=explain(
+            "passed",
+            "time of all ranks together (train seconds x ranks): {baseline} {rank_seconds_of_baseline:seconds}, {cell} "
+            "{rank_seconds:seconds}; at least {least_believed:seconds} is believed",
+            **numbers, least_believed=of_first / _MOST_EFFICIENCY,
+        ),
+    )  # fmt: skip
 
 
-def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
+def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[Reason]:
     """Return what is wrong with the speedup that the stage `measure` found."""
     speedup = None if outputs.measurement is None else select_arm(outputs.measurement, cell).speedup
     if speedup is None:
@@ -242,7 +285,12 @@ def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
     if reached <= _MOST_EFFICIENCY:
         return []
     return [
-        f"{cell} was measured {wording.format_ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
-        f"{wording.format_plural(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, above "
-        f"{_MOST_EFFICIENCY:g} is not possible. Measure again on an idle machine: make rebench"
-    ]
+        explain(
+            "measured_beyond_linear",
+            "{cell} was measured {speedup:ratio} as fast as {baseline}, on {ranks:plural rank} against "
+            "{ranks_of_baseline}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not possible. Measure "
+            "again on an idle machine: make rebench",
+            cell=cell, speedup=speedup.value, baseline=outputs.params.baseline, ranks=size, ranks_of_baseline=base,
+            efficiency=reached, most=_MOST_EFFICIENCY,
+        )
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+from tasks.process.reasons import Reason, explain
 from tasks.records.blocks import BlockWork
 from tasks.records.measurement import MeasurementFile
 
@@ -48,7 +49,7 @@ def _is_loud(block: BlockWork, most: float) -> bool:
     return (block.others_share or 0.0) > most or (block.has_others_on_gpu and most < 1)
 
 
-def find_missing_turns(measurement: MeasurementFile, cell: str) -> str | None:
+def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None:
     """Return what is wrong if not every turn that was run for the speedups has a block of the cell.
 
     Turns are numbered as they run: whoever leaves out slow ones leaves gaps.
@@ -57,10 +58,17 @@ def find_missing_turns(measurement: MeasurementFile, cell: str) -> str | None:
     launches = {one.launch for one in select_blocks(measurement, cell, phase="speedup")}
     for before, after in pairwise(turns):
         if after != before + 1:
-            return f"{cell}: turn {before + 1} has no block among those of the speedups, {before} and {after} have"
+            return explain(
+                "turn_missing",
+                "{cell}: turn {turn} has no block among those of the speedups, {before} and {after} have",
+                cell=cell, turn=before + 1, before=before, after=after,
+            )  # fmt: skip
     if (len(turns), len(launches)) != (measurement.num_turns, measurement.num_launches):
-        return (
-            f"{cell}: {len(turns)} turns of {len(launches)} starts are among the blocks of the speedups, "
-            f"{measurement.num_turns} of {measurement.num_launches} were run"
-        )
+        return explain(
+            "turns_missing",
+            "{cell}: {turns} turns of {starts} starts are among the blocks of the speedups, {turns_run} of "
+            "{starts_run} were run",
+            cell=cell, turns=len(turns), starts=len(launches),
+            turns_run=measurement.num_turns, starts_run=measurement.num_launches,
+        )  # fmt: skip
     return None

@@ -2,6 +2,7 @@
 
 from tasks.gates.setting import find_certificate_problems
 from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.certificate import CertifiedCell
 from tasks.records.facts import Record
@@ -42,50 +43,82 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
     if facts.strategy == "single":
         return None
     if certificate is None:
-        return make_unchecked_finding(f"{cell}: there is no certificate.json; the stage measure makes it")
+        return make_unchecked_finding(
+            explain("no_certificate", "{cell}: there is no certificate.json; the stage measure makes it", cell=cell)
+        )
     # In weak scaling it was timed on larger steps than trained, which is another training: both have to be certified.
     timed = select_arm(outputs.measurement, cell).global_batch_size if outputs.measurement else facts.global_batch_size
-    problems, gaps, found = list[str](), list[str](), list[CertifiedCell]()
+    problems, gaps, found = list[Reason](), list[Reason](), list[CertifiedCell]()
     for batch in dict.fromkeys((facts.global_batch_size, timed)):
         one = next((one for one in certificate.cells if (one.cell, one.global_batch_size) == (cell, batch)), None)
         if one is None:
-            gaps.append(f"{cell} has no certificate of updates of {batch} samples")
+            gaps.append(
+                explain(
+                    "batch_not_certified", "{cell} has no certificate of updates of {batch} samples",
+                    cell=cell, batch=batch,
+                )
+            )  # fmt: skip
             continue
         found.append(one)
         problems += _find_problems(one) + find_certificate_problems(one, outputs.runs[cell])
-        is_unsaid = one.verdict == "passed" and not one.settings
-        gaps += [f"{cell} has a certificate that does not say what its updates were made with"] * is_unsaid
-        gaps += [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(_list_parts(one)) < 2)
-        gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
+        for code, template, is_so in (
+            (
+                "certificate_without_setting",
+                "{cell} has a certificate that does not say what its updates were made with",
+                one.verdict == "passed" and not one.settings,
+            ),
+            (
+                "certificate_without_figures", "{cell} has a certificate without figures",
+                one.verdict == "passed" and len(_list_parts(one)) < 2,
+            ),
+            ("not_certified", "{cell}: {problem}", one.verdict == "not checked"),
+        ):  # fmt: skip
+            gaps += [explain(code, template, cell=cell, problem=one.problem)] * is_so
     for name in ("code_digest", "base_model_digest", "machine_digest"):
         if getattr(facts, name) != getattr(certificate, name):
             what = name.removesuffix("_digest").replace("_", " ")
-            gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
+            gaps.append(
+                explain(
+                    "certificate_of_another", "{cell} was trained with another {what} than the one that the "
+                    "certificate is of", cell=cell, what=what,
+                )
+            )  # fmt: skip
     if gaps and not problems:
-        return make_unchecked_finding("; ".join(gaps))
+        return make_unchecked_finding(*gaps)
     told = [_describe_certificate(one, outputs.params.train.precision) for one in found]
     if len(found) > 1:
         told = [f"{what} (updates of {one.global_batch_size} samples)" for what, one in zip(told, found, strict=True)]
     return make_finding(
         problems,
-        otherwise=f"{'; '.join(told)}. Each update began from the same "
-        f"state on both sides; allowed is {certificate.margin:g} times what re-ordering the sums alone makes, at least "
-        "that many fp32 roundings",
-        # Of several, those of the last, which the speedup is of.
-        numbers={
-            f"{part.compared}_{name}": getattr(part, name)
-            for one in found
-            for part in _list_parts(one)
-            for name in ("relative_l2", "noise_floor", "tolerance")
-        },
+        otherwise=explain(
+            "passed",
+            "{found}. Each update began from the same state on both sides; allowed is {margin:g} times what "
+            "re-ordering the sums alone makes, at least that many fp32 roundings",
+            found="; ".join(told),
+            margin=certificate.margin,
+            # Of several, those of the last, which the speedup is of.
+            **{
+                f"{part.compared}_{name}": getattr(part, name)
+                for one in found
+                for part in _list_parts(one)
+                for name in ("relative_l2", "noise_floor", "tolerance")
+            },
+        ),
     )
 
 
-def _find_problems(one: CertifiedCell) -> list[str]:
+def _find_problems(one: CertifiedCell) -> list[Reason]:
     if one.verdict == "failed":
-        return [f"{one.cell}: {one.problem}"]
+        return [explain("update_differs", "{cell}: {problem}", cell=one.cell, problem=one.problem)]
     return [
-        f"{one.cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
+        explain(
+            "update_differs",
+            "{cell}: the {compared} {relative_l2:.1e} apart, {tolerance:.1e} allowed",
+            cell=one.cell,
+            compared=part.compared,
+            relative_l2=part.relative_l2,
+            tolerance=part.tolerance,
+        )
         for part in _list_parts(one)
         if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
     ]

@@ -1,8 +1,10 @@
 """Were the held-out rows held out, and are the weights that were evaluated on them those that were trained?"""
 
+from dataclasses import replace
+
 import numpy as np
 
-from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.evaluation import Figures
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
@@ -26,9 +28,13 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
     num_repeated = outputs.raw.num_heldout_rows_seen
     if num_repeated > _MOST_SEEN * held_out.size:
         problems.append(
-            f"{cell}: {num_repeated:,} of {held_out.size:,} held-out rows say what a row outside says, at most "
-            f"{_MOST_SEEN:.0%} allowed: choose rows that no other row repeats"
-        )
+            explain(
+                "heldout_rows_repeated",
+                "{cell}: {seen:,} of {rows:,} held-out rows say what a row outside says, at most {most:.0%} allowed: "
+                "choose rows that no other row repeats",
+                cell=cell, seen=num_repeated, rows=held_out.size, most=_MOST_SEEN,
+            )
+        )  # fmt: skip
     for segment in outputs.runs[cell].segments:
         in_segment = 0
         for part in segment.samples():
@@ -36,12 +42,20 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
             in_segment += int(np.isin(part.row_id, held_out).sum())
         num_seen += in_segment
         if in_segment:
-            problems.append(f"{segment.title}: learned {wording.format_plural(in_segment, 'time')} from a held-out row")
+            problems.append(
+                explain(
+                    "heldout_rows_trained", "{where}: learned {times:plural time} from a held-out row",
+                    where=segment.title, times=in_segment,
+                )
+            )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=f"{cell}: none of {num_samples:,} samples learned from is one of the {held_out.size:,} held-out rows",
-        numbers={"samples": num_samples, "held_out_samples": num_seen, "held_out_rows_seen": num_repeated},
-    )
+        otherwise=explain(
+            "passed", "{cell}: none of {samples:,} samples learned from is one of the {held_out_rows:,} held-out rows",
+            cell=cell, samples=num_samples, held_out_rows=held_out.size, held_out_samples=num_seen,
+            held_out_rows_seen=num_repeated,
+        ),
+    )  # fmt: skip
 
 
 def _check_other_source(outputs: Outputs, cell: str) -> Finding:
@@ -50,14 +64,31 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
         outputs.raw.num_heldout_rows_seen,
     )
     source, other = outputs.raw.source, outputs.raw.heldout_source
-    told = f"{cell}: {num_seen:,} of {num_rows:,} held-out rows ({other}) say what a row of {source} says"
+    told = explain(
+        "passed",
+        "{cell}: {held_out_rows_seen:,} of {held_out_rows:,} held-out rows ({heldout_source}) say what a row of "
+        "{source} says",
+        cell=cell, held_out_rows_seen=num_seen, held_out_rows=num_rows, heldout_source=other, source=source,
+    )  # fmt: skip
     is_other = other == outputs.params.dataset.heldout_source
     is_copy = num_seen > _MOST_SEEN * num_rows
     return make_finding(
-        [f"{told}, at most {_MOST_SEEN:.0%} allowed: choose rows that were held out"] * is_copy
-        + [f"{cell}: rows were held out of {other or source}, params.yaml has another source"] * (not is_other),
+        [
+            replace(told, code="heldout_rows_repeated").extend(
+                "{sentence}, at most {most:.0%} allowed: choose rows that were held out", most=_MOST_SEEN
+            )
+        ]
+        * is_copy
+        + [
+            explain(
+                "other_heldout_source",
+                "{cell}: rows were held out of {found}, params.yaml has another source",
+                cell=cell,
+                found=other or source,
+            )
+        ]
+        * (not is_other),
         otherwise=told,
-        numbers={"held_out_rows": num_rows, "held_out_rows_seen": num_seen},
     )
 
 
@@ -71,28 +102,44 @@ def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
     evaluated = [((last.range, last.epoch), outputs.evaluation.models[cell].parameter_checksum)]
     evaluated += [((one.range, one.epoch), one.parameter_checksum) for one in outputs.evaluation.epochs.get(cell, [])]
     problems = [
-        f"{cell} {part} epoch {epoch}: evaluated weights {checksum[:12]}, the ranks ended with "
-        f"{trained.get((part, epoch), 'none')[:12]}"
+        explain(
+            "other_weights",
+            "{cell} {range} epoch {epoch}: evaluated weights {found}, the ranks ended with {expected}",
+            cell=cell,
+            range=part,
+            epoch=epoch,
+            found=checksum[:12],
+            expected=trained.get((part, epoch), "none")[:12],
+        )
         for (part, epoch), checksum in evaluated
         if checksum != trained.get((part, epoch))
     ]
     if outputs.evaluation.epochs:
         known = {place for place, _ in evaluated}
         problems += [
-            f"{cell} {part} epoch {epoch}: its weights were not evaluated, those of others were"
+            explain(
+                "epoch_not_evaluated",
+                "{cell} {range} epoch {epoch}: its weights were not evaluated, those of others were",
+                cell=cell,
+                range=part,
+                epoch=epoch,
+            )
             for part, epoch in trained
             if (part, epoch) not in known
         ]
     problems += _find_other_heldout_rows(outputs, cell)
     return make_finding(
         problems,
-        otherwise=f"{cell}: {wording.format_plural(len(evaluated), 'evaluation')}, the last of weights "
-        f"{evaluated[0][1][:12]}: as the ranks ended with them, on the rows held out",
-        numbers={"evaluations": len(evaluated)},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: {evaluations:plural evaluation}, the last of weights {weights}: as the ranks ended with them, on "
+            "the rows held out",
+            cell=cell, evaluations=len(evaluated), weights=evaluated[0][1][:12],
+        ),
+    )  # fmt: skip
 
 
-def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[str]:
+def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[Reason]:
     """Return which of the cell's models, or the base model, were evaluated on other rows, or on rows cut elsewhere."""
     evaluation, wanted = outputs.evaluation, outputs.slices[outputs.params.heldout_name].manifest.digest
     figures: dict[str, Figures] = {
@@ -100,15 +147,30 @@ def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[str]:
     }
     figures |= {f"{cell} {one.range} epoch {one.epoch}": one for one in evaluation.epochs.get(cell, [])}
     problems = [
-        f"{name}: evaluated on rows {one.rows_digest[:12]}, those held out are {wanted[:12]}"
+        explain(
+            "other_heldout_rows",
+            "{model}: evaluated on rows {found}, those held out are {expected}",
+            model=name,
+            found=one.rows_digest[:12],
+            expected=wanted[:12],
+        )
         for name, one in figures.items()
         if one.rows_digest not in ("", wanted)
     ]
     counts = {name: one.num_tokens for name, one in figures.items()}
     if len({*counts.values()}) > 1:
-        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        problems.append(f"{cell}: its models and the base model were evaluated on other numbers of tokens: {told}")
+        problems.append(
+            explain(
+                "other_tokens",
+                "{cell}: its models and the base model were evaluated on other numbers of tokens: {tokens}",
+                cell=cell, tokens=[f"{name} {count:,}" for name, count in counts.items()],
+            )
+        )  # fmt: skip
     if evaluation.seq_len != outputs.params.train.seq_len:
-        asked = outputs.params.train.seq_len
-        problems.append(f"{cell}: held-out rows were cut at {evaluation.seq_len} tokens, params.yaml has {asked}")
+        problems.append(
+            explain(
+                "other_seq_len", "{cell}: held-out rows were cut at {found} tokens, params.yaml has {expected}",
+                cell=cell, found=evaluation.seq_len, expected=outputs.params.train.seq_len,
+            )
+        )  # fmt: skip
     return problems

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tasks.evaluating.loss_arithmetic import compute_relative_difference, compute_relative_differences
 from tasks.gates.setting import find_twin_problems
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from tasks.process.reasons import Reason, explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 from tasks.records.twins import Twins
 from tasks.strategies import get_exchange_dtype
@@ -83,36 +84,48 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
         # What needs no twins is asked all the same.
         found = check_loss_curves(replace(outputs, twins=None), cell)
         is_failed = found is not None and found.verdict == "failed"
-        return found if is_failed else make_unchecked_finding(f"{cell}: {'; '.join(others)}")
+        return found if is_failed else make_unchecked_finding(*(one.extend(f"{cell}: {{sentence}}") for one in others))
     if cell == outputs.params.baseline:
         return None if outputs.twins is None else _compare_with_twin(outputs, outputs.twins, cell)
     own, expected = outputs.runs[cell].steps.loss, outputs.baseline.steps.loss
     if len(own) != len(expected):
-        problem = f"{cell}: {len(own)} optimizer steps against {len(expected)}"
-        return make_finding([problem], otherwise="", numbers={"steps": len(own), "largest_relative_difference": None})
+        return make_failed_finding(
+            explain(
+                "other_number_of_steps", "{cell}: {steps} optimizer steps against {steps_of_baseline}",
+                cell=cell, steps=len(own), steps_of_baseline=len(expected),
+            )
+        )  # fmt: skip
     precision = _select_update_precision(outputs, cell)
     allowed = compute_tolerances(outputs.twins, precision=precision, num_steps=len(own))
     models = outputs.evaluation.models
     heldout = compute_relative_difference(models[cell].loss, models[outputs.params.baseline].loss)
-    problems = [f"{cell}: {problem}" for problem in list_differences(own, expected, allowed)]
+    problems = list_differences(cell, own, expected, allowed)
     most = allowed.compute_heldout(len(own))
     if not heldout <= most:
-        problems.append(f"{cell}: held-out loss differs by {heldout:.1e}, at most {most:.0e} allowed")
+        problems.append(
+            explain(
+                "heldout_loss_differs", "{cell}: held-out loss differs by {difference:.1e}, at most {most:.0e} allowed",
+                cell=cell, difference=heldout, most=most,
+            )
+        )  # fmt: skip
     largest, reach = float(compute_relative_differences(own, expected).max()), len(allowed.by_step)
     return make_finding(
         problems,
-        otherwise=f"largest relative difference of {cell}'s loss against {outputs.params.baseline} over "
-        f"{wording.format_plural(len(own), 'step')}: {wording.format_difference(largest)}; "
-        f"{_describe_tolerances(allowed, len(own))}",
-        numbers={
-            "steps": len(own),
-            "largest_relative_difference": largest,
-            "steps_held_step_by_step": reach,
-            "allowed_on_last_of_them": float(allowed.by_step[-1]) if reach else None,
-            "late_tolerance": allowed.compute_late(len(own)),
-            "heldout_difference": heldout,
-            "heldout_tolerance": most,
-        },
+        otherwise=explain(
+            "passed",
+            "largest relative difference of {cell}'s loss against {baseline} over {steps:plural step}: "
+            "{largest_relative_difference:difference}; {tolerances}",
+            cell=cell,
+            baseline=outputs.params.baseline,
+            steps=len(own),
+            largest_relative_difference=largest,
+            tolerances=_describe_tolerances(allowed, len(own)),
+            steps_held_step_by_step=reach,
+            allowed_on_last_of_them=float(allowed.by_step[-1]) if reach else None,
+            late_tolerance=allowed.compute_late(len(own)),
+            heldout_difference=heldout,
+            heldout_tolerance=most,
+        ),
     )
 
 
@@ -126,16 +139,26 @@ def _compare_with_twin(outputs: Outputs, twins: Twins, cell: str) -> Finding:
     allowed = np.maximum(by_step, _TWIN_TOLERANCE[precision])
     whose = "that of one process that did the same work with code of its own"
     problems = [
-        f"{cell}: loss differs by {apart[at]:.1e} at step {at + 1} from {whose}, at most {allowed[at]:.0e} allowed"
+        explain(
+            "differs_from_twin",
+            "{cell}: loss differs by {difference:.1e} at step {step} from " + whose + ", at most {most:.0e} allowed",
+            cell=cell,
+            difference=apart[at],
+            step=at + 1,
+            most=allowed[at],
+        )
         for at in np.flatnonzero(~(apart <= allowed))[:1].tolist()
     ]
     largest = float(apart.max(initial=0.0))
     return make_finding(
         problems,
-        otherwise=f"{cell}: in its first {wording.format_plural(num_steps, 'step')} the loss is at most "
-        f"{wording.format_difference(largest)} from {whose}",
-        numbers={"steps_beside_the_twin": num_steps, "largest_relative_difference": largest},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: in its first {steps_beside_the_twin:plural step} the loss is at most "
+            "{largest_relative_difference:difference} from " + whose,
+            cell=cell, steps_beside_the_twin=num_steps, largest_relative_difference=largest,
+        ),
+    )  # fmt: skip
 
 
 def compute_tolerances(twins: Twins | None, *, precision: str, num_steps: int) -> Allowed:
@@ -163,28 +186,45 @@ def compute_tolerances(twins: Twins | None, *, precision: str, num_steps: int) -
     )
 
 
-def list_differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed: Allowed) -> list[str]:
-    """Return where the losses are farther apart than allowed: the first step, window or late window, in words."""
+def list_differences(
+    cell: str, own: NDArray[np.float64], expected: NDArray[np.float64], allowed: Allowed
+) -> list[Reason]:
+    """Return where the losses are farther apart than allowed: the first step, window or late window."""
     apart, reach = compute_relative_differences(own, expected), len(allowed.by_step)
     wrong = np.flatnonzero(~(apart[:reach] <= allowed.by_step))
     if wrong.size:
         first = wrong[0]
         return [
-            f"loss differs by {apart[first]:.1e} at step {first + 1}, at most {allowed.by_step[first]:.0e} allowed: "
-            f"{MULTIPLE:g} times what re-ordered sums grow to"
-        ]
+            explain(
+                "step_differs",
+                "{cell}: loss differs by {difference:.1e} at step {step}, at most {most:.0e} allowed: {multiple:g} "
+                "times what re-ordered sums grow to",
+                cell=cell, difference=apart[first], step=first + 1, most=allowed.by_step[first], multiple=MULTIPLE,
+            )
+        ]  # fmt: skip
     for (start, end), bound in zip(_make_windows(0, reach, _WINDOW), allowed.by_window, strict=True):
         found = _compute_rms(apart[start:end])
         if not found <= bound:
             return [
-                f"loss differs by {found:.1e} (root mean square) in steps {start + 1} to {end}, at most {bound:.0e} "
-                f"allowed: {_MULTIPLE_OF_WINDOW:g} times what re-ordered sums grow to"
-            ]
+                explain(
+                    "window_differs",
+                    "{cell}: loss differs by {difference:.1e} (root mean square) in steps {first} to {last}, at most "
+                    "{most:.0e} allowed: {multiple:g} times what re-ordered sums grow to",
+                    cell=cell, difference=found, first=start + 1, last=end, most=bound, multiple=_MULTIPLE_OF_WINDOW,
+                )
+            ]  # fmt: skip
     for start, end in _make_windows(reach, len(own), _LATE_WINDOW):
         found = compute_relative_difference(own[start:end].sum(), expected[start:end].sum())
         most = allowed.compute_late(end)
         if not found <= most:
-            return [f"mean loss of steps {start + 1} to {end} differs by {found:.1e}, at most {most:.0e} allowed"]
+            return [
+                explain(
+                    "late_window_differs",
+                    "{cell}: mean loss of steps {first} to {last} differs by {difference:.1e}, at most {most:.0e} "
+                    "allowed",
+                    cell=cell, difference=found, first=start + 1, last=end, most=most,
+                )
+            ]  # fmt: skip
     return []
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 from training.record.segment_facts import RankDevice
@@ -24,24 +24,30 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
     problems = []
     if needed > there:
         problems.append(
-            f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing about "
-            "scaling"
-        )
+            explain(
+                "too_few_devices",
+                "{cell} needs {needed} {devices} and shares {there}: a cell whose ranks share devices says nothing "
+                "about scaling",
+                cell=cell, needed=needed, devices=what, there=there,
+            )
+        )  # fmt: skip
     told = _collect_devices(outputs, cell)
-    shared: dict[str, str] = {}
+    shared: dict[str, Reason] = {}
     for where, devices in told.items():
         for first in range(0, len(devices), ranks):
             problem = _find_shared_device(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
             if problem:
-                shared.setdefault(problem, where)
-    problems += [f"{where}: {problem}" for problem, where in shared.items()]
+                shared.setdefault(problem.sentence, problem.extend("{where}: {sentence}", where=where))
+    problems += shared.values()
     num_asked = sum(len(devices) == facts.world_size for devices in told.values())
-    seen = f"; by what the ranks said of themselves {wording.format_plural(num_asked, 'time')}, none shared one"
+    seen = "; by what the ranks said of themselves {times_asked:plural time}, none shared one"
     return make_finding(
         problems,
-        otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",
-        numbers={"needed": needed, "there": there, "times_asked": num_asked},
-    )
+        otherwise=explain(
+            "passed", "{cell} {needed} of {there} {devices}" + seen * bool(num_asked),
+            cell=cell, needed=needed, there=there, devices=what, times_asked=num_asked,
+        ),
+    )  # fmt: skip
 
 
 def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]:
@@ -53,13 +59,13 @@ def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]
     return told
 
 
-def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:
+def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> Reason | None:
     """Return what the ranks of one node share; `first`: the number of the first of them."""
     uuids = [one.gpu_uuid for one in devices if one.gpu_uuid is not None]
     for uuid in uuids:
         if uuids.count(uuid) > 1:
             names = [str(first + index) for index, one in enumerate(devices) if one.gpu_uuid == uuid]
-            return f"ranks {', '.join(names)} are on one GPU, {uuid}"
+            return explain("one_gpu", "ranks {ranks} are on one GPU, {gpu}", ranks=names, gpu=uuid)
     if uuids:
         return None
     allowed = [frozenset(one.cpus) for one in devices if one.cpus]
@@ -69,15 +75,18 @@ def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: i
     for cores in {*allowed, frozenset[int]().union(*allowed)}:
         within = [str(first + index) for index, one in enumerate(allowed) if one <= cores]
         if threads * len(within) > len(cores):
-            which = f"rank{'s' if len(within) > 1 else ''} {', '.join(within)}"
-            return (
-                f"{which} with {wording.format_plural(threads, 'thread')} each may use "
-                f"{wording.format_plural(len(cores), 'core')}"
-            )
+            return explain(
+                "too_few_cores",
+                "rank" + "s" * (len(within) > 1) + " {ranks} with {threads:plural thread} each may use "
+                "{cores:plural core}",
+                ranks=within, threads=threads, cores=len(cores),
+            )  # fmt: skip
     quota = min((one.cpu_quota for one in devices if one.cpu_quota is not None), default=None)
     if quota is not None and quota < threads * len(devices):
-        return (
-            f"{wording.format_plural(len(devices), 'rank')} with {wording.format_plural(threads, 'thread')} each may "
-            f"use the time of {quota:g} cores (quota of their control group)"
-        )
+        return explain(
+            "cpu_quota",
+            "{ranks:plural rank} with {threads:plural thread} each may use the time of {quota:g} cores (quota of their "
+            "control group)",
+            ranks=len(devices), threads=threads, quota=quota,
+        )  # fmt: skip
     return None

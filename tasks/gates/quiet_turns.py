@@ -3,10 +3,9 @@
 import dataclasses
 
 from tasks.gates.counted_blocks import find_quiet_turns, select_counted
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.arm_figures import select_arm
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
-from tasks.records.measurement import MeasurementFile
+from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 MOST_OTHERS_SHARE = 0.05
@@ -19,40 +18,41 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
     measurement = outputs.measurement
     if measurement is None or cell == outputs.params.baseline:
         return None
-    most = wording.format_small_percent(measurement.most_others_share)
     seen = (
         "this machine does not tell what others use"
         if measurement.others_share is None
-        else f"others used {wording.format_small_percent(measurement.others_share)} of the CPUs in the mean"
+        else "others used {others_share:small_percent} of the CPUs in the mean"
     )
-    num_quiet = len(find_quiet_turns(measurement, cell))
-    told = (
-        f"{cell}: {num_quiet} of {wording.format_plural(measurement.num_turns, 'turn')} in "
-        f"{measurement.num_launches} starts were quiet"
-    )
-    numbers = {"quiet_turns": num_quiet, "turns": measurement.num_turns}
+    quiet = "{cell}: {quiet_turns} of {turns:plural turn} in {starts} starts were quiet"
+    numbers = {
+        "cell": cell, "quiet_turns": len(find_quiet_turns(measurement, cell)), "turns": measurement.num_turns,
+        "starts": measurement.num_launches, "most": measurement.most_others_share,
+        "others_share": measurement.others_share,
+    }  # fmt: skip
     if select_arm(measurement, cell).speedup is None:
-        remedy = (
-            f"quiet is at most {most} by others; {seen}; stop what else runs, or give measure.max_seconds more; with "
-            "measure.others_share: 1 all turns count, and the speedup is unproven"
-        )
-        found = make_finding([f"{told}, too few for an interval"], otherwise="", numbers=numbers)
-        return dataclasses.replace(found, remedy=remedy)
-    told = f"{told} (at most {most} by others); {seen}"
-    loud = _find_loudness(measurement, outputs.params.baseline, cell)
-    if loud is not None:
-        return make_unchecked_finding(f"{told}; in those that count {loud}")
-    return make_finding([], otherwise=told, numbers=numbers)
-
-
-def _find_loudness(measurement: MeasurementFile, first: str, cell: str) -> str | None:
-    """Return what others did in the turns that count, if it is more than a figure of this machine alone bears."""
-    blocks = [*select_counted(measurement, first, beside=cell), *select_counted(measurement, cell)]
+        found = make_failed_finding(explain("too_few_quiet_turns", f"{quiet}, too few for an interval", **numbers))
+        remedy = explain(
+            "", "quiet is at most {most:small_percent} by others; " + seen + "; stop what else runs, or give "
+            "measure.max_seconds more; with measure.others_share: 1 all turns count, and the speedup is unproven",
+            **numbers,
+        )  # fmt: skip
+        return dataclasses.replace(found, remedy=remedy.sentence)
+    told = explain("passed", quiet + " (at most {most:small_percent} by others); " + seen, **numbers)
+    blocks = [
+        *select_counted(measurement, outputs.params.baseline, beside=cell), *select_counted(measurement, cell)
+    ]  # fmt: skip
+    # More than a figure of this machine alone bears.
     if any(block.has_others_on_gpu for block in blocks):
-        return "others computed on the GPUs"
+        loud = dataclasses.replace(told, code="others_on_the_gpus")
+        return make_unchecked_finding(loud.extend("{sentence}; in those that count others computed on the GPUs"))
     known = [block.others_share for block in blocks if block.others_share is not None]
     mean = sum(known) / len(known) if known else 0.0
-    if mean <= MOST_OTHERS_SHARE:
-        return None
-    share, most = (wording.format_small_percent(one) for one in (mean, MOST_OTHERS_SHARE))
-    return f"others used {share}, {most} is quiet"
+    if mean > MOST_OTHERS_SHARE:
+        loud = dataclasses.replace(told, code="others_on_the_cpus")
+        return make_unchecked_finding(
+            loud.extend(
+                "{sentence}; in those that count others used {share:small_percent}, {quiet:small_percent} is quiet",
+                share=mean, quiet=MOST_OTHERS_SHARE,
+            )
+        )  # fmt: skip
+    return make_finding([], otherwise=told)

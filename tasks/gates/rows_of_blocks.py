@@ -1,10 +1,11 @@
 """Were the timed rows like those of the training? Blocks have some steps of some ranges, the training has all."""
 
 import math
+from dataclasses import replace
 
 from tasks.params.choices import read_unit
-from tasks.process import wording
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from tasks.process.reasons import explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 _SHARE_APART = 0.10
@@ -22,7 +23,7 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
         block for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained" for block in arm.blocks
     ]
     if not timed:
-        return make_unchecked_finding(f"{cell}: its timed blocks left no record")
+        return make_unchecked_finding(explain("no_blocks", "{cell}: its timed blocks left no record", cell=cell))
     run, unit = outputs.runs[cell], read_unit(outputs.params.workload)
     facts = [segment.facts for segment in run.segments]
     trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
@@ -33,17 +34,19 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
     error = float(per_step.std() / per_step.mean()) / math.sqrt(num_different)
     allowed = _SHARE_APART + _DEVIATIONS * error
     apart = tokens / trained - 1
-    ranges = ", ".join(dict.fromkeys(block.range for block in timed))
-    told = (
-        f"{cell}: {tokens:.1f} {unit}s per sample in {wording.format_plural(num_different, 'step')} of {ranges}, "
-        f"{trained:.1f} in the whole training"
-    )
-    return make_finding(
-        [
-            f"{told}: {wording.format_percent(abs(apart))} {'more' if apart > 0 else 'fewer'}, at most "
-            f"{wording.format_percent(allowed)} allowed; the speedup is of other rows than were trained on"
-        ]
-        * (not abs(apart) <= allowed),
-        otherwise=told,
-        numbers={"tokens_per_sample": tokens, "of_training": trained, "most_apart": allowed},
+    told = explain(
+        "passed",
+        "{cell}: {tokens_per_sample:.1f} {unit}s per sample in {steps:plural step} of {ranges}, {of_training:.1f} in "
+        "the whole training",
+        cell=cell, unit=unit, tokens_per_sample=tokens, steps=num_different, of_training=trained, most_apart=allowed,
+        ranges=list(dict.fromkeys(block.range for block in timed)),
+    )  # fmt: skip
+    if abs(apart) <= allowed:
+        return make_finding([], otherwise=told)
+    return make_failed_finding(
+        replace(told, code="more_tokens" if apart > 0 else "fewer_tokens").extend(
+            "{sentence}: {apart:percent} " + ("more" if apart > 0 else "fewer") + ", at most {most_apart:percent} "
+            "allowed; the speedup is of other rows than were trained on",
+            apart=abs(apart),
+        )
     )

@@ -6,6 +6,8 @@ Machines may differ in it, as two distributions do: what counts is that one and 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tasks.process.reasons import Reason, explain
+
 _RECORDED = "run_at_start"
 """Key of the record: machine -> module that Python imports by itself -> sha256 of its file."""
 
@@ -24,7 +26,7 @@ def collect_known_starts(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Kn
 
 def find_other_starts(
     record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts | None = None
-) -> list[str]:
+) -> list[Reason]:
     """Return what Python ran otherwise at the start of these ranks than is known of the same machine.
 
     `own`: what is known from the same cell, of machines that others do not know. Where others know none of their
@@ -34,12 +36,26 @@ def find_other_starts(
         return []
     mine: Mapping[str, Mapping[str, str | None]] = record.get(_RECORDED, {})
     if not mine:
-        return [f"{where}: nothing was recorded of what Python ran at the start of its ranks"]
+        return [
+            explain(
+                "no_record_of_start", "{where}: nothing was recorded of what Python ran at the start of its ranks",
+                where=where,
+            )
+        ]  # fmt: skip
     if not known.keys() & mine.keys():
         known = dict.fromkeys(mine, next(iter(known.values())))
     known = {**(own or {}), **known}
     return [
-        f"{where}: Python on {machine} ran {name} {_shorten(modules.get(name))} at its start, {whose} {_shorten(other)}"
+        explain(
+            "other_start",
+            "{where}: Python on {machine} ran {module} {found} at its start, {whose} {expected}",
+            where=where,
+            machine=machine,
+            module=name,
+            found=_shorten(modules.get(name)),
+            whose=whose,
+            expected=_shorten(other),
+        )
         for machine, modules in mine.items()
         if machine in known
         for whose, expected in [known[machine]]

@@ -9,6 +9,7 @@ from typing import Any
 from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.certificate import CertifiedCell
 from tasks.records.measurement import MeasurementFile
@@ -33,7 +34,7 @@ _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
 
-def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
+def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     """Return in what the cell's records differ from params.yaml, from the baseline's records or among its ranks."""
     run, first = outputs.runs[cell], outputs.params.baseline
     asked = {**outputs.params.train_of(cell).model_dump(mode="json"), "workload": outputs.params.workload}
@@ -44,7 +45,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     known, own_starts = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
-            problems.append(f"{where}: nothing was recorded of what it trained with")
+            problems.append(_make_unrecorded(where))
             continue
         used = {name: value for name, value in setting["train"].items() if name in run.facts.train}
         kept = {name: run.facts.train[name] for name in used if name not in NOT_CONTENT | _RESOLVED}
@@ -54,14 +55,19 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
         problems += _compare_values(
             _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
         )
-        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        problems += _find_differing_ranks(setting, where)
         if faults := setting.get("planned_faults"):
-            problems.append(f"{where}: FAULT={faults} was set, whose faults stay in a finished training")
+            problems.append(
+                explain(
+                    "planned_faults", "{where}: FAULT={faults} was set, whose faults stay in a finished training",
+                    where=where, faults=faults,
+                )
+            )  # fmt: skip
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
         problems += find_other_starts(setting, where, known, own_starts)
         if outputs.measurement is None:  # then the training's seconds are told
             problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
-    problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
+    problems = _advise(problems, wording.TRAIN_AGAIN)
     timed = (
         [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
     )
@@ -69,34 +75,56 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
         timed += _find_other_rows(outputs, f"{cell}, timed blocks", outputs.measurement.rows_digests.items())
     for setting in [] if outputs.measurement is None else outputs.measurement.settings.get(cell, []):
         timed += find_other_starts(setting, f"{cell}, timed blocks", known, own_starts)
-    return problems + [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(timed)]
+    return problems + _advise(timed, _MEASURE_AGAIN)
+
+
+def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
+    """Return each problem once, with what mends it."""
+    return [one.extend(f"{{sentence}}. {remedy}") for one in {one.sentence: one for one in problems}.values()]
+
+
+def _make_unrecorded(where: str) -> Reason:
+    return explain("no_record", "{where}: nothing was recorded of what it trained with", where=where)
+
+
+def _find_differing_ranks(setting: dict[str, Any], where: str) -> list[Reason]:
+    return [
+        explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=other)
+        for rank, other in setting["ranks_differ"].items()
+    ]
 
 
 def _find_timed_problems(
     measurement: MeasurementFile, run: RunOutputs, cell: str, baseline: str, reference: dict[str, Any] | None
-) -> list[str]:
+) -> list[Reason]:
     """Return in what the timed ranks' records differ from those of the training, and their priority from others'."""
     problems, where = [], f"{cell}, timed blocks"
     for name in ("code_digest", "base_model_digest", "machine_digest"):
         found, expected = getattr(measurement, name), getattr(run.facts, name)
         if found != expected:
-            what = name.removesuffix("_digest").replace("_", " ")
-            problems.append(f"{where}: {what} {found[:12]}, trained with {expected[:12]}")
+            what = name.removesuffix("_digest")
+            problems.append(
+                explain(
+                    f"other_{what}", "{where}: {what} {found}, trained with {expected}",
+                    where=where, what=what.replace("_", " "), found=found[:12], expected=expected[:12],
+                )
+            )  # fmt: skip
     if reference is None or not measurement.settings.get(cell):
-        return [*problems, f"{where}: nothing was recorded of what they ran with, or of what the training did"]
+        nothing = "{where}: nothing was recorded of what they ran with, or of what the training did"
+        return [*problems, explain("no_record", nothing, where=where)]
     timed = select_arm(measurement, cell).global_batch_size
     # Weak scaling asks for another one.
     expected = _flatten_setting(reference) | {"train.global_batch_size": timed}
     for setting in measurement.settings[cell]:
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "the training")
-        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        problems += _find_differing_ranks(setting, where)
         for first in measurement.settings.get(baseline, []):
             problems += _compare_priorities(setting, first, where, baseline)
     return problems
 
 
-def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list[str]:
+def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list[Reason]:
     """Return in what the certified updates were made otherwise than those of the training, by both records.
 
     What a certificate changes on purpose it names with the training's value. In weak scaling its step is the timed one.
@@ -108,7 +136,7 @@ def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list
     left_out = _OF_THE_PRECISION if certified.replaced else set()
     for setting in certified.settings:
         found = _flatten_decisive(setting) | certified.replaced
-        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        problems += _find_differing_ranks(setting, where)
         for _, trained in _list_settings(run):
             if trained is None:
                 continue  # which the gate on the setting says
@@ -119,10 +147,10 @@ def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list
             )
             problems += _compare_values(mine, its, f"{where}: the ranks used", "the training")
             problems += _compare_starts(setting, trained, where, "the training")
-    return [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(problems)]
+    return _advise(problems, _MEASURE_AGAIN)
 
 
-def find_twin_problems(outputs: Outputs) -> list[str]:
+def find_twin_problems(outputs: Outputs) -> list[Reason]:
     """Return in what the twins are of another training than the baseline, by both records.
 
     How far they part is what cells may differ by: those of a more chaotic training would allow a wrong one.
@@ -135,31 +163,37 @@ def find_twin_problems(outputs: Outputs) -> list[str]:
     # A range that either has and the other has not is another training, too.
     rows = {name for name in {*known, *found} if name.startswith("rows ")} if found else set()
     mine, its = ({name: one.get(name) for name in (known.keys() & found.keys()) | rows} for one in (found, known))
-    problems = _compare_values(mine, its, "the twins had", outputs.params.baseline)
-    return [f"{'; '.join(problems)}. {_MEASURE_AGAIN}"] if problems else []
+    return _advise(_compare_values(mine, its, "the twins had", outputs.params.baseline), _MEASURE_AGAIN)
 
 
-def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[str]:
+def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[Reason]:
     """Return which of these ranges held other rows than the slices do now; `used`: (range, sha256 of its rows).
 
     Their numbers and counts alone do not tell: of two sets of images, or of texts as long, they are the same.
     """
     slices = {str(part): outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
     return [
-        f"{where}: the rows of {part} were {digest[:12]}, "
-        + (f"the slice holds {slices[part][:12]}" if part in slices else "a range that is not asked for")
+        explain(
+            "other_rows" if part in slices else "range_not_asked_for",
+            "{where}: the rows of {range} were {found}, "
+            + ("the slice holds {expected}" if part in slices else "a range that is not asked for"),
+            where=where,
+            range=part,
+            found=digest[:12],
+            expected=slices.get(part, "")[:12],
+        )
         for part, digest in used
         if digest and digest != slices.get(part)
     ]
 
 
-def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[str]:
+def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[Reason]:
     """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
     own, others = mine.get("priority", {}), (its or {}).get("priority", {})
     return _compare_values(own, others, f"{where}: the processes had", f"{whose}'s")
 
 
-def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[str]:
+def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[Reason]:
     """Return in what a start of the cell differs from another one of the same cell, and cells may differ."""
     found, expected = (
         {
@@ -214,9 +248,17 @@ def _flatten_decisive(setting: dict[str, Any]) -> dict[str, Any]:
     return _flatten_setting(decisive, without=_OF_TIME)
 
 
-def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[str]:
+def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[Reason]:
     return [
-        f"{who} {name} {found.get(name)}, {whose} {expected.get(name)}"
+        explain(
+            "other_value",
+            "{who} {name} {found}, {whose} {expected}",
+            who=who,
+            name=name,
+            found=found.get(name),
+            whose=whose,
+            expected=expected.get(name),
+        )
         for name in sorted({*found, *expected})
         if found.get(name) != expected.get(name)
     ]

@@ -5,8 +5,8 @@ What has to be is worked out from the cell and the model (tasks/strategies/), ap
 
 from typing import NamedTuple
 
-from tasks.process import wording
-from tasks.records.gate import Finding, Numbers, make_finding, make_unchecked_finding
+from tasks.process.reasons import Reason, explain
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
 from tasks.strategies import Profile, Work, find_profile, sum_expected
 
@@ -19,14 +19,17 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     profile = find_profile(run.facts.strategy)
     if profile is None:
         return make_unchecked_finding(
-            f"{cell}: what the strategy {run.facts.strategy} has to exchange is not known "
-            f"(tasks/strategies/{run.facts.strategy}.py)"
-        )
-    problems: dict[str, list[SegmentOutputs]] = {}
+            explain(
+                "strategy_unknown",
+                "{cell}: what the strategy {strategy} has to exchange is not known (tasks/strategies/{strategy}.py)",
+                cell=cell, strategy=run.facts.strategy,
+            )
+        )  # fmt: skip
+    problems: dict[str, list[tuple[Reason, str]]] = {}
     for segment in run.segments:
         found = _find_problem(segment, profile, outputs, cell)
         if found:
-            problems.setdefault(found, []).append(segment)
+            problems.setdefault(found.sentence, []).append((found, segment.title))
     if run.facts.world_size == 1 and not problems:
         return None
     first = run.segments[0]
@@ -39,10 +42,23 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
         }
     )
     return make_finding(
-        [_describe_problem(what, segments) for what, segments in problems.items()],
-        otherwise=f"per optimizer step {cell} {profile.describe_traffic(_sum_traffic(run), whole)}; the gradient has "
-        f"{wording.format_three_digits(whole.gradient_bytes / 2**20)} MiB",
-        numbers=_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
+        # Each once, with the first segment that has it and the number of others.
+        [
+            alike[0][0].extend(
+                "{where}" + " and {other_segments:plural other segment}" * (len(alike) > 1) + ": {sentence}",
+                where=alike[0][1],
+                other_segments=len(alike) - 1,
+            )
+            for alike in problems.values()
+        ],
+        otherwise=explain(
+            "passed",
+            "per optimizer step {cell} {traffic}; the gradient has {gradient_mib:three_digits} MiB",
+            cell=cell,
+            traffic=profile.describe_traffic(_sum_traffic(run), whole),
+            gradient_mib=whole.gradient_bytes / 2**20,
+            **_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
+        ),
     )
 
 
@@ -69,37 +85,44 @@ def _make_segment_work(segment: SegmentOutputs, outputs: Outputs, cell: str) -> 
     )
 
 
-def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
     work, traffic = _make_segment_work(segment, outputs, cell), segment.facts.traffic
     if found := profile.find_problem(traffic, work):
         return found
     expected = profile.compute_expected_traffic(work) if work.world_size > 1 else {}
     for kind, counted in traffic.items():
         if kind not in expected and counted.number:
-            return f"{counted.number} collectives of the kind {kind}, of which its strategy has none"
+            return explain(
+                "foreign_collectives", "{number} collectives of the kind {kind}, of which its strategy has none",
+                number=counted.number, kind=kind,
+            )  # fmt: skip
     for kind, (number, num_bytes) in expected.items():
         counted_number = traffic[kind].number if kind in traffic else 0
         counted_bytes = traffic[kind].num_bytes if kind in traffic else 0
         if not number.has(counted_number):
-            return f"{counted_number} collectives of the kind {kind}, {number.least} to {number.most} are needed"
+            return explain(
+                "other_number", "{number} collectives of the kind {kind}, {least} to {most} are needed",
+                number=counted_number, kind=kind, least=number.least, most=number.most,
+            )  # fmt: skip
         if not num_bytes.has(counted_bytes):
-            return (
-                f"{counted_bytes:,} bytes in collectives of the kind {kind}, {num_bytes.least:,} to "
-                f"{num_bytes.most:,} are needed"
-            )
+            return explain(
+                "other_bytes", "{bytes:,} bytes in collectives of the kind {kind}, {least:,} to {most:,} are needed",
+                bytes=counted_bytes, kind=kind, least=num_bytes.least, most=num_bytes.most,
+            )  # fmt: skip
     return _find_record_problem(segment, profile, outputs, cell)
 
 
-def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
     """Return what torch's own record of the last steps' collectives says against what the steps counted."""
     recorded = segment.facts.recorded_exchanges
     if recorded is None or outputs.runs[cell].facts.world_size == 1:
         return None
     if recorded.number != recorded.counted_number:
-        return (
-            f"torch recorded {recorded.number} exchanges in the last "
-            f"{wording.format_plural(recorded.num_steps, 'step')}, {recorded.counted_number} were counted"
-        )
+        return explain(
+            "not_all_counted",
+            "torch recorded {recorded} exchanges in the last {steps:plural step}, {counted} were counted",
+            recorded=recorded.number, steps=recorded.num_steps, counted=recorded.counted_number,
+        )  # fmt: skip
     accumulated = outputs.runs[cell].facts.grad_accum_steps
     most_rounds = recorded.num_steps * accumulated
     least_rounds = most_rounds - accumulated + 1
@@ -110,16 +133,17 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
             )
         )
     ).num_bytes  # fmt: skip
-    if not expected.has(recorded.num_bytes):
-        return (
-            f"the exchanges of the last {wording.format_plural(recorded.num_steps, 'step')} were given "
-            f"{recorded.num_bytes:,} bytes by torch's record, {expected.least:,} are needed"
-        )
-    if recorded.num_bytes != recorded.counted_bytes:
-        return (
-            f"the exchanges of the last {wording.format_plural(recorded.num_steps, 'step')} were given "
-            f"{recorded.num_bytes:,} bytes by torch's record, {recorded.counted_bytes:,} were counted"
-        )
+    for code, what, other, is_right in (
+        ("other_bytes_recorded", "needed", expected.least, expected.has(recorded.num_bytes)),
+        ("not_all_bytes_counted", "counted", recorded.counted_bytes, recorded.num_bytes == recorded.counted_bytes),
+    ):
+        if not is_right:
+            return explain(
+                code,
+                "the exchanges of the last {steps:plural step} were given {recorded:,} bytes by torch's record, "
+                "{expected:,} " + ("are " if what == "needed" else "were ") + what,
+                steps=recorded.num_steps, recorded=recorded.num_bytes, expected=other,
+            )  # fmt: skip
     return None
 
 
@@ -139,17 +163,10 @@ class _Sum(NamedTuple):
     num_bytes: int
 
 
-def _collect_numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
+def _collect_numbers(run: RunOutputs, profile: Profile, work: Work) -> dict[str, float]:
     steps = sum(segment.facts.num_steps for segment in run.segments)
     found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.list_figures(work)}
     for kind, counted in _sum_traffic(run).items():
         found[f"{kind}s_per_step"] = counted.number / steps
         found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
     return found
-
-
-def _describe_problem(what: str, segments: list[SegmentOutputs]) -> str:
-    """Return a problem once, with the first segment that has it and the number of others."""
-    others = len(segments) - 1
-    more = f" and {wording.format_plural(others, 'other segment')}" if others else ""
-    return f"{segments[0].title}{more}: {what}"

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tasks.gates.rows_of_steps import RowsOfSteps
 from tasks.gates.synchronisation import make_work
-from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import MeasurementFile
@@ -41,25 +41,34 @@ def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
         return None
     mine = [arm for arm in measurement.blocks if arm.cell == cell]
     if not mine:
-        return make_unchecked_finding(f"{cell}: its timed blocks left no record of what they did")
+        return make_unchecked_finding(
+            explain("no_blocks", "{cell}: its timed blocks left no record of what they did", cell=cell)
+        )
     judge = _Judge(outputs, measurement, cell)
-    problems: dict[tuple[str, str], list[str]] = {}
+    problems: dict[tuple[str, str], list[Reason]] = {}
     for arm in mine:
         for block in arm.blocks:
-            for kind, told in judge.find_problems(arm, block):
-                problems.setdefault((arm.arm, kind), []).append(told)
-    num_blocks = sum(len(arm.blocks) for arm in mine)
+            for problem in judge.find_problems(arm, block):
+                problems.setdefault((arm.arm, problem.code), []).append(problem)
     return make_finding(
         [
-            f"{arm}: {found[0]}{f' (and so in {len(found) - 1} other blocks)' if len(found) > 1 else ''}"
+            found[0].extend(
+                "{arm}: {sentence}" + " (and so in {other_blocks} other blocks)" * (len(found) > 1),
+                arm=arm,
+                other_blocks=len(found) - 1,
+            )
             for (arm, _), found in problems.items()
         ],
-        otherwise=f"{cell}: {wording.format_plural(num_blocks, 'block')}: {judge.what_was_held}",
-        numbers={
-            "blocks": num_blocks,
-            "blocks_with_a_problem": len({told for found in problems.values() for told in found}),
-            "largest_loss_difference": judge.largest_loss_difference,
-        },
+        otherwise=explain(
+            "passed",
+            "{cell}: {blocks:plural block}: " + judge.what_was_held,
+            cell=cell,
+            baseline=outputs.params.baseline,
+            batch=judge.batch,
+            blocks=sum(len(arm.blocks) for arm in mine),
+            blocks_with_a_problem=len({one.sentence for found in problems.values() for one in found}),
+            largest_loss_difference=judge.largest_loss_difference,
+        ),
     )
 
 
@@ -101,85 +110,90 @@ class _Judge:
         if self.is_as_trained:
             return (
                 "each step had the rows and tokens that the training gave it, the loss "
-                f"({wording.format_difference(self.largest_loss_difference)} apart) and gradient of "
-                f"{self.outputs.params.baseline} on them, and exchanged what a step of the training does"
+                "({largest_loss_difference:difference} apart) and gradient of {baseline} on them, and exchanged what a "
+                "step of the training does"
             )
         return (
-            f"each step had the rows and tokens that a step of {self.batch} samples, weak scaling, has in the order of "
-            "the training, a gradient, and the exchanges of such a step; no cell has a loss on the same rows"
+            "each step had the rows and tokens that a step of {batch} samples, weak scaling, has in the order of the "
+            "training, a gradient, and the exchanges of such a step; no cell has a loss on the same rows"
         )
 
-    def find_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
-        """Yield (kind of problem, what it is) of a block."""
+    def find_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
+        """Yield what is wrong with a block."""
         if arm.kind == "update":
             if block.num_samples:
-                yield "rows", f"{block.num_samples} samples in an update alone in turn {block.turn}"
+                yield explain(
+                    "rows_in_an_update", "{samples} samples in an update alone in turn {turn}",
+                    samples=block.num_samples, turn=block.turn,
+                )  # fmt: skip
         elif arm.kind == "alone":
             its = (self._own_by_turn if self._has_rows_of_its_own else self._copies_by_turn).get(block.turn)
             if its is not None and its.rows_of_first_rank != block.rows:
-                yield "rows", f"turn {block.turn} had other rows than the first rank has beside the others"
+                yield explain(
+                    "other_rows_alone", "turn {turn} had other rows than the first rank has beside the others",
+                    turn=block.turn,
+                )  # fmt: skip
         else:
             yield from self._find_row_problems(block)
         if arm.kind != "update":
             yield from self._find_gradient_problems(arm, block)
         yield from self._find_exchange_problems(arm, block)
 
-    def _find_row_problems(self, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def _find_row_problems(self, block: BlockWork) -> Iterator[Reason]:
         rows, tokens = self._rows.digest(block, batch=self.batch)
         if rows != block.rows or tokens != block.num_tokens:
-            steps = wording.format_plural(len(block.steps), "step")
-            whose = f"{steps} of the training" if self.is_as_trained else f"{steps} of {self.batch} samples"
-            yield (
-                "rows",
-                (
-                    f"turn {block.turn} had {block.num_samples} samples with {block.num_tokens:,} tokens, not the "
-                    f"rows of these {whose} ({tokens:,} tokens)"
-                ),
-            )
+            yield explain(
+                "other_rows",
+                "turn {turn} had {samples} samples with {tokens:,} tokens, not the rows of these {steps:plural step} "
+                "of "
+                + ("the training" if self.is_as_trained else "{batch} samples") + " ({expected:,} tokens)",
+                turn=block.turn, samples=block.num_samples, tokens=block.num_tokens, steps=len(block.steps),
+                batch=self.batch, expected=tokens,
+            )  # fmt: skip
 
-    def _find_gradient_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
-        precision = self.outputs.params.train.precision
+    def _find_gradient_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
+        precision, turn, baseline = self.outputs.params.train.precision, block.turn, self.outputs.params.baseline
         if block.loss_sum is None:
-            yield "loss", f"turn {block.turn} had a loss that is not finite"
+            yield explain("loss_not_finite", "turn {turn} had a loss that is not finite", turn=turn)
             return
         if block.grad_norm_sum is not None and not block.grad_norm_sum > 0:
-            yield "gradient", f"turn {block.turn} had a gradient of 0: nothing was learned from its loss"
+            yield explain(
+                "no_gradient", "turn {turn} had a gradient of 0: nothing was learned from its loss", turn=turn
+            )
         its = self._baseline_by_turn.get(block.turn)
         if not self.is_as_trained or arm.kind not in _SAME_ROWS:
             return
         if its is None or its.loss_sum is None:
-            yield "turn", f"turn {block.turn} has no block of {self.outputs.params.baseline} to be held against"
+            yield explain(
+                "baseline_missing", "turn {turn} has no block of {baseline} to be held against",
+                turn=turn, baseline=baseline,
+            )  # fmt: skip
             return
         whole = its.num_micro_batches * self._parts_of_a_micro_batch
         # A step that is not full ends with a smaller one.
         bounds = sorted([whole, whole - (self._parts_of_a_micro_batch - 1) * len(block.steps)])
         if not bounds[0] <= block.num_micro_batches <= bounds[1]:
-            yield (
-                "micro-batches",
-                (
-                    f"turn {block.turn} ran {block.num_micro_batches} micro-batches, "
-                    f"{self.outputs.params.baseline} {its.num_micro_batches} on the same steps"
-                ),
-            )
+            yield explain(
+                "other_micro_batches",
+                "turn {turn} ran {micro_batches} micro-batches, {baseline} {of_baseline} on the same steps",
+                turn=turn, micro_batches=block.num_micro_batches, baseline=baseline, of_baseline=its.num_micro_batches,
+            )  # fmt: skip
         most = its.num_positions + _POSITIONS_OF_A_DUMMY * len(block.num_exchanges) * len(block.steps)
         if not its.num_positions <= block.num_positions <= most:
-            yield (
-                "positions",
-                (
-                    f"turn {block.turn} computed {block.num_positions:,} positions, {self.outputs.params.baseline} "
-                    f"{its.num_positions:,} on the same steps"
-                ),
-            )
+            yield explain(
+                "other_positions",
+                "turn {turn} computed {positions:,} positions, {baseline} {of_baseline:,} on the same steps",
+                turn=turn, positions=block.num_positions, baseline=baseline, of_baseline=its.num_positions,
+            )  # fmt: skip
         apart = abs(block.loss_sum / its.loss_sum - 1) if its.loss_sum else abs(block.loss_sum)
         self.largest_loss_difference = max(self.largest_loss_difference, apart)
         if not apart <= _LOSS_TOLERANCE[precision]:
-            yield (
-                "loss",
-                (
-                    f"turn {block.turn} had a loss {apart:.1e} away from that of {self.outputs.params.baseline} on the "
-                    f"same steps, at most {_LOSS_TOLERANCE[precision]:.0e} allowed in {precision}"
-                ),
-            )
+            yield explain(
+                "other_loss",
+                "turn {turn} had a loss {difference:.1e} away from that of {baseline} on the same steps, at most "
+                "{most:.0e} allowed in {precision}",
+                turn=turn, difference=apart, baseline=baseline, most=_LOSS_TOLERANCE[precision], precision=precision,
+            )  # fmt: skip
         if arm.kind in _SAME_GRADIENT and block.grad_norm_sum and its.grad_norm_sum:
             exchanged = get_exchange_dtype(self.run.facts.strategy, self.options)
             coarser = precision if precision != "fp32" or exchanged == "none" else exchanged
@@ -187,43 +201,43 @@ class _Judge:
             if self._parts_of_a_micro_batch != 1:
                 most_apart = max(most_apart, _NORM_TOLERANCE_OF_SHAPES)
             if not apart <= most_apart:
-                yield (
-                    "gradient",
-                    (
-                        f"turn {block.turn} had gradients whose norm is {apart:.1e} away from "
-                        f"{self.outputs.params.baseline}'s, at most {most_apart:.0e} allowed in {coarser}"
-                    ),
-                )
+                yield explain(
+                    "other_gradient",
+                    "turn {turn} had gradients whose norm is {difference:.1e} away from {baseline}'s, at most "
+                    "{most:.0e} allowed in {precision}",
+                    turn=turn, difference=apart, baseline=baseline, most=most_apart, precision=coarser,
+                )  # fmt: skip
 
-    def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
         steps, world_size = len(block.steps), self.run.facts.world_size
         exchanges = arm.kind == "wrapped" or (arm.kind in _SAME_GRADIENT and self.run.facts.strategy != "single")
         if not exchanges:
             if any(block.num_exchanges):
-                yield "exchanges", f"turn {block.turn} exchanged gradients {sum(block.num_exchanges)} times, 0 expected"
+                yield explain(
+                    "exchanges_where_none_belong", "turn {turn} exchanged gradients {exchanges} times, 0 expected",
+                    turn=block.turn, exchanges=sum(block.num_exchanges),
+                )  # fmt: skip
             return
         expected = self._compute_expected(steps, is_wrapped=arm.kind == "wrapped")
         if expected is None:
             return
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
-            yield (
-                "exchanges",
-                (
-                    f"turn {block.turn} exchanged gradients {', '.join(f'{one:g}' for one in block.num_exchanges)} "
-                    f"times, the training {expected.number.least:g} times in as many steps"
-                ),
-            )
+            yield explain(
+                "other_exchanges",
+                "turn {turn} exchanged gradients {exchanges:g} times, the training {expected:g} times in as many steps",
+                turn=block.turn, exchanges=block.num_exchanges, expected=expected.number.least,
+            )  # fmt: skip
             return
         if block.exchange_bytes is None:
             return
         if not all(map(expected.num_bytes.has, block.exchange_bytes)):
-            yield (
-                "bytes",
-                (
-                    f"turn {block.turn} exchanged {min(block.exchange_bytes) / steps:,.0f} bytes per step on a rank, "
-                    f"{expected.num_bytes.least / steps:,.0f} are needed on each of {world_size}"
-                ),
-            )
+            yield explain(
+                "other_bytes",
+                "turn {turn} exchanged {bytes:,.0f} bytes per step on a rank, {needed:,.0f} are needed on each of "
+                "{ranks}",
+                turn=block.turn, bytes=min(block.exchange_bytes) / steps, needed=expected.num_bytes.least / steps,
+                ranks=world_size,
+            )  # fmt: skip
 
     def _compute_expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
         """Return what a rank has to exchange in so many full steps, laid out as in the training; None: not known.

@@ -9,6 +9,7 @@ from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, read_gpu
 from tasks.machine.gpus import open_gpus
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
 from tasks.machine.host_facts import list_our_pids
+from tasks.process.reasons import explain
 from tasks.process.wording import format_plural
 from tasks.records.measurement import PreflightCheck
 
@@ -42,7 +43,7 @@ def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None)
     try:
         with open_gpus() as opened:
             if opened.problem:
-                return [PreflightCheck.not_checked("GPUs", opened.problem)]
+                return [PreflightCheck.not_checked("GPUs", "not_there", opened.problem)]
             handles = opened.handles[: max(world_sizes)]
             gpus = [read_gpu(handle, index) for index, handle in enumerate(handles)]
             links = [
@@ -50,7 +51,7 @@ def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None)
                 for first, second in itertools.combinations(range(len(handles)), 2)
             ]
     except pynvml.NVMLError as error:
-        return [PreflightCheck.not_checked("GPUs", f"the driver does not answer: {error}")]
+        return [PreflightCheck.not_checked("GPUs", "driver_silent", f"the driver does not answer: {error}")]
     return judge_gpus(gpus, links, world_sizes=world_sizes, num_parameters=num_parameters)
 
 
@@ -76,23 +77,28 @@ def check_others(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge what others do on the GPUs."""
     name = "other processes on the GPUs"
     if all(gpu.processes is None and gpu.utilisation is None for gpu in gpus):
-        return PreflightCheck.not_checked(name, "the driver shows neither processes nor utilisation")
-    ours, found, warned = list_our_pids(), [], False
+        return PreflightCheck.not_checked(name, "not_shown", "the driver shows neither processes nor utilisation")
+    ours, found, code = list_our_pids(), [], ""
     for gpu in gpus:
         others = [process for process in gpu.processes or () if process.pid not in ours]
         used = gpu.memory_used_gib or 0.0
         words = ["no other process" if gpu.processes is not None else "processes not shown"]
         if others:
+            code = "other_processes"
             words = [_describe_process(process.pid, process.memory_gib) for process in others]
         elif used > LARGEST_UNEXPLAINED_GIB:
+            code = code or "unexplained_memory"
             words = [f"{used:.1f} GiB in use by processes that cannot be seen from here"]
-        warned |= bool(others) or used > LARGEST_UNEXPLAINED_GIB
         if gpu.utilisation is not None:
             words.append(f"busy {gpu.utilisation:.0%} of the time")
-            warned |= gpu.utilisation > LARGEST_UTILISATION
+            code = code or "busy" * (gpu.utilisation > LARGEST_UTILISATION)
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
     remedy = "end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES"
-    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
+    told = explain(
+        code, "{gpus}", gpus="; ".join(found), utilisations=[gpu.utilisation for gpu in gpus],
+        used_gib=[gpu.memory_used_gib for gpu in gpus],
+    )  # fmt: skip
+    return PreflightCheck.judge(name, told, remedy=remedy if code else None)
 
 
 def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -105,10 +111,12 @@ def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         for gpu in gpus
     ]
     if len(set(kinds)) == 1:
-        return PreflightCheck.judge(name, f"{len(gpus)} x {described[0]}")
+        return PreflightCheck.judge(name, explain("ok", "{number} x {kind}", number=len(gpus), kind=described[0]))
     found = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
     return PreflightCheck.judge(
-        name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike"
+        name,
+        explain("gpus_differ", "{gpus}", gpus=found),
+        remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike",
     )
 
 
@@ -119,9 +127,9 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
     """
     name = "links between GPUs"
     if len(gpus) < 2:
-        return PreflightCheck.judge(name, "one GPU, nothing to link")
+        return PreflightCheck.judge(name, explain("ok", "one GPU, nothing to link"))
     if all(link.has_nvlink is None and link.peer is None and link.path is None for link in links):
-        return PreflightCheck.not_checked(name, "the driver does not show them")
+        return PreflightCheck.not_checked(name, "not_shown", "the driver does not show them")
     kinds: dict[str, list[str]] = {}
     for link in links:
         kinds.setdefault(link.kind, []).append(f"{link.first}-{link.second}")
@@ -129,22 +137,24 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
     active = {gpu.nvlinks_active for gpu in gpus}
     if any(gpu.nvlinks for gpu in gpus):
         found += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
-    remedy = None
+    code, remedy = "ok", None
     if any(link.peer == SWITCHED_OFF for link in links):
-        remedy = "switch peer to peer on again in the driver's registry settings"
+        code, remedy = "peer_switched_off", "switch peer to peer on again in the driver's registry settings"
     elif len({link.has_nvlink for link in links}) > 1:
+        code = "nvlink_between_some"
         remedy = "choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
     elif len(active) > 1:
-        remedy = "look for NVLinks that are down (nvidia-smi nvlink --status)"
-    return PreflightCheck.judge(name, found, remedy=remedy)
+        code, remedy = "nvlinks_down", "look for NVLinks that are down (nvidia-smi nvlink --status)"
+    told = explain(code, "{links}", links=found, nvlinks_active=[gpu.nvlinks_active for gpu in gpus])
+    return PreflightCheck.judge(name, told, remedy=remedy)
 
 
 def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge each GPU's PCIe link against what it and its slot can do together."""
     name = "PCIe links"
     if all(gpu.pcie_width is None or gpu.pcie_width_max is None for gpu in gpus):
-        return PreflightCheck.not_checked(name, "the driver does not show generation and width")
-    found, warned = [], False
+        return PreflightCheck.not_checked(name, "not_shown", "the driver does not show generation and width")
+    found, code = [], ""
     for gpu in gpus:
         words = (
             f"GPU {gpu.index}: {_describe_link(gpu.pcie_generation, gpu.pcie_width)} of "
@@ -155,18 +165,21 @@ def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         is_at_rest = gpu.performance_state is not None and gpu.performance_state >= _AT_REST
         if is_slow and is_at_rest:
             words += ", slowed down while it is at rest"
-        warned |= is_narrow or (is_slow and not is_at_rest)
+        code = code or ("narrow_link" if is_narrow else "slow_link" * (is_slow and not is_at_rest))
         found.append(words)
     remedy = "seat the card in a slot with all lanes, and look at riser and BIOS settings"
-    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
+    told = explain(code, "{links}", links="; ".join(found), widths=[gpu.pcie_width for gpu in gpus])
+    return PreflightCheck.judge(name, told, remedy=remedy if code else None)
 
 
 def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge whether something holds the GPUs' clocks down."""
     name = "GPU clocks"
     if all(gpu.slowdowns is None and gpu.power_limit_watts is None for gpu in gpus):
-        return PreflightCheck.not_checked(name, "the driver shows neither reasons for slowing down nor power limits")
-    found, remedies = [], []
+        return PreflightCheck.not_checked(
+            name, "not_shown", "the driver shows neither reasons for slowing down nor power limits"
+        )
+    found, remedies, codes = [], [], []
     for gpu in gpus:
         words = [f"{_format_number(gpu.sm_clock_mhz)} of {_format_number(gpu.sm_clock_max_mhz)} MHz"]
         if gpu.temperature_celsius is not None:
@@ -176,11 +189,17 @@ def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
             words.append(f"power limit {limit:.0f} of {_format_number(usual)} W")
         words += gpu.slowdowns or ()
         if gpu.slowdowns or (gpu.temperature_celsius or 0) >= HOTTEST_AT_REST_CELSIUS:
+            codes.append("slowed_down")
             remedies.append("let the GPU cool down and look at its cooling and power supply")
         if limit is not None and usual is not None and limit < SMALLEST_POWER_LIMIT * usual:
+            codes.append("power_limit")
             remedies.append(f"set the usual power limit (nvidia-smi -i {gpu.index} --power-limit={usual:.0f})")
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    return PreflightCheck.judge(name, "; ".join(found), remedy="; ".join(dict.fromkeys(remedies)) or None)
+    told = explain(
+        codes[0] if codes else "ok", "{clocks}", clocks="; ".join(found),
+        celsius=[gpu.temperature_celsius for gpu in gpus], power_limits=[gpu.power_limit_watts for gpu in gpus],
+    )  # fmt: skip
+    return PreflightCheck.judge(name, told, remedy="; ".join(dict.fromkeys(remedies)) or None)
 
 
 def check_memory(
@@ -205,9 +224,10 @@ def check_memory(
         )
     text = "; ".join(found) + ("" if num_parameters else " without their models")
     if not num_known:
-        return PreflightCheck.not_checked(name, "the driver does not show it")
+        return PreflightCheck.not_checked(name, "not_shown", "the driver does not show it")
     remedy = "end other programs on the GPU, or measure fewer cells at once"
-    return PreflightCheck.judge(name, text, remedy=remedy if warned else None)
+    told = explain("too_little_memory", "{gpus}", gpus=text, needed_gib_per_rank=per_rank)
+    return PreflightCheck.judge(name, told, remedy=remedy if warned else None)
 
 
 def _describe_process(pid: int, memory_gib: float | None) -> str:

@@ -1,6 +1,7 @@
 """Whether this machine's CPUs, memory and disk are fit to measure on."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tasks.machine.host_facts import (
     watch_load,
 )
 from tasks.params import Params
+from tasks.process.reasons import explain
 from tasks.process.wording import format_plural
 from tasks.records.measurement import PreflightCheck
 
@@ -77,21 +79,28 @@ def check_load(load: Load | None) -> PreflightCheck:
     """Judge what others do with the CPUs that the ranks will use."""
     name = "load by others"
     if load is None:
-        return PreflightCheck.not_checked(name, "the kernel does not count CPU time")
+        return PreflightCheck.not_checked(name, "not_counted", "the kernel does not count CPU time")
     share = load.others / load.num_cpus
-    found = f"others used {load.others:.2f} of {load.num_cpus} CPUs ({share:.0%}) during {load.seconds:.1f} s"
-    if load.stolen > 0.01:
-        found += f", {load.stolen:.2f} of it other virtual machines of the same host"
+    found = explain(
+        "loud",
+        "others used {others:.2f} of {cpus} CPUs ({share:.0%}) during {seconds:.1f} s"
+        + ", {stolen:.2f} of it other virtual machines of the same host" * (load.stolen > 0.01),
+        others=load.others, cpus=load.num_cpus, share=share, seconds=load.seconds, stolen=load.stolen,
+    )  # fmt: skip
     if share <= LARGEST_LOAD:
-        return PreflightCheck.judge(name, f"{found}; up to {LARGEST_LOAD:.0%} is allowed")
+        return PreflightCheck.judge(name, found.extend("{sentence}; up to {most:.0%} is allowed", most=LARGEST_LOAD))
     if not load.busiest or load.busiest[0].cores < load.others / 10:
-        found += "; short-lived processes, other containers or virtual machines, or the kernel: none to be named"
-        return PreflightCheck.judge(name, found, remedy="measure on a machine of your own, or when this one is idle")
+        none = "; short-lived processes, other containers or virtual machines, or the kernel: none to be named"
+        return PreflightCheck.judge(
+            name, found.extend("{sentence}" + none), remedy="measure on a machine of your own, or when this one is idle"
+        )
     top = load.busiest[0]
-    found += ", most of all " + ", ".join(
-        f"{one.name} (pid {one.pid}, {one.cores:.2f} CPUs)" for one in load.busiest[:3]
+    busiest = [f"{one.name} (pid {one.pid}, {one.cores:.2f} CPUs)" for one in load.busiest[:3]]
+    return PreflightCheck.judge(
+        name,
+        replace(found, code="loud_process").extend("{sentence}, most of all {busiest}", busiest=busiest),
+        remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure",
     )
-    return PreflightCheck.judge(name, found, remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure")
 
 
 def check_cores(
@@ -112,16 +121,16 @@ def check_cores(
     name = f"cores for {cell}"
     threads, loaders = world_size * threads_per_rank, world_size * LOADER_THREADS_PER_RANK
     needed = threads + (loaders if device == "cuda" else 0)
-    limits = [(float(num_cpus), f"{format_plural(num_cpus, 'CPU')} may be used")]
-    if num_physical is not None:
-        limits.append((float(num_physical), f"of {format_plural(num_physical, 'physical core')}"))
-    if quota is not None:
-        limits.append((quota, f"the control group allows the time of {quota:.4g}"))
-    found = (
-        f"world_size {world_size} x threads_per_rank {threads_per_rank} = {threads} to compute, {loaders} for data; "
-        + ", ".join(words for _, words in limits)
-    )
-    cores = min(count for count, _ in limits)
+    found = explain(
+        "too_few_cores",
+        "world_size {world_size} x threads_per_rank {threads_per_rank} = {threads} to compute, {loaders} for data; "
+        "{cpus:plural CPU} may be used"
+        + ", of {physical:plural physical core}" * (num_physical is not None)
+        + ", the control group allows the time of {quota:.4g}" * (quota is not None),
+        world_size=world_size, threads_per_rank=threads_per_rank, threads=threads, loaders=loaders, cpus=num_cpus,
+        physical=num_physical, quota=quota, needed=needed,
+    )  # fmt: skip
+    cores = min(count for count in (num_cpus, num_physical, quota) if count is not None)
     fitting = int(cores // world_size) - (LOADER_THREADS_PER_RANK if device == "cuda" else 0)
     if needed <= cores:
         remedy = None
@@ -140,43 +149,50 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
     """Say whether the CPUs share physical cores, or that it cannot be known."""
     name = "physical cores"
     if num_physical is None:
-        return PreflightCheck.not_checked(name, "the kernel does not show which CPUs share a physical core")
-    if num_physical < num_cpus:  # check_cores says whether that matters
-        return PreflightCheck.judge(
-            name, f"{num_cpus} CPUs are hyper-threads of {format_plural(num_physical, 'physical core')}"
+        return PreflightCheck.not_checked(
+            name, "not_shown", "the kernel does not show which CPUs share a physical core"
         )
+    if num_physical < num_cpus:  # check_cores says whether that matters
+        found = "{cpus} CPUs are hyper-threads of {physical:plural physical core}"
+        return PreflightCheck.judge(name, explain("ok", found, cpus=num_cpus, physical=num_physical))
     if is_virtual:
         return PreflightCheck.not_checked(
             name,
+            "virtual_machine",
             f"{format_plural(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show "
             "from inside; how much copies slow each other down has to be measured",
         )
-    return PreflightCheck.judge(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
+    return PreflightCheck.judge(name, explain("ok", "{cpus:plural CPU}, each a physical core", cpus=num_cpus))
 
 
 def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery: bool) -> PreflightCheck:
     """Judge whether the CPUs may run at their full clock; `before` and `after` enclose the watching of the load."""
     name = "CPU frequency"
     if is_on_battery:
-        return PreflightCheck.judge(name, "the machine runs on its battery, which slows CPUs down", remedy="plug it in")
+        found = explain("battery", "the machine runs on its battery, which slows CPUs down")
+        return PreflightCheck.judge(name, found, remedy="plug it in")
     if not after.governors and after.capped_to is None and after.num_throttled is None:
         return PreflightCheck.not_checked(
-            name, "the kernel shows neither governor nor throttling, as in most virtual machines"
+            name, "not_shown", "the kernel shows neither governor nor throttling, as in most virtual machines"
         )
     new = (after.num_throttled or 0) - (before.num_throttled or 0)
-    found = f"governor {', '.join(after.governors) or 'not shown'} ({after.driver or 'driver not shown'})"
-    if after.capped_to is not None:
-        found += f", at most {after.capped_to:.0%} of the highest clock"
-    if after.num_throttled is not None:
-        found += f", slowed down by heat {after.num_throttled} times since the start, {new} of them just now"
     slow = sorted(set(after.governors) & set(_FIXED_GOVERNORS))
-    remedy = None
+    code, remedy = "ok", None
     if slow and after.driver not in _SELF_RULED_DRIVERS:
-        remedy = "set the governor to performance (cpupower frequency-set -g performance)"
+        code, remedy = "slow_governor", "set the governor to performance (cpupower frequency-set -g performance)"
     elif after.capped_to is not None and after.capped_to < SMALLEST_CAP:
-        remedy = "allow the highest clock (cpupower frequency-set --max)"
+        code, remedy = "capped", "allow the highest clock (cpupower frequency-set --max)"
     elif new > 0:
-        remedy = "let the machine cool down or cool it better, then measure"
+        code, remedy = "throttled", "let the machine cool down or cool it better, then measure"
+    found = explain(
+        code,
+        "governor {governor} ({driver})"
+        + ", at most {capped_to:.0%} of the highest clock" * (after.capped_to is not None)
+        + ", slowed down by heat {throttled} times since the start, {new} of them just now"
+        * (after.num_throttled is not None),
+        governor=", ".join(after.governors) or "not shown", driver=after.driver or "driver not shown",
+        capped_to=after.capped_to, throttled=after.num_throttled, new=new,
+    )  # fmt: skip
     return PreflightCheck.judge(name, found, remedy=remedy)
 
 
@@ -186,10 +202,12 @@ def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> 
     free, whose = read_free_memory_bytes()
     model = BYTES_PER_PARAMETER * (num_parameters or 0) if device == "cpu" else 0
     needed_gib = num_ranks * (GIB_PER_RANK + model / 2**30) * (1 + SPARE_MEMORY)
-    ranks = format_plural(num_ranks, "rank")
-    found = f"{free / 2**30:.1f} GiB {whose} are free, {ranks} side by side need about {needed_gib:.1f} GiB"
-    if device == "cpu" and num_parameters is None:
-        found += " without their models"
+    found = explain(
+        "too_little_memory",
+        "{free_gib:.1f} GiB {whose} are free, {ranks:plural rank} side by side need about {needed_gib:.1f} GiB"
+        + " without their models" * (device == "cpu" and num_parameters is None),
+        free_gib=free / 2**30, whose=whose, ranks=num_ranks, needed_gib=needed_gib,
+    )  # fmt: skip
     remedy = "end other programs, take a smaller model, or measure fewer cells at once"
     return PreflightCheck.judge(name, found, remedy=None if free / 2**30 >= needed_gib else remedy)
 
@@ -201,7 +219,10 @@ def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
     free_gib = psutil.disk_usage(str(there)).free / 2**30
     # The report is published: where the project stands on this machine is nobody's business.
     here = there.relative_to(Path.cwd()) if there.is_relative_to(Path.cwd()) else there
-    found = f"{free_gib:.1f} GiB are free in {here}, {needed_gib:.1f} GiB are needed"
+    found = explain(
+        "too_little_disk", "{free_gib:.1f} GiB are free in {folder}, {needed_gib:.1f} GiB are needed",
+        free_gib=free_gib, folder=str(here), needed_gib=needed_gib,
+    )  # fmt: skip
     remedy = f"free {needed_gib - free_gib:.1f} GiB there, then measure"
     return PreflightCheck.judge(name, found, remedy=None if free_gib >= needed_gib else remedy)
 

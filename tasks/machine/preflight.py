@@ -36,11 +36,14 @@ def run_preflight(
         checks += check_gpus([params.cells[cell].ranks_per_node for cell in cells], num_parameters=num_parameters)
     else:
         checks.append(
-            PreflightCheck.not_checked("GPUs", f"the cells run on the CPU; this machine has {machine.num_gpus} GPUs")
+            PreflightCheck.not_checked(
+                "GPUs", "cpu", f"the cells run on the CPU; this machine has {machine.num_gpus} GPUs"
+            )
         )
     num_nodes = max(params.cells[cell].num_nodes for cell in cells)
     if num_nodes > 1:
-        checks.append(PreflightCheck.not_checked("other nodes", f"all this is of the head, one of {num_nodes} nodes"))
+        why = f"all this is of the head, one of {num_nodes} nodes"
+        checks.append(PreflightCheck.not_checked("other nodes", "head_alone", why))
     return judge_checks(checks)
 
 

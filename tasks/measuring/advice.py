@@ -286,6 +286,7 @@ class _Trying:
             notes.append(_describe_break_even(self._bench, self._plain, arm, timed_turns))
         return Advised(
             cell=self._cell.name,
+            code=" and ".join(knob.key for knob in knobs),
             change=" and ".join(knob.change for knob in knobs),
             patch=format_patch(knobs, self._cell.name),
             gain=gain,

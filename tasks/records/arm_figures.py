@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tasks.process.wording import format_percent, format_plural, format_small_percent
+from tasks.process.reasons import Reason, explain
+from tasks.process.wording import format_plural
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Measurement
@@ -44,23 +45,28 @@ def find_largest_part(waterfall: Waterfall) -> LostPart | None:
     return max(parts, key=lambda part: part.seconds.value, default=None)
 
 
-def find_data_wait(measurement: Measurement, cell: str, *, baseline: str) -> str | None:
+def find_data_wait(measurement: Measurement, cell: str, *, baseline: str) -> Reason | None:
     """Return what is wrong if the cell was data-bound in the measured blocks."""
     share = select_arm(measurement, cell).data_wait_share
     if share is not None and share > DATA_BOUND_SHARE:
-        return f"{cell} waited for data in {format_small_percent(share)} of its measured blocks"
+        return explain(
+            "waited_when_measured", "{cell} waited for data in {share:small_percent} of its measured blocks",
+            cell=cell, share=share,
+        )  # fmt: skip
     waterfall = next((one for one in measurement.waterfalls if one.cell == cell and one.is_data_bound), None)
     if waterfall is None:
         return None
     lost = next((part.seconds.value for part in waterfall.parts if part.name == DATA_WAIT), 0.0)
     if lost / waterfall.measured_seconds > DATA_BOUND_SHARE:
-        return (
-            f"{cell} loses {format_small_percent(lost / waterfall.measured_seconds)} of its measured step to waiting "
-            "for data"
-        )
-    return (
-        f"{cell} or {baseline} waited for data in more than {format_percent(DATA_BOUND_SHARE)} of its measured blocks"
-    )
+        return explain(
+            "step_lost_to_data", "{cell} loses {share:small_percent} of its measured step to waiting for data",
+            cell=cell, share=lost / waterfall.measured_seconds,
+        )  # fmt: skip
+    return explain(
+        "waterfall_data_bound",
+        "{cell} or {baseline} waited for data in more than {most:percent} of its measured blocks",
+        cell=cell, baseline=baseline, most=DATA_BOUND_SHARE,
+    )  # fmt: skip
 
 
 def select_imprecise_arms(measurement: Measurement) -> list[ArmSpeed]:

@@ -1,15 +1,14 @@
 """A gate: one automatic check that a cell has to pass before its speedup is printed."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+
+from tasks.process.reasons import Number, Numbers, Reason
 
 Verdict = Literal["passed", "failed", "not checked"]
-Number = int | float | None
-Numbers = Mapping[str, Number | list[Number]]
 
 QUIET_TURNS = "Quiet enough to tell"
 """The gate that fails for want of turns in which nobody else used the machine: noise, and no defect."""
@@ -28,22 +27,18 @@ class CellFinding(BaseModel):
     """Name of the cell."""
     verdict: Verdict
     """`not checked` is no pass: `compared` then says why nothing could be compared."""
+    code: str = ""
+    """Which problem it is, or why it was not checked; `passed`. Empty in results of an earlier version."""
     compared: str
     """The numbers that were compared, in plain words that name the cell, so that it can stand alone."""
-    numbers: dict[str, Number | list[Number]] = {}
-    """The same for machines."""
+    numbers: dict[str, Number | str | list[Number | str]] = {}
+    """The same for machines: of the problem that `code` is of, and what else was compared."""
+    problems: list[Reason] = []
+    """One by one those that `compared` tells, the first is that of `code`; none if it passed."""
     true_figure: str | None = None
     """Where it failed and it can be told: the figure once the difference is taken out."""
     remedy: str | None = None
     """What to do about it, where that is the same for every cell; null if `compared` says it, or nothing helps."""
-
-    @field_validator("numbers")
-    @classmethod
-    def _keep_finite_numbers(cls, numbers: dict[str, Number | list[Number]]) -> dict[str, Number | list[Number]]:
-        return {
-            name: [_keep_finite(one) for one in value] if isinstance(value, list) else _keep_finite(value)
-            for name, value in numbers.items()
-        }
 
 
 class Gate(BaseModel):
@@ -103,30 +98,37 @@ class Standing(BaseModel):
     """What that gate compared, in plain words; null if proven."""
 
 
-def _keep_finite(value: Number) -> Number:
-    return value if value is not None and math.isfinite(value) else None
-
-
 @dataclass(frozen=True)
 class Finding:
     """What a check found of a cell; `compared` names the cell."""
 
     verdict: Verdict
+    code: str
     compared: str
     numbers: Numbers = field(default_factory=dict)
+    problems: list[Reason] = field(default_factory=list)
     true_figure: str | None = None
     remedy: str | None = None
 
 
-def make_finding(problems: list[str], *, otherwise: str, numbers: Numbers) -> Finding:
+def make_finding(problems: Sequence[Reason], *, otherwise: Reason) -> Finding:
     """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
     if not problems:
-        return Finding("passed", otherwise, numbers)
-    shown = "; ".join(problems[:_MOST_PROBLEMS])
-    more = len(problems) - _MOST_PROBLEMS
-    return Finding("failed", f"{shown}; and {more} more of this kind" if more > 0 else shown, numbers)
+        return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
+    return _tell("failed", problems, beside=otherwise.numbers)
 
 
-def make_unchecked_finding(reason: str) -> Finding:
-    """Return `not checked`, with the reason."""
-    return Finding("not checked", reason)
+def make_failed_finding(*problems: Reason) -> Finding:
+    """Return `failed` with the first few problems."""
+    return _tell("failed", problems, beside={})
+
+
+def make_unchecked_finding(*gaps: Reason) -> Finding:
+    """Return `not checked`, with the reasons."""
+    return _tell("not checked", gaps, beside={})
+
+
+def _tell(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
+    first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
+    told = "; ".join([one.sentence for one in shown] + [f"and {more} more of this kind"] * (more > 0))
+    return Finding(verdict, first.code, told, {**beside, **first.numbers}, shown)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from tasks.process.reasons import Numbers, Reason
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate
@@ -103,6 +104,8 @@ class Advised(Record):
 
     cell: str
     """The cell that it was tried on."""
+    code: str = ""
+    """Keys of params.yaml that it changes. Empty in results of an earlier version."""
     change: str
     """The change in plain words."""
     patch: str
@@ -135,20 +138,28 @@ class PreflightCheck(Record):
     """What was looked at."""
     verdict: Literal["ok", "warning", "not checked"]
     """`warning`: it may spoil the measurement."""
+    code: str = ""
+    """What is wrong, or why it was not checked; `ok`. Empty in results of an earlier version."""
     found: str
     """What was found, with its numbers."""
+    numbers: Numbers = Field(default_factory=dict)
+    """The same for machines."""
     remedy: str | None
     """What to do about a warning."""
 
     @classmethod
-    def judge(cls, name: str, found: str, *, remedy: str | None = None) -> Self:
+    def judge(cls, name: str, found: Reason, *, remedy: str | None = None) -> Self:
         """Return a warning where there is something to change, `ok` where nothing is."""
-        return cls(name=name, verdict="warning" if remedy else "ok", found=found, remedy=remedy)
+        code = found.code if remedy else "ok"
+        verdict: Literal["warning", "ok"] = "warning" if remedy else "ok"
+        return cls(
+            name=name, verdict=verdict, code=code, found=found.sentence, numbers=found.numbers, remedy=remedy
+        )  # fmt: skip
 
     @classmethod
-    def not_checked(cls, name: str, why: str) -> Self:
+    def not_checked(cls, name: str, code: str, why: str) -> Self:
         """Return a check that could not be made."""
-        return cls(name=name, verdict="not checked", found=why, remedy=None)
+        return cls(name=name, verdict="not checked", code=code, found=why, remedy=None)
 
 
 class Preflight(Record):

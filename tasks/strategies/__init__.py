@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tasks.process.reasons import Reason, explain
 from training.registry import has_file, import_file
 
 SEND = "send"
@@ -138,7 +139,7 @@ class Profile(Protocol):
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
         ...
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
         """Return what is wrong with what a rank counted, in the strategy's own words; None if nothing is."""
         ...
 
@@ -179,6 +180,14 @@ class Profile(Protocol):
     ) -> list[Knob]:
         """Return the options that are worth trying; `can`: ways of training that the model takes."""
         ...
+
+
+def explain_size(parts: str, held: int, work: Work) -> Reason:
+    """Return that the parts into which a strategy cuts the parameters do not add up to them."""
+    return explain(
+        "other_size", "the {parts} hold {held:,} bytes, the gradient of all parameters has {needed:,}",
+        parts=parts, held=held, needed=work.gradient_bytes,
+    )  # fmt: skip
 
 
 def find_profile(strategy: str) -> Profile | None:

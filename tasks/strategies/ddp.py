@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.process.reasons import Reason, explain
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_unfit as explain_unfit
 from tasks.strategies.single import split_waits as split_waits
@@ -81,55 +82,62 @@ def _list_bucket_bytes(work: Work) -> list[int]:
     return buckets
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return how the number or the bytes of the exchanges are not those of one exchange of the gradient per step."""
     if work.world_size == 1:
         # Wrapped in DDP, a baseline pays for an exchange with itself.
-        number = sum(kind.number for kind in traffic.values())
-        return f"one rank, yet {number} exchanges of gradients" if number else None
+        return single.find_problem(traffic, work)
     return _find_gather_problem(traffic, work) if work.is_exact else _find_all_reduce_problem(traffic, work)
 
 
-def _find_all_reduce_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def _find_all_reduce_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
     counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
     needed = max(1, len(buckets))
     if counted < needed * steps:
         why = "never exchanged" if counted == 0 else "not all exchanged in every step"
-        return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
+        return explain(
+            "too_few_exchanges", "{number} all-reduces where {needed} are needed: gradients were " + why,
+            number=counted, needed=needed * steps,
+        )  # fmt: skip
     if counted > needed * steps:
         is_every = counted >= needed * work.num_rounds[0]
-        when = "on every micro-batch" if is_every else f"on more than the last of {accumulated} micro-batches"
-        return (
-            f"{counted / steps:g} all-reduces per step where 1 exchange of the "
-            f"{wording.format_plural(needed, 'bucket')} is "
-            f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
-        )
+        when = "on every micro-batch" if is_every else "on more than the last of {micro_batches} micro-batches"
+        return explain(
+            "exchanged_on_every_micro_batch" if is_every and accumulated > 1 else "too_many_exchanges",
+            "{per_step:g} all-reduces per step where 1 exchange of the {buckets:plural bucket} is needed: synchronised "
+            + (when if accumulated > 1 else "more than once"),
+            per_step=counted / steps, buckets=needed, micro_batches=accumulated,
+        )  # fmt: skip
     expected = compute_expected_traffic(work)[_ALL_REDUCE].num_bytes
     if not expected.has(num_bytes):
         hook = get_exchange_dtype(work.options)
-        in_16_bit = "" if hook == "none" else f", in {hook} {expected.least // steps:,}"
-        return (
-            f"{num_bytes / steps:,.0f} bytes were exchanged per step, the "
-            f"{wording.format_plural(len(buckets), 'bucket')} hold {sum(buckets):,}{in_16_bit}"
-        )
-    if sum(buckets) != work.gradient_bytes:
-        return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
-    return None
+        return explain(
+            "other_bytes",
+            "{bytes:,.0f} bytes were exchanged per step, the {buckets:plural bucket} hold {held:,}"
+            + ", in {hook} {needed:,}" * (hook != "none"),
+            bytes=num_bytes / steps, buckets=len(buckets), held=sum(buckets), hook=hook,
+            needed=expected.least // steps,
+        )  # fmt: skip
+    return None if sum(buckets) == work.gradient_bytes else explain_size("buckets", sum(buckets), work)
 
 
-def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     if number := _count_traffic(traffic, _ALL_REDUCE)[0]:
-        return f"exact mode, yet {number} all-reduces, whose order of addition nobody knows"
+        return explain(
+            "all_reduced_in_exact_mode", "exact mode, yet {number} all-reduces, whose order of addition nobody knows",
+            number=number,
+        )  # fmt: skip
     least, most = work.num_rounds
     num_bytes = _count_traffic(traffic, _ALL_GATHER)[1]
     whole, rest = divmod(num_bytes, work.gradient_bytes)
     if rest or not least <= whole <= most:
-        return (
-            f"{num_bytes / work.gradient_bytes:g} gradients were gathered in "
-            f"{wording.format_plural(work.num_steps, 'step')}, one per micro-batch is needed: "
-            f"{least if least == most else f'{least} to {most}'}"
-        )
+        return explain(
+            "other_gathers",
+            "{gradients:g} gradients were gathered in {steps:plural step}, one per micro-batch is needed: "
+            + ("{least}" if least == most else "{least} to {most}"),
+            gradients=num_bytes / work.gradient_bytes, steps=work.num_steps, least=least, most=most,
+        )  # fmt: skip
     return None
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work
+from tasks.process.reasons import Reason
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.single import list_knobs as list_knobs
@@ -93,17 +94,16 @@ def _list_share_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("share_bytes", []))
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
     if work.world_size == 1:
-        number = sum(kind.number for kind in traffic.values())
-        return f"one rank, yet {number} exchanges of gradients" if number else None
+        return single.find_problem(traffic, work)
     most = work.gradient_bytes * (1 + _MOST_PADDING)
     reduced, held = int(work.exchange.get("bucket_bytes", 0)), sum(_list_share_bytes(work)) * work.world_size
     if not work.gradient_bytes <= reduced <= (most if _get_stage(work.options) == 3 else work.gradient_bytes):
-        return f"the buckets hold {reduced:,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
+        return explain_size("buckets", reduced, work)
     if not work.gradient_bytes <= held <= most:
-        return f"the shares hold {held:,} bytes, all parameters {work.gradient_bytes:,}"
+        return explain_size("shares", held, work)
     return None
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.process.reasons import Reason, explain
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
@@ -96,14 +97,13 @@ def _list_unit_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("unit_bytes", [])) or [work.gradient_bytes]
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return that the units are not the model, or that they were reduced too often or too seldom."""
     if work.world_size == 1:
-        number = sum(kind.number for kind in traffic.values())
-        return f"one rank, yet {number} exchanges of weights and gradients" if number else None
+        return single.find_problem(traffic, work)
     units, steps = _list_unit_bytes(work), work.num_steps
     if not work.gradient_bytes <= sum(units) <= work.gradient_bytes * (1 + _MOST_PADDING):
-        return f"the units hold {sum(units):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
+        return explain_size("units", sum(units), work)
     if problem := _find_gather_problem(work):
         return problem
     kind, name = (_ALL_TO_ALL, "all-to-alls") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
@@ -111,17 +111,22 @@ def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     reduced = traffic[kind].number if kind in traffic else 0
     if reduced < len(units) * times[0]:
         why = "never reduced" if reduced == 0 else f"not all reduced in every {'round' if work.is_exact else 'step'}"
-        return f"{reduced} {name} where {len(units) * times[0]} are needed: gradients were {why}"
+        return explain(
+            "too_few_exchanges", "{number} {kind} where {needed} are needed: gradients were " + why,
+            number=reduced, kind=name, needed=len(units) * times[0],
+        )  # fmt: skip
     if reduced > len(units) * times[1]:
         when = "more than once per micro-batch" if work.is_exact else "on more than the last micro-batch"
-        return (
-            f"{reduced / steps:g} {name} per step where {1 if kind == _REDUCE_SCATTER else work.num_rounds_per_step} "
-            f"of each of the {wording.format_plural(len(units), 'unit')} is needed: reduced {when}"
-        )
+        return explain(
+            "too_many_exchanges",
+            "{per_step:g} {kind} per step where {needed} of each of the {units:plural unit} is needed: reduced " + when,
+            per_step=reduced / steps, kind=name, units=len(units),
+            needed=1 if kind == _REDUCE_SCATTER else work.num_rounds_per_step,
+        )  # fmt: skip
     return None
 
 
-def _find_gather_problem(work: Work) -> str | None:
+def _find_gather_problem(work: Work) -> Reason | None:
     """Return that weights are said to be gathered in other bytes than they have, in fp32 or what is rounded in bf16."""
     units, gathered = _list_unit_bytes(work), list(work.exchange.get("gathered_bytes", []))
     shares = (1.0, *[0.5 if work.options.get("mixed") == "bf16" else 1.0] * (len(units) - 1))
@@ -129,7 +134,10 @@ def _find_gather_problem(work: Work) -> str | None:
         len(gathered) != len(units)
         or any(not share * of <= one <= of for share, one, of in zip(shares, gathered, units, strict=True))
     ):
-        return f"the units are gathered in {sum(gathered):,} bytes, their weights have {sum(units):,}"
+        return explain(
+            "other_bytes_gathered", "the units are gathered in {bytes:,} bytes, their weights have {needed:,}",
+            bytes=sum(gathered), needed=sum(units),
+        )  # fmt: skip
     return None
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
+from tasks.process.reasons import Reason, explain
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
 
@@ -98,32 +99,38 @@ def _list_stages(work: Work) -> list[list[int]]:
     return list(work.exchange.get("layers", []))
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return that the stages are not the ranks, or that messages are missing or too many."""
     if work.world_size == 1:
-        number = sum(kind.number for kind in traffic.values())
-        return f"one rank, yet {number} exchanges between stages" if number else None
+        return single.find_problem(traffic, work)
     stages = _list_stages(work)
     num_ranks = work.world_size // int(work.options.get("replicas", 1))
     if not stages or len(stages) % num_ranks:
-        return f"{wording.format_plural(len(stages), 'stage')} on {num_ranks} ranks: each has to have as many"
+        return explain(
+            "stages_are_not_ranks", "{stages:plural stage} on {ranks} ranks: each has to have as many",
+            stages=len(stages), ranks=num_ranks,
+        )  # fmt: skip
     ends = [-1, *(last for _, last in stages)]
     if any(first != end + 1 or last < first for (first, last), end in zip(stages, ends, strict=False)):
-        return f"the stages have the layers {_tell_layers(work)}: every layer has to be in one of them"
+        return explain(
+            "layers_missing", "the stages have the layers {layers}: every layer has to be in one of them",
+            layers=_tell_layers(work),
+        )  # fmt: skip
     held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
     if held != work.gradient_bytes:
-        return f"the stages hold {held:,} bytes of parameters, the gradient of all has {work.gradient_bytes:,}"
+        return explain_size("stages", held, work)
     if num_ranks == 1:
         return None
     expected = compute_expected_traffic(work)[SEND].number
     sent = traffic[SEND].number if SEND in traffic else 0
     if not expected.has(sent):
-        needed = str(expected.least) if expected.least == expected.most else f"{expected.least} to {expected.most}"
-        return (
-            f"{wording.format_plural(sent, 'message')} to other stages in "
-            f"{wording.format_plural(work.num_steps, 'step')}, {needed} are needed: the hidden states of every "
-            "micro-batch, and in every step the gradient of what two stages have"
-        )
+        needed = "{least}" if expected.least == expected.most else "{least} to {most}"
+        return explain(
+            "other_messages",
+            "{messages:plural message} to other stages in {steps:plural step}, " + needed + " are needed: the hidden "
+            "states of every micro-batch, and in every step the gradient of what two stages have",
+            messages=sent, steps=work.num_steps, least=expected.least, most=expected.most,
+        )  # fmt: skip
     return None
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.process.reasons import Reason, explain
 from tasks.strategies import Copies, Exchanged, Expected, Knob, Work
 
 
@@ -35,10 +36,10 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     return {}
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return that there was an exchange, if there was."""
     number = sum(kind.number for kind in traffic.values())
-    return f"one rank, yet {number} exchanges of gradients" if number else None
+    return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
 
 
 def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp
+from tasks.process.reasons import Reason, explain
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp, explain_size
 from tasks.strategies.ddp import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.ddp import list_knobs as list_knobs
 from tasks.strategies.ddp import require as require
@@ -36,7 +37,7 @@ def _list_share_bytes(work: Work) -> list[int]:
     return [size for size in work.exchange.get("share_bytes", []) if size]
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     """Return what is wrong with the gradient's exchange, or with what was sent of the weights."""
     problem = ddp.find_problem({kind: one for kind, one in traffic.items() if kind != _BROADCAST}, work)
     if problem or work.world_size == 1:
@@ -44,19 +45,20 @@ def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     shares, sent = _list_share_bytes(work), traffic.get(_BROADCAST)
     number = 0 if sent is None else sent.number
     if number != len(shares) * work.num_steps:
-        return (
-            f"{number / work.num_steps:g} shares of the weights were sent per step where each of the "
-            f"{wording.format_plural(len(shares), 'rank')} has to send its own once"
-        )
+        return explain(
+            "other_shares_sent",
+            "{per_step:g} shares of the weights were sent per step where each of the {ranks:plural rank} has to send "
+            "its own once",
+            per_step=number / work.num_steps, ranks=len(shares),
+        )  # fmt: skip
     expected = compute_expected_traffic(work)[_BROADCAST].num_bytes
     if sent is None or not expected.has(sent.num_bytes):
-        return (
-            f"{0 if sent is None else sent.num_bytes:,} bytes of weights were sent, the shares hold {expected.most:,}"
-        )
+        return explain(
+            "other_bytes_sent", "{bytes:,} bytes of weights were sent, the shares hold {needed:,}",
+            bytes=0 if sent is None else sent.num_bytes, needed=expected.most,
+        )  # fmt: skip
     most = work.gradient_bytes + _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
-    if not work.gradient_bytes <= sum(shares) <= most:
-        return f"the shares hold {sum(shares):,} bytes, all parameters {work.gradient_bytes:,}"
-    return None
+    return None if work.gradient_bytes <= sum(shares) <= most else explain_size("shares", sum(shares), work)
 
 
 def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:

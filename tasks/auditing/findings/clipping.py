@@ -9,7 +9,7 @@ from tasks.auditing.evidence import (
 )
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import tell_line
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Clipped by one norm"
@@ -31,33 +31,43 @@ def find(audit: Audit, cell: str) -> Finding | None:
     for steps in each_common_step(ranks):
         clips = [step.get("clips", []) for step in steps]
         if len({len(one) for one in clips}) > 1:
-            return make_unobservable(cell, "the ranks clip a different number of times")
+            return make_unobservable(cell, "clips_differ_in_number", "the ranks clip a different number of times")
         num_steps += bool(clips[0])
         for of_ranks in zip(*clips, strict=True):
             num_compared += 1
             norms = [one["norm"] for one in of_ranks]
             if max(norms) - min(norms) > _APART * max(norms):
                 where = tell_line(of_ranks[0].get("line"))
-                told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms[:4]))
                 problems.append(
-                    f"{cell}: step {steps[0]['step']} was clipped{f' at {where}' * bool(where)} by the norm {told}"
-                )
+                    explain(
+                        "other_norm",
+                        "{cell}: step {step} was clipped" + " at {line}" * bool(where) + " by the norm {on_ranks}",
+                        cell=cell, step=steps[0]["step"], line=where, norms=norms,
+                        on_ranks=[f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms[:4])],
+                    )
+                )  # fmt: skip
     if early and not problems:
         return make_unobservable(
             cell,
-            f"in step {min(early)} something may change the gradient before all of it is summed up over the ranks: "
-            "between its micro-batches, or by a hook on a parameter or on DDP's exchange",
+            "changed_early",
+            "in step {step} something may change the gradient before all of it is summed up over the ranks: between "
+            "its micro-batches, or by a hook on a parameter or on DDP's exchange",
+            step=min(early),
         )
     if not num_compared:
         return _find_untouched(audit, cell)
     if problems and holds_whole_model(ranks) and do_parameters_differ(ranks):
-        return make_unobservable(cell, "every rank has a model of its own, and so a norm")
+        return make_unobservable(cell, "models_differ", "every rank has a model of its own, and so a norm")
     return make_finding(
         problems,
-        otherwise=f"{cell}: the norm was the same on all ranks, {wording.format_plural(num_compared, 'time')} in "
-        f"{wording.format_plural(num_steps, 'step')} looked at, of {audit.first(cell).num_steps:,}",
-        numbers={"compared": num_compared, "different": len(problems)},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked "
+            "at, of {steps:,}",
+            cell=cell, compared=num_compared, different=len(problems), steps_compared=num_steps,
+            steps=audit.first(cell).num_steps,
+        ),
+    )  # fmt: skip
 
 
 def _find_untouched(audit: Audit, cell: str) -> Finding:
@@ -66,11 +76,16 @@ def _find_untouched(audit: Audit, cell: str) -> Finding:
     known = [one for one in kept if one is not None]
     if len(known) < _FEWEST_STEPS * len(audit.ranks(cell)) or not all(known):
         return make_unobservable(
-            cell, "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
+            cell,
+            "no_clip_seen",
+            "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known",
         )
     return make_finding(
         [],
-        otherwise=f"{cell}: nothing clips it: in {wording.format_plural(len(known), 'step')} looked at, all ranks "
-        "together, the optimizer found the gradient as the backward pass had left it",
-        numbers={"compared": 0, "different": 0},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
+            "gradient as the backward pass had left it",
+            cell=cell, steps=len(known), compared=0, different=0,
+        ),
+    )  # fmt: skip

@@ -1,13 +1,15 @@
 """What stands inside the script's own clock?"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord, tell_line
 from tasks.auditing.split import EVALUATION, list_other_kinds
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.process.reasons import explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Only training was timed"
 QUESTION = "Is the script's own clock free of uploads, checkpoints and evaluation?"
@@ -23,31 +25,35 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     found = [(rank, window) for rank in audit.ranks(cell) if (window := find_tightest_window(rank)) is not None]
     if not found:
-        return make_unobservable(cell, "the script was not seen to read a clock before and after its steps")
+        return make_unobservable(
+            cell, "no_clock_read", "the script was not seen to read a clock before and after its steps"
+        )
     others = _list_other_kinds(audit, cell)
     rank, window = max(found, key=lambda pair: compute_other_share(pair[1], others))
-    seconds, other, share = (
-        sum(window["seconds"].values()),
-        _sum_other(window, others),
-        compute_other_share(window, others),
+    share, known = compute_other_share(window, others), window["seconds"]
+    numbers = {
+        "cell": cell, "rank": rank.rank, "begin": tell_line(window["begin"]), "end": tell_line(window["end"]),
+        "seconds": sum(known.values()), "other_seconds": _sum_other(window, others), "share": share,
+        "timed_steps": window["num_steps"], "steps": len(rank.steps),
+        "parts": [f"{kind} {wording.format_duration(known[kind])}" for kind in others if known.get(kind)],
+    }  # fmt: skip
+    if share > _MOST_OTHER:
+        problem = explain(
+            "timed_no_step",
+            "{cell}: of {seconds:duration} between the clock readings at {begin} to {end} on rank {rank}, "
+            "{other_seconds:duration} were no step: {parts}",
+            **numbers,
+        )
+        return replace(make_failed_finding(problem), true_figure=_correct(audit, cell))
+    return make_finding(
+        [],
+        otherwise=explain(
+            "passed",
+            "{cell}: {share:small_percent} of the time between the clock's readings at {begin} to {end} was something "
+            "else than training, over {timed_steps:,} of {steps:,} steps",
+            **numbers,
+        ),
     )
-    lines = f"{tell_line(window['begin'])} to {tell_line(window['end'])}"
-    parts = wording.join_names(
-        [f"{kind} {wording.format_duration(window['seconds'][kind])}" for kind in others if window["seconds"].get(kind)]
-    )
-    problem = (
-        f"{cell}: of {wording.format_duration(seconds)} between the clock readings at {lines} on rank {rank.rank}, "
-        f"{wording.format_duration(other)} were no step: {parts}"
-    )
-    is_wrong = share > _MOST_OTHER
-    result = make_finding(
-        [problem] if is_wrong else [],
-        otherwise=f"{cell}: {wording.format_small_percent(share)} of the time between the "
-        f"clock's readings at {lines} was something else than training, over {window['num_steps']:,} of "
-        f"{len(rank.steps):,} steps",
-        numbers={"seconds": seconds, "other_seconds": other},
-    )
-    return Finding(result.verdict, result.compared, result.numbers, _correct(audit, cell) if is_wrong else None)
 
 
 def find_tightest_window(rank: RankRecord) -> Fields | None:

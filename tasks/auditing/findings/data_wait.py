@@ -1,9 +1,11 @@
 """Do the ranks compute, or wait for data?"""
 
+from dataclasses import replace
+
 from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit
 from tasks.auditing.split import split_steps
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 from tasks.records.measurement import DATA_BOUND_SHARE
 
@@ -19,12 +21,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
     split = split_steps(audit.first(cell))
     seconds, waited = sum(split.values()), split.get("data", 0.0)
     share = waited / seconds if seconds else 0.0
-    told = (
-        f"{cell}: {wording.format_small_percent(share)} of a step of {wording.format_duration(seconds)} was spent "
-        "waiting for the loader"
-    )
+    told = explain(
+        "data_bound",
+        "{cell}: {data_wait_share:small_percent} of a step of {seconds:duration} was spent waiting for the loader",
+        cell=cell, data_wait_share=share, seconds=seconds, most_allowed=DATA_BOUND_SHARE,
+    )  # fmt: skip
     return make_finding(
-        [f"{told}, at most {wording.format_percent(DATA_BOUND_SHARE)} allowed"] * (share > DATA_BOUND_SHARE),
-        otherwise=told,
-        numbers={"data_wait_share": share, "most_allowed": DATA_BOUND_SHARE},
+        [told.extend("{sentence}, at most {most_allowed:percent} allowed")] * (share > DATA_BOUND_SHARE),
+        otherwise=replace(told, code="passed"),
     )

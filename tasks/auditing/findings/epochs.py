@@ -6,7 +6,7 @@ from typing import Any
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "As many epochs as asked for"
@@ -27,24 +27,38 @@ def find(audit: Audit, cell: str) -> Finding | None:
     asked = _list_asked(rank)
     numbers = {name: value for name, value in asked.items() if _EPOCHS.fullmatch(name) and _is_number(value)}
     if not numbers:
-        return make_unobservable(cell, "no argument or global name of the script says how many epochs are wanted")
+        return make_unobservable(
+            cell, "nothing_asked_for", "no argument or global name of the script says how many epochs are wanted"
+        )
     name, wanted = next(iter(numbers.items()))
+    asked_for = {"name": name, "asked": wanted}
     passes = _count_passes(rank)
     if passes is None or launched.was_ended or launched.is_failed:
-        return make_unobservable(cell, f"{name}={wanted}, but no pass over the data of a loader was seen to its end")
+        return make_unobservable(
+            cell,
+            "no_whole_pass",
+            "{name}={asked}, but no pass over the data of a loader was seen to its end",
+            **asked_for,
+        )
     if passes < wanted and (passes > 1 or _may_end_earlier(asked)):
         return make_unobservable(
-            cell, f"{passes} passes of {wanted} were made, and the script may have reasons to stop"
+            cell,
+            "may_stop_early",
+            "{passes} passes of {asked} were made, and the script may have reasons to stop",
+            passes=passes,
+            **asked_for,
         )
-    problem = (
-        f"{cell}: {name}={wanted}, and the script went through its data {wording.format_plural(passes, 'time')} "
-        f"({wording.format_plural(len(rank.steps), 'step')}), then ended by itself"
-    )
-    return make_finding(
-        [problem] if passes < wanted else [],
-        otherwise=f"{cell}: {name}={wanted}, and as many passes over the data",
-        numbers={"asked": wanted, "passes": passes},
-    )
+    told = explain(
+        "too_few_passes" if passes < wanted else "passed",
+        "{cell}: {name}={asked}, and "
+        + (
+            "the script went through its data {passes:plural time} ({steps:plural step}), then ended by itself"
+            if passes < wanted
+            else "as many passes over the data"
+        ),
+        cell=cell, passes=passes, steps=len(rank.steps), **asked_for,
+    )  # fmt: skip
+    return make_finding([told] * (passes < wanted), otherwise=told)
 
 
 def _list_asked(rank: RankRecord) -> dict[str, Any]:

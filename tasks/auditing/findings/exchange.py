@@ -5,8 +5,8 @@ from statistics import median
 from tasks.auditing.evidence import find_nothing_seen, holds_whole_model, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord, tell_line
-from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.process.reasons import explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Exchanged once per update"
 QUESTION = "Is the gradient exchanged once per optimizer step, whatever the number of micro-batches?"
@@ -28,42 +28,56 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     rank = audit.ranks(cell)[0]
     if not holds_whole_model(audit.ranks(cell)):
-        return make_unobservable(cell, "how often a model in parts has to exchange is not known")
+        return make_unobservable(cell, "model_in_parts", "how often a model in parts has to exchange is not known")
     if len({micro.get("module") for _, micro in rank.micros()}) > 1:
-        return make_unobservable(cell, "several models are trained, and which backward is whose is not known")
+        return make_unobservable(
+            cell, "several_models", "several models are trained, and which backward is whose is not known"
+        )
     if any(step.get("num_inside", 0) > 1 for step in rank.steps):
-        return make_unobservable(cell, "the optimizer itself asks for several gradients per step")
+        return make_unobservable(cell, "several_gradients", "the optimizer itself asks for several gradients per step")
     per_step = [_count_synchronised(step) for step in rank.steps]
     counted = [one for one in per_step if one is not None]
     rounds = _measure_rounds(rank)
     if not counted and rounds is None:
-        return make_unobservable(cell, "the exchange is none of DDP's, and torch kept no record of its bytes")
+        return make_unobservable(
+            cell, "no_record_of_exchanges", "the exchange is none of DDP's, and torch kept no record of its bytes"
+        )
     num_micros = round(median(len(step["micros"]) for step in rank.steps))
     number = median(counted) if counted else rounds
     assert number is not None
-    told = "" if rounds is None else f" ({rounds:.2f} times the gradient's bytes)"
+    told = "" if rounds is None else " ({gradients_exchanged:.2f} times the gradient's bytes)"
     many = [step["step"] for step, one in zip(rank.steps, per_step, strict=True) if (one or 0) >= _MANY]
     numbers = {
-        "micro_batches": num_micros, "exchanges": number, "gradients_exchanged": rounds, "steps_of_more": len(many)
+        "cell": cell, "micro_batches": num_micros, "exchanges": number, "gradients_exchanged": rounds,
+        "steps_of_more": len(many), "steps": len(rank.steps),
     }  # fmt: skip
     if num_micros > 1 and (number >= _MANY or len(many) > _SHARE * len(rank.steps)):
         where = tell_line(rank.steps[0].get("backward_line"))
-        often = f"{number:g} exchanges per update"
+        often = "{exchanges:g} exchanges per update"
         if number < _MANY:
-            often = f"in {len(many):,} of {len(rank.steps):,} steps, first in step {many[0]:,}, more than one exchange"
-        return make_finding(
-            [
-                f"{cell}: {often} of {num_micros} micro-batches{told}, one is "
-                f"needed{f'; the backward is at {where}' * bool(where)}"
-            ],
-            otherwise="", numbers=numbers,
+            often = "in {steps_of_more:,} of {steps:,} steps, first in step {first:,}, more than one exchange"
+        return make_failed_finding(
+            explain(
+                "too_many_exchanges",
+                "{cell}: " + often + " of {micro_batches} micro-batches" + told + ", one is needed"
+                + "; the backward is at {line}" * bool(where),
+                **numbers, first=many[0] if many else None, line=where,
+            )
         )  # fmt: skip
     if rounds is not None and rounds < _LEAST:
-        return make_unobservable(cell, f"the ranks exchange {rounds:.2f} times the gradient's bytes by all-reduce")
+        return make_unobservable(
+            cell,
+            "too_few_bytes",
+            "the ranks exchange {gradients_exchanged:.2f} times the gradient's bytes by all-reduce",
+            gradients_exchanged=rounds,
+        )
     return make_finding(
         [],
-        otherwise=f"{cell}: {number:g} exchange per update of {wording.format_plural(num_micros, 'micro-batch')}{told}",
-        numbers=numbers,
+        otherwise=explain(
+            "passed",
+            "{cell}: {exchanges:g} exchange per update of {micro_batches:plural micro-batch}" + told,
+            **numbers,
+        ),
     )
 
 

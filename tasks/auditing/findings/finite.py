@@ -5,6 +5,7 @@ from math import isfinite
 from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Numbers stay finite"
@@ -26,17 +27,29 @@ def find(audit: Audit, cell: str) -> Finding | None:
         num_losses += len(losses)
         if len(wrong) > _MOST * len(losses):
             problems.append(
-                f"{cell}: {len(wrong)} of the {len(losses)} losses that were read on rank {rank.rank} are no numbers, "
-                f"first in step {wrong[0]}"
-            )
+                explain(
+                    "losses_not_finite",
+                    "{cell}: {wrong} of the {losses} losses that were read on rank {rank} are no numbers, first in "
+                    "step {step}",
+                    cell=cell, wrong=len(wrong), losses=len(losses), rank=rank.rank, step=wrong[0],
+                )
+            )  # fmt: skip
         lost = [step["step"] for step in rank.steps if not _are_numbers(step.get("weights"))]
         if lost and _are_numbers(rank.steps[0].get("start")):
-            problems.append(f"{cell}: on rank {rank.rank} parameters are no numbers from step {lost[0]} on")
+            problems.append(
+                explain(
+                    "parameters_not_finite", "{cell}: on rank {rank} parameters are no numbers from step {step} on",
+                    cell=cell, rank=rank.rank, step=lost[0],
+                )
+            )  # fmt: skip
     return make_finding(
         problems[:1],
-        otherwise=f"{cell}: most of the {num_losses:,} losses that were read are numbers, and so are the parameters",
-        numbers={"losses_read": num_losses},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: most of the {losses_read:,} losses that were read are numbers, and so are the parameters",
+            cell=cell, losses_read=num_losses,
+        ),
+    )  # fmt: skip
 
 
 def _are_numbers(digest: Fields | None) -> bool:

@@ -1,11 +1,13 @@
 """Does every cell make the same updates: as many samples each, at the same learning rate?"""
 
+from dataclasses import replace
 from statistics import median
 
 from tasks.auditing.evidence import count_samples, do_samples_lead, find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.process.reasons import explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Same global batch"
 QUESTION = "Does an optimizer step learn from as many samples as the baseline's, at the same learning rate?"
@@ -24,43 +26,61 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     mine, base = (count_samples(audit.ranks(name)) for name in (cell, audit.baseline))
     if mine is None or base is None or not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
-        return make_unobservable(cell, "how many samples a step learns from is not known")
+        return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
     batch, of_base = median(mine), median(base)
     rate, base_rate = (_find_rate(audit, name) for name in (cell, audit.baseline))
     numbers = {
+        "baseline": audit.baseline,
         "samples_per_step": batch,
         "samples_per_step_of_baseline": of_base,
         "rate": rate,
         "baseline_rate": base_rate,
     }
-    samples = f"{batch:g} samples per step, {audit.baseline} from {of_base:g}"
+    samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
     if abs(batch / of_base - 1) > _APART:
         if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
             return make_unobservable(
-                cell, f"it learns from {samples}, at another learning rate: time to the same quality would tell"
+                cell,
+                "other_batch_and_rate",
+                f"it {samples}, at another learning rate: time to the same quality would tell",
+                **numbers,
             )
-        found = make_finding(
-            [f"{cell} learns from {samples}, at the same learning rate of {rate:g}: other updates, and fewer of them"],
-            otherwise="", numbers=numbers,
-        )  # fmt: skip
+        found = make_failed_finding(
+            explain(
+                "other_batch",
+                "{cell} " + samples + ", at the same learning rate of {rate:g}: other updates, and fewer of them",
+                cell=cell,
+                **numbers,
+            )
+        )
         figure = (
             f"{cell} makes {wording.format_ratio(of_base / batch)} as many updates of the same data: what it gains per "
             "epoch is throughput (weak scaling), and no shorter way to the same model"
         )
-        return Finding(found.verdict, found.compared, found.numbers, figure)
+        return replace(found, true_figure=figure)
     problems = []
     if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
         problems = [
-            f"{cell}: the highest learning rate is {rate:g}, {audit.baseline}'s {base_rate:g}, at the same batch"
+            explain(
+                "other_rate",
+                "{cell}: the highest learning rate is {rate:g}, {baseline}'s {baseline_rate:g}, at the same batch",
+                cell=cell,
+                **numbers,
+            )
         ]
     elif other := _find_other_rates(audit, cell):
         return make_unobservable(
-            cell, f"it learns from {samples}, and the highest learning rate is the same, but not that of {other}"
+            cell,
+            "other_rates",
+            f"it {samples}, and the highest learning rate is the same, but not that of {{other}}",
+            **numbers,
+            other=other,
         )
     return make_finding(
         problems,
-        otherwise=f"{cell} learns from {samples}, at a learning rate of {rate or 0:g} at most",
-        numbers=numbers,
+        otherwise=explain(
+            "passed", "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
+        ),
     )
 
 

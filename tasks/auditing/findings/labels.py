@@ -3,7 +3,7 @@
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import tell_line
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Labels are not the attention mask"
@@ -33,16 +33,26 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if len(wrong) < looked:
             return make_unobservable(
                 cell,
-                f"in {len(wrong)} of {looked} micro-batches looked at, first on rank {rank_number} at step {step}, the "
+                "mask_at_times",
+                "in {wrong} of {micro_batches} micro-batches looked at, first on rank {rank} at step {step}, the "
                 "targets are the attention mask, and in the others they are not",
-            )
+                wrong=len(wrong), micro_batches=looked, rank=rank_number, step=step,
+            )  # fmt: skip
         problems = [
-            f"{cell}: in all {wording.format_plural(looked, 'micro-batch')} looked at the targets of the loss are the "
-            f"attention mask (rank {rank_number}, step {step}{f', model called at {where}' * bool(where)})"
-        ]
+            explain(
+                "mask_as_labels",
+                "{cell}: in all {micro_batches:plural micro-batch} looked at the targets of the loss are the attention "
+                "mask (rank {rank}, step {step}" + ", model called at {line}" * bool(where) + ")",
+                cell=cell, micro_batches=looked, rank=rank_number, step=step, line=where,
+            )
+        ]  # fmt: skip
     return make_finding(
         problems,
-        otherwise=f"{cell}: the targets differ from the attention mask in all {looked} micro-batches looked at, of "
-        f"{sum(len(step['micros']) for rank in audit.ranks(cell) for step in rank.steps):,}",
-        numbers={"micro_batches": looked, "with_the_mask_as_labels": len(wrong)},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: the targets differ from the attention mask in all {micro_batches} micro-batches looked at, of "
+            "{all:,}",
+            cell=cell, micro_batches=looked, with_the_mask_as_labels=len(wrong),
+            all=sum(len(step["micros"]) for rank in audit.ranks(cell) for step in rank.steps),
+        ),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from tasks.auditing.evidence import each_common_step, find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, tell_line
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Every target weighs the same"
@@ -37,12 +37,16 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if _find_spread([of_target for of_target, _ in known]) <= _APART:
             continue
         if _find_spread([of_mean for _, of_mean in known]) > 1 + _SAME:
-            return make_unobservable(cell, "what is back-propagated is no fixed multiple of such a loss")
+            return make_unobservable(
+                cell, "no_fixed_multiple", "what is back-propagated is no fixed multiple of such a loss"
+            )
         counts = [micro["num_targets"] for micro in micros]
         wrong.append((steps[0]["step"], min(counts), max(counts), micros[0]))
     if not num_steps:
         return make_unobservable(
-            cell, "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
+            cell,
+            "no_such_loss",
+            "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional",
         )
     problems = []
     if wrong:
@@ -50,21 +54,30 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if len(wrong) < max(2, _SHARE * num_steps):
             return make_unobservable(
                 cell,
-                f"in {len(wrong)} of {num_steps} steps looked at, first at step {step}, micro-batches count alike "
+                "means_of_means_at_times",
+                "in {wrong} of {steps_compared} steps looked at, first at step {step}, micro-batches count alike "
                 "though their targets do not, and in the others they do not",
-            )
+                wrong=len(wrong), steps_compared=num_steps, step=step,
+            )  # fmt: skip
         where = tell_line(micro.get("line"))
         problems = [
-            f"{cell}: in {len(wrong)} of {num_steps} steps micro-batches count alike though their targets do not: at "
-            f"step {step} means over {least} and over {most} targets have the same weight"
-            f"{f' (model called at {where})' * bool(where)}"
-        ]
+            explain(
+                "means_of_means",
+                "{cell}: in {wrong} of {steps_compared} steps micro-batches count alike though their targets do not: "
+                "at step {step} means over {least} and over {most} targets have the same weight"
+                + " (model called at {line})" * bool(where),
+                cell=cell, wrong=len(wrong), steps_compared=num_steps, step=step, least=least, most=most, line=where,
+            )
+        ]  # fmt: skip
     return make_finding(
         problems,
-        otherwise=f"{cell}: a target weighs the same in every micro-batch of "
-        f"{wording.format_plural(num_steps, 'step')} looked at, of {audit.first(cell).num_steps:,}",
-        numbers={"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at, of "
+            "{steps:,}",
+            cell=cell, steps_compared=num_steps, steps_of_means_of_means=len(wrong), steps=audit.first(cell).num_steps,
+        ),
+    )  # fmt: skip
 
 
 def _weigh(micro: Fields) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "A file of its own for every run"
@@ -23,17 +24,29 @@ def find(audit: Audit, cell: str) -> Finding | None:
     for path in sorted(set().union(*of_ranks.values())):
         ranks = [rank for rank, paths in of_ranks.items() if path in paths]
         if len(ranks) > 1:
-            problems.append(f"{cell}: ranks {', '.join(map(str, ranks))} append to {path}")
+            problems.append(
+                explain(
+                    "appended_by_ranks", "{cell}: ranks {ranks} append to {path}", cell=cell, ranks=ranks, path=path
+                )
+            )
         earlier = _find_earlier(audit, cell, path)
         held = next(paths[path] for paths in of_ranks.values() if path in paths)
         if earlier and held:
-            problems.append(f"{cell} appends to {path}, which {earlier} wrote into before: it held {held:,} bytes")
+            problems.append(
+                explain(
+                    "appended_by_cells",
+                    "{cell} appends to {path}, which {earlier} wrote into before: it held {bytes:,} bytes",
+                    cell=cell, path=path, earlier=earlier, bytes=held,
+                )
+            )  # fmt: skip
     num_files = len(set().union(*of_ranks.values()))
     return make_finding(
         problems,
-        otherwise=f"{cell}: no file of results was appended to by two ranks or two cells",
-        numbers={"files_appended_to": num_files},
-    )
+        otherwise=explain(
+            "passed", "{cell}: no file of results was appended to by two ranks or two cells",
+            cell=cell, files_appended_to=num_files,
+        ),
+    )  # fmt: skip
 
 
 def _list_appended(rank: RankRecord) -> dict[str, int]:

@@ -4,7 +4,7 @@ import os
 
 from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "A device of its own for every rank"
@@ -22,7 +22,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         there, needed, what = int((ranks[0].first("torch") or {}).get("device_count", 0)), len(ranks), "GPU"
     else:
         there, needed, what = len(os.sched_getaffinity(0)), len(ranks) * int(first.get("num_threads", 1)), "CPU core"
-    told = (
-        f"{cell}: {wording.format_plural(len(ranks), 'rank')} use {wording.format_plural(needed, what)}, {there} there"
-    )
-    return make_finding([told] * (needed > there), otherwise=told, numbers={"needed": needed, "there": there})
+    told = explain(
+        "too_few_devices" if needed > there else "passed",
+        "{cell}: {ranks:plural rank} use {needed:plural " + what + "}, {there} there",
+        cell=cell, ranks=len(ranks), needed=needed, there=there,
+    )  # fmt: skip
+    return make_finding([told] * (needed > there), otherwise=told)

@@ -3,6 +3,7 @@
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.rank_record import tell_line
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Baseline is the plain module"
@@ -22,15 +23,22 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if wrapper and first.get("uses_accelerate"):
         return make_unobservable(
             cell,
-            f"accelerate wraps the model by {wrapper} because torchrun starts it, without which it does not train",
+            "wrapped_by_accelerate",
+            "accelerate wraps the model by {wrapper} because torchrun starts it, without which it does not train",
+            wrapper=wrapper,
         )
+    problem = explain(
+        "wrapped",
+        "{cell}: one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where),
+        cell=cell, wrapper=wrapper, line=where,
+    )  # fmt: skip
     return make_finding(
-        [f"{cell}: one rank, and its model is wrapped by {wrapper}{f' (called at {where})' * bool(where)}"]
-        if wrapper
-        else [],
-        otherwise=f"{cell}: {micro.get('model') or 'the model'} is called as it is{_tell_start(audit, cell)}",
-        numbers={"ranks": 1},
-    )
+        [problem] * bool(wrapper),
+        otherwise=explain(
+            "passed", "{cell}: {model} is called as it is{start}",
+            cell=cell, model=micro.get("model") or "the model", start=_tell_start(audit, cell),
+        ),
+    )  # fmt: skip
 
 
 def is_wrapped_by_accelerate(launched: Launched) -> bool:

@@ -3,7 +3,7 @@
 from tasks.auditing.evidence import make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.speed import compute_speeds
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Speedup is plausible"
@@ -20,17 +20,21 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return None
     speedup = next((one.speedup for one in compute_speeds(audit) if one.cell == cell), None)
     if speedup is None:
-        return make_unobservable(cell, "too few steps were seen")
+        return make_unobservable(cell, "too_few_steps", "too few steps were seen")
     ranks = audit.request.cells[cell] / audit.request.cells[audit.baseline]
     # With an interval, its lower end: the number itself may be a slow hour of the baseline.
     if speedup.low > _MOST_EFFICIENCY * ranks:
         return make_unobservable(
             cell,
-            f"it is more times as fast as it has times the ranks of {audit.baseline} ({speedup.low / ranks:.2f} times"
-            f" that at least, up to {_MOST_EFFICIENCY:g} is believed): what else {audit.baseline} does is not known",
-        )
+            "beyond_linear",
+            "it is more times as fast as it has times the ranks of {baseline} ({efficiency:.2f} times that at least, "
+            "up to {most_efficiency:g} is believed): what else {baseline} does is not known",
+            baseline=audit.baseline, efficiency=speedup.low / ranks, most_efficiency=_MOST_EFFICIENCY,
+        )  # fmt: skip
     return make_finding(
         [],
-        otherwise=f"{cell}: {wording.format_percent(speedup.value / ranks)} of what {ranks:g} times the ranks can give",
-        numbers={"efficiency": speedup.value / ranks, "most_efficiency": _MOST_EFFICIENCY},
-    )
+        otherwise=explain(
+            "passed", "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give",
+            cell=cell, efficiency=speedup.value / ranks, ranks=ranks, most_efficiency=_MOST_EFFICIENCY,
+        ),
+    )  # fmt: skip

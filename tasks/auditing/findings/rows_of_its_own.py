@@ -1,5 +1,7 @@
 """Does every rank learn from rows of its own, or all of them from the same?"""
 
+from dataclasses import replace
+
 from tasks.auditing.evidence import (
     do_contents_differ,
     find_nothing_seen,
@@ -11,6 +13,7 @@ from tasks.auditing.evidence import (
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields
 from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Rows of its own for every rank"
@@ -31,7 +34,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
     for rank in audit.ranks(cell):
         rows = _collect_rows(list_first_pass(rank)[0])
         if not rows:
-            return make_unobservable(cell, f"which rows rank {rank.rank} was fed is not known")
+            return make_unobservable(
+                cell, "rows_unknown", "which rows rank {rank} was fed is not known", rank=rank.rank
+            )
         rows_of_ranks.append(rows)
     counts_few = audit.device == "cpu"
     first = _judge(cell, rows_of_ranks, where="the first pass", counts_few=counts_few)
@@ -51,7 +56,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if not passes[0]:
         return first
     told = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
-    return Finding(first.verdict, told, first.numbers)
+    return replace(first, compared=told, numbers={**first.numbers, "later_passes": num_right})
 
 
 def _collect_rows(steps: list[Fields]) -> list[tuple[str, str]]:
@@ -65,7 +70,7 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
     if any(len(set(rows)) < 0.95 * len(rows) for rows in names):
         return make_unobservable(
-            cell, "rows come more than once on one rank itself: drawn with replacement, or repeated"
+            cell, "rows_repeated", "rows come more than once on one rank itself: drawn with replacement, or repeated"
         )
     shared = [len(set(names[0]) & set(rows)) / min(len(names[0]), len(rows)) for rows in names[1:]]
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
@@ -74,19 +79,30 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
     ):
         return make_unobservable(
             cell,
+            "other_contents",
             "the ranks read the same indices with other contents: rows changed at random, or data sets of their own",
         )
+    numbers = {"cell": cell, "rows": num_rows, "different_rows": num_different, "pass": where}
     problems = [
-        f"{cell}: rank 0 and rank {rank} learned from the same rows, {wording.format_percent(share)} of them: of "
-        f"{num_rows:,} rows that the ranks learned from in {where} {num_different:,} were different"
+        explain(
+            "same_rows",
+            "{cell}: rank 0 and rank {rank} learned from the same rows, {share:percent} of them: of {rows:,} rows that "
+            "the ranks learned from in {pass} {different_rows:,} were different",
+            **numbers,
+            rank=rank,
+            share=share,
+        )
         for rank, share in enumerate(shared, start=1)
         if share > _MOST_SHARED
     ]
     found = make_finding(
         problems,
-        otherwise=f"{cell}: {num_different:,} different rows among the {num_rows:,} that the ranks learned from in "
-        f"{where}",
-        numbers={"rows": num_rows, "different_rows": num_different, "most_shared": max(shared)},
+        otherwise=explain(
+            "passed",
+            "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}",
+            **numbers,
+            most_shared=max(shared),
+        ),
     )
     if not problems:
         return found
@@ -94,4 +110,4 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
         f"counted in different rows, {cell} did {wording.format_percent(num_different / num_rows)} of the work that "
         "its throughput claims"
     )
-    return Finding(found.verdict, found.compared, found.numbers, figure)
+    return replace(found, true_figure=figure)

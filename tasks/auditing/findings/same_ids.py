@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
-from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.process.reasons import Reason, explain
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Same ids for the same text"
 QUESTION = "Does a row of the data become the same token ids on every rank, and in every cell?"
@@ -49,24 +49,24 @@ def find(audit: Audit, cell: str) -> Finding | None:
                 continue
             verdict = _judge(pairs)
             if verdict == "renamed":
-                return make_finding(
-                    [_describe(cell, rank, name, other_name, pairs, rows)],
-                    otherwise="",
-                    numbers={"rows_compared": rows},
-                )
+                return make_failed_finding(_describe(cell, rank, name, other_name, pairs, rows))
             num_rows += rows
             unclear += verdict == "other"
     if unclear:
-        return make_unobservable(cell, "the same rows hold other ids, as where they are changed at random")
+        return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
     if not num_rows:
         num_rows = _count_rows_of_baseline(audit, cell)
     if not num_rows:
-        return make_unobservable(cell, "no row of token ids with a known index was seen by two processes")
+        return make_unobservable(
+            cell, "no_row_seen_twice", "no row of token ids with a known index was seen by two processes"
+        )
     return make_finding(
         [],
-        otherwise=f"{cell}: {wording.format_plural(num_rows, 'row')} that two processes were fed hold the same ids",
-        numbers={"rows_compared": num_rows},
-    )
+        otherwise=explain(
+            "passed", "{cell}: {rows_compared:plural row} that two processes were fed hold the same ids",
+            cell=cell, rows_compared=num_rows,
+        ),
+    )  # fmt: skip
 
 
 def _has_no_integers(audit: Audit, cell: str) -> bool:
@@ -125,11 +125,15 @@ def _judge(pairs: Iterable[tuple[int, int]]) -> str:
     return "renamed" if is_throughout and num_ids >= _FEWEST_IDS else "other"
 
 
-def _describe(cell: str, rank: RankRecord, name: str, other: str, pairs: list[tuple[int, int]], num_rows: int) -> str:
+def _describe(
+    cell: str, rank: RankRecord, name: str, other: str, pairs: list[tuple[int, int]], num_rows: int
+) -> Reason:
     one, another = next(pair for pair in pairs if pair[0] != pair[1])
     start = rank.start or {}
-    salted = "; hashes of texts are salted in this process" if start.get("is_hash_salted") else ""
-    return (
-        f"{cell}: what is id {one} on {name} is id {another} on {other}, and so throughout, in "
-        f"{wording.format_plural(num_rows, 'row')} that both were fed: each has a vocabulary of its own{salted}"
-    )
+    salted = "; hashes of texts are salted in this process" * bool(start.get("is_hash_salted"))
+    return explain(
+        "ids_renamed",
+        "{cell}: what is id {id} on {process} is id {other_id} on {other_process}, and so throughout, in "
+        "{rows_compared:plural row} that both were fed: each has a vocabulary of its own" + salted,
+        cell=cell, id=one, process=name, other_id=another, other_process=other, rows_compared=num_rows,
+    )  # fmt: skip

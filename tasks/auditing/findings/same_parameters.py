@@ -1,9 +1,11 @@
 """Do the ranks train one model, or each its own?"""
 
+from dataclasses import replace
+
 from tasks.auditing.evidence import find_nothing_seen, holds_whole_model, make_unobservable, sampled_digests
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord, tell_line
-from tasks.process import wording
+from tasks.process.reasons import Reason, explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Same parameters on all ranks"
@@ -23,57 +25,71 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     ranks = audit.ranks(cell)
     if not holds_whole_model(ranks):
-        return make_unobservable(cell, "each rank holds a part of the model")
+        return make_unobservable(cell, "model_in_parts", "each rank holds a part of the model")
     of_ranks = [sampled_digests(rank) for rank in ranks]
     steps = sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
     if not steps or not of_ranks[0][steps[0]]:
-        return make_unobservable(cell, "no step was sampled on every rank")
+        return make_unobservable(cell, "no_step_sampled", "no step was sampled on every rank")
     if any(len({len(one[step]) for one in of_ranks}) > 1 for step in steps):
-        return make_unobservable(cell, "the ranks train other parameters than each other, as stages of a pipeline do")
+        return make_unobservable(
+            cell, "other_parameters", "the ranks train other parameters than each other, as stages of a pipeline do"
+        )
     differing = {step: _count_differing([one[step] for one in of_ranks]) for step in steps}
     num_tensors = max(len(of_ranks[0][step]) for step in steps)
     wrong = [step for step in steps if differing[step]]
     if wrong and len(wrong) < len(steps):
         return make_unobservable(
             cell,
-            f"the ranks differ after step {wrong[0]} and not after every one, as where models are averaged at times",
+            "averaged_at_times",
+            "the ranks differ after step {step} and not after every one, as where models are averaged at times",
+            step=wrong[0],
         )
     if wrong and _are_averaged(ranks[0]):
-        return make_unobservable(cell, "the ranks differ, and exchange whole models in some steps")
+        return make_unobservable(cell, "models_exchanged", "the ranks differ, and exchange whole models in some steps")
     if wrong and max(differing.values()) <= _FEW * num_tensors:
         return make_unobservable(
-            cell, f"{max(differing.values())} of {num_tensors} tensors differ, as where ranks hold experts of their own"
-        )
+            cell,
+            "some_tensors_differ",
+            "{differing} of {tensors} tensors differ, as where ranks hold experts of their own",
+            differing=max(differing.values()), tensors=num_tensors,
+        )  # fmt: skip
     if not wrong and all(_never_changed(rank, digests) for rank, digests in zip(ranks, of_ranks, strict=True)):
         return make_unobservable(
             cell,
-            f"no parameter was seen to change in any of {wording.format_plural(len(steps), 'sampled step')}, so that "
-            "equal ones say nothing",
+            "nothing_changed",
+            "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing",
+            steps=len(steps),
         )
     if not wrong and not _count_exchanges(ranks[0]):
         return make_unobservable(
             cell,
+            "nothing_exchanged",
             "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
             "was read of their parameters is not what they are",
         )
     if not wrong and (silent := _find_silent(ranks, steps[-1])) is not None:
         return make_unobservable(
             cell,
-            f"the parameters are equal up to step {steps[-1]:,}, the last one that was sampled; step {silent:,} "
-            "exchanges less than any until then",
-        )
-    numbers = {"sampled_steps": len(steps), "tensors": num_tensors, "differing_tensors": max(differing.values())}
+            "silent_later",
+            "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} exchanges "
+            "less than any until then",
+            last=steps[-1], silent=silent,
+        )  # fmt: skip
     found = make_finding(
         [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
-        otherwise=f"{cell}: equal on all ranks after each of {wording.format_plural(len(steps), 'sampled step')} of "
-        f"{audit.first(cell).num_steps:,}, the last of them step {steps[-1]:,}",
-        numbers=numbers,
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of "
+            "them step {last:,}",
+            cell=cell, sampled_steps=len(steps), steps=audit.first(cell).num_steps, last=steps[-1],
+            tensors=num_tensors, differing_tensors=max(differing.values()),
+        ),
+    )  # fmt: skip
     figure = (
         f"{cell} is {len(ranks)} trainings side by side, each of its own share of the rows: there is no speedup of one "
         "training"
     )
-    return Finding(found.verdict, found.compared, found.numbers, figure if wrong else None)
+    return replace(found, true_figure=figure if wrong else None)
 
 
 def _never_changed(rank: RankRecord, digests: dict[int, list[str]]) -> bool:
@@ -119,16 +135,20 @@ def _count_differing(digests_of_ranks: list[list[str]]) -> int:
     return sum(len(set(one)) > 1 for one in zip(*digests_of_ranks, strict=True))
 
 
-def _describe(cell: str, ranks: list[RankRecord], wrong: list[int], num_tensors: int, differing: dict[int, int]) -> str:
+def _describe(
+    cell: str, ranks: list[RankRecord], wrong: list[int], num_tensors: int, differing: dict[int, int]
+) -> Reason:
     step = next(one for one in ranks[0].steps if one["step"] == wrong[0])
     other = next(one for one in ranks[1].steps if one["step"] == wrong[0])
     micro = step["micros"][0]
     where = tell_line(micro.get("line"))
-    called = micro.get("model", "the model")
-    wrapped = f"wrapped by {micro['wrapper']}" if micro.get("wrapper") else "which no wrapper is around"
-    heads = f"{step['weights']['l2']:.6g} on rank 0, {other['weights']['l2']:.6g} on rank 1"
-    return (
-        f"{cell}: from step {wrong[0]} on {differing[wrong[0]]} of {num_tensors} tensors differ between the ranks "
-        f"(length of the sampled elements {heads}); {called} is called{f' at {where}' * bool(where)}, {wrapped}, and a "
-        f"step has {wording.format_plural(_count_exchanges(ranks[0]), 'collective')}"
-    )
+    wrapped = "wrapped by {wrapper}" if micro.get("wrapper") else "which no wrapper is around"
+    return explain(
+        "ranks_differ",
+        "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks (length of the sampled "
+        "elements {length:.6g} on rank 0, {other_length:.6g} on rank 1); {model} is called" + " at {line}" * bool(where)
+        + f", {wrapped}, and a step has " "{collectives:plural collective}",
+        cell=cell, step=wrong[0], differing=differing[wrong[0]], tensors=num_tensors, length=step["weights"]["l2"],
+        other_length=other["weights"]["l2"], model=micro.get("model", "the model"), line=where,
+        wrapper=micro.get("wrapper"), collectives=_count_exchanges(ranks[0]),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from tasks.auditing.evidence import (
     make_unobservable,
 )
 from tasks.auditing.launched import Audit
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Same rows as the baseline"
@@ -27,25 +28,27 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     rows, of_base = (_collect_rows(audit, name) for name in (cell, audit.baseline))
     if rows is None or of_base is None:
-        return make_unobservable(cell, "which rows were fed in a whole pass over the data is not known")
+        return make_unobservable(cell, "rows_unknown", "which rows were fed in a whole pass over the data is not known")
     mine, base = ({index or content for index, content in every} for every in (rows, of_base))
     other = mine ^ base
     is_wrong = len(other) > max(_MOST_OTHER * len(base), 2 * audit.request.cells[cell])
     if not is_wrong and do_contents_differ(rows, of_base, counts_few=audit.device == "cpu"):
         return make_unobservable(
             cell,
-            f"the same indices as in {audit.baseline} hold other contents: rows changed at random, in another order, "
-            "or of another data set",
+            "other_contents",
+            "the same indices as in {baseline} hold other contents: rows changed at random, in another order, or of "
+            "another data set",
+            baseline=audit.baseline,
         )
-    return make_finding(
-        [
-            f"{cell}: its first pass learned from {len(mine):,} different rows, that of {audit.baseline} from "
-            f"{len(base):,}; {len(other):,} of them are not in both"
-        ]
-        * is_wrong,
-        otherwise=f"{cell}: the first pass learned from the baseline's {len(base):,} rows",
-        numbers={"rows": len(mine), "rows_of_baseline": len(base), "not_in_both": len(other)},
-    )
+    told = explain(
+        "other_rows" if is_wrong else "passed",
+        "{cell}: its first pass learned from {rows:,} different rows, that of {baseline} from {rows_of_baseline:,}; "
+        "{not_in_both:,} of them are not in both"
+        if is_wrong
+        else "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows",
+        cell=cell, rows=len(mine), baseline=audit.baseline, rows_of_baseline=len(base), not_in_both=len(other),
+    )  # fmt: skip
+    return make_finding([told] * is_wrong, otherwise=told)
 
 
 def _collect_rows(audit: Audit, cell: str) -> list[tuple[str, str]] | None:

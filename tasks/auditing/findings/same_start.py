@@ -2,6 +2,7 @@
 
 from tasks.auditing.evidence import find_nothing_seen, holds_whole_model, make_unobservable
 from tasks.auditing.launched import Audit
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Same weights at the start"
@@ -17,14 +18,20 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return nothing
     for name in (cell, audit.baseline):
         if not holds_whole_model(audit.ranks(name)):
-            return make_unobservable(cell, f"no rank of {name} holds the whole model")
+            return make_unobservable(cell, "model_in_parts", "no rank of {of_cell} holds the whole model", of_cell=name)
     mine, base = ((audit.ranks(name)[0].steps[0].get("start") or {}).get("digests") for name in (cell, audit.baseline))
     if not mine or not base or len(mine) != len(base):
-        return make_unobservable(cell, f"its optimizer has other parameters than that of {audit.baseline}")
+        return make_unobservable(
+            cell,
+            "other_parameters",
+            "its optimizer has other parameters than that of {baseline}",
+            baseline=audit.baseline,
+        )
     differing = sum(one != other for one, other in zip(mine, base, strict=True))
-    return make_finding(
-        [f"{cell}: {differing} of {len(mine)} tensors differ from {audit.baseline}'s before the first step"]
-        * bool(differing),
-        otherwise=f"{cell}: all {len(mine)} tensors are {audit.baseline}'s before the first step",
-        numbers={"tensors": len(mine), "differing": differing},
-    )
+    which = "{differing} of {tensors} tensors differ from" if differing else "all {tensors} tensors are"
+    told = explain(
+        "other_weights" if differing else "passed",
+        "{cell}: " + which + " {baseline}'s before the first step",
+        cell=cell, differing=differing, tensors=len(mine), baseline=audit.baseline,
+    )  # fmt: skip
+    return make_finding([told] * bool(differing), otherwise=told)

@@ -16,6 +16,7 @@ from tasks.auditing.evidence import (
 from tasks.auditing.first_gradient import find_other_gradient
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Same step as the baseline"
@@ -51,20 +52,27 @@ def find(audit: Audit, cell: str) -> Finding | None:
     other += _find_other_targets(audit, cell)
     samples = [count_samples(audit.ranks(name)) for name in (cell, audit.baseline)]
     if other and not _are_batches_equal(*samples):
-        return make_unobservable(cell, f"{'; '.join(other)}: at another batch that may be meant")
+        return make_unobservable(
+            cell, "other_step_at_other_batch", "{other}: at another batch that may be meant", other="; ".join(other)
+        )
     varies = any("," in facts.get(_LEARNING, "") for facts in (mine, base))
     if varies and other == [_tell_difference(_LEARNING, mine, base, audit.baseline)]:
         return make_unobservable(
-            cell, f"{other[0]}: where layers are dropped at random, DDP fills in those of all ranks"
+            cell,
+            "layers_dropped",
+            "{other}: where layers are dropped at random, DDP fills in those of all ranks",
+            other=other[0],
         )
     doubts = [doubt for doubt in (_find_smaller_micro_batches(audit, cell), find_other_gradient(audit, cell)) if doubt]
     if doubts and not other:
-        return make_unobservable(cell, "; ".join(doubts))
+        return make_unobservable(cell, "other_micro_batches_or_gradient", "{doubts}", doubts="; ".join(doubts))
     return make_finding(
-        [f"{cell}: {'; '.join(other)}"] * bool(other),
-        otherwise=f"{cell}: as in {audit.baseline} are {', '.join(both)}",
-        numbers={"compared": len(both)},
-    )
+        [explain("other_step", "{cell}: {other}", cell=cell, other="; ".join(other))] * bool(other),
+        otherwise=explain(
+            "passed", "{cell}: as in {baseline} are {same}",
+            cell=cell, baseline=audit.baseline, same=both, compared=len(both),
+        ),
+    )  # fmt: skip
 
 
 def _tell_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:

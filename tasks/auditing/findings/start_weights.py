@@ -6,7 +6,7 @@ import re
 from tasks.auditing.evidence import find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
-from tasks.process import wording
+from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Begins from the weights it was told to"
@@ -27,33 +27,51 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return None
     problems, held = [], 0
     for rank, name, path, is_there in found:
-        told = f"{cell}: {name}={path}"
+        asked = {"name": name, "path": path, "rank": rank.rank}
         if not is_there:
             if _writes(rank, path):
                 return make_unobservable(
-                    cell, f"{name}={path} is what the script writes itself: it may begin where none is"
+                    cell,
+                    "written_by_itself",
+                    "{name}={path} is what the script writes itself: it may begin where none is",
+                    **asked,
                 )
-            problems.append(f"{told} is no file, and rank {rank.rank} trained {len(rank.steps)} steps all the same")
+            problems.append(
+                explain(
+                    "file_missing",
+                    "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same",
+                    cell=cell, steps=len(rank.steps), **asked,
+                )
+            )  # fmt: skip
             continue
         loaded = next(
             (one for one in rank.lines.get("loaded", []) if one["path"].endswith(os.path.basename(path))), None
         )
         if loaded is None:
             return make_unobservable(
-                cell, f"{name}={path} was not read by torch.load or safetensors on rank {rank.rank}"
+                cell,
+                "file_not_read",
+                "{name}={path} was not read by torch.load or safetensors on rank {rank}",
+                **asked,
             )
         if not loaded["num_held"]:
             problems.append(
-                f"{told} was read, and at the first step rank {rank.rank} holds none of its tensors "
-                f"(0 of {loaded['num_parameters']})"
-            )
+                explain(
+                    "file_not_used",
+                    "{cell}: {name}={path} was read, and at the first step rank {rank} holds none of its tensors (0 of "
+                    "{tensors})",
+                    cell=cell, tensors=loaded["num_parameters"], **asked,
+                )
+            )  # fmt: skip
         held += bool(loaded["num_held"])
     return make_finding(
         problems,
-        otherwise=f"{cell}: at the first step {wording.format_plural(held, 'rank')} hold tensors of the "
-        "file to go on from",
-        numbers={"ranks": len(found), "ranks_that_hold_them": held},
-    )
+        otherwise=explain(
+            "passed",
+            "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from",
+            cell=cell, ranks=len(found), ranks_that_hold_them=held,
+        ),
+    )  # fmt: skip
 
 
 def _list_asked_files(rank: RankRecord) -> list[tuple[str, str, bool]]:
