@@ -17,8 +17,7 @@ def test_rows_and_rates_of_the_second_computation_pass(tmp_path: Path) -> None:
     for cell in ("1proc", "2proc"):
         found = check_steps(outputs, cell)
         assert found.verdict == "passed", found.compared
-        assert found.numbers == {"steps": 4}
-        assert "4 steps are in the order of seed 0" in found.compared
+        assert (found.numbers["steps"], found.numbers["seed"]) == (4, 0)
 
 
 def test_an_order_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ def test_an_order_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path)
     for cell in ("1proc", "2proc"):
         found = check_steps(outputs, cell)
         assert found.verdict == "failed"
-        assert found.compared == f"{cell} 0-8 epoch 1: its rows are not in the order of seed 0"
+        assert (found.code, found.numbers["where"]) == ("other_order", f"{cell} 0-8 epoch 1")
 
 
 def test_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -> None:
@@ -40,7 +39,10 @@ def test_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -
     for cell in ("1proc", "2proc"):
         found = check_steps(outputs, cell)
         assert found.verdict == "failed"
-        assert found.compared == f"{cell} 0-8 epoch 1: learning rate 0.002 in its step 2, asked for 0.001"
+        assert found.code == "other_learning_rate"
+        assert found.numbers == {"where": f"{cell} 0-8 epoch 1", "rate": 2e-3, "step": 2, "asked_for": 1e-3} | {
+            name: found.numbers[name] for name in ("cell", "seed", "steps", "schedule")
+        }
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])

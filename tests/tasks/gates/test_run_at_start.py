@@ -44,11 +44,10 @@ def test_one_machine_that_ran_something_else_in_another_cell_fails(params: dict[
     _record(tmp_path, params, "2proc", first=OWN, second=OWN)
     assert _judge(tmp_path, params) == {"1proc": "passed", "2proc": "failed"}
     found = find_setting_problems(outputs_of(tmp_path, params), "2proc")
-    says = (
-        "2proc 0-8 epoch 1: Python on first ran sitecustomize bbbbbbbbbbbb at its start, 1proc 0-8 epoch 1 aaaaaaaaaaaa"
-    )
-    assert any(says in one for one in found)
-    assert not any("on second" in one for one in found)
+    first = {"machine": "first", "module": "sitecustomize", "found": "b" * 12, "expected": "a" * 12}
+    assert {one.code for one in found} == {"other_start"}
+    assert found[0].numbers == first | {"where": "2proc 0-8 epoch 1", "whose": "1proc 0-8 epoch 1"}
+    assert {one.numbers["machine"] for one in found} == {"first"}
 
 
 def test_a_machine_without_the_baseline_is_held_between_the_others_and_both_fail(tmp_path: Path) -> None:
@@ -70,7 +69,8 @@ def test_starts_of_one_cell_that_differ_on_one_machine_fail(where: str, params: 
         right = setting_of(params) | {"run_at_start": {"first": DEBIANS}}
         write_blocks(tmp_path, settings={"1proc": [right], "2proc": [other]})
     (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
-    assert "Python on second ran sitecustomize aaaaaaaaaaaa at its start, 2proc 0-8 epoch 1 bbbbbbbbbbbb" in found
+    assert found.code == "other_start"
+    assert (found.numbers["machine"], found.numbers["whose"]) == ("second", "2proc 0-8 epoch 1")
 
 
 def test_a_machine_that_was_named_anew_hides_nothing(params: dict[str, Any], tmp_path: Path) -> None:
@@ -85,4 +85,4 @@ def test_a_machine_that_was_named_anew_hides_nothing(params: dict[str, Any], tmp
 def test_a_cell_without_a_record_of_it_fails(params: dict[str, Any], tmp_path: Path) -> None:
     _record(tmp_path, params, "2proc")
     (found, _) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
-    assert "nothing was recorded of what Python ran at the start of its ranks" in found
+    assert found.code == "no_record_of_start"

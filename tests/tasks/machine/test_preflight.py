@@ -16,6 +16,7 @@ from tasks.machine.host_checks import LARGEST_LOAD, check_cores, check_disk, che
 from tasks.machine.host_facts import BusyProcess, Load, list_our_pids, watch_load
 from tasks.machine.preflight import judge_checks, run_preflight
 from tasks.params import Params, load_params
+from tasks.process.reasons import explain
 from tasks.records.measurement import Preflight, PreflightCheck
 from tests.machines import make_machine
 
@@ -167,10 +168,13 @@ def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
 
 
 def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
-    fine, unread = PreflightCheck.judge("a", "1 of 2"), PreflightCheck.not_checked("b", "it is not shown")
+    fine = PreflightCheck.judge("a", explain("loud", "{share} of 2", share=1))
+    unread = PreflightCheck.not_checked("b", "not_shown", "it is not shown")
+    warning = PreflightCheck.judge("c", explain("loud", "{share} of 2", share=9), remedy="do d")
+    assert [(one.code, one.numbers) for one in (fine, warning)] == [("ok", {"share": 1}), ("loud", {"share": 9})]
     with caplog.at_level(logging.INFO):
         assert judge_checks([fine, unread]).verdict == "fit to measure"
     assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
     caplog.clear()
-    assert judge_checks([fine, PreflightCheck.judge("c", "9 of 2", remedy="do d")]).verdict == "not fit to measure"
+    assert judge_checks([fine, warning]).verdict == "not fit to measure"
     assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]
