@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast nodes-demo museum chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast nodes-demo museum chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -145,6 +145,9 @@ $(EXTRAS): requirements-extras.lock $(READY)
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes \
 	  --no-build-isolation-package deepspeed -r requirements-extras.lock
 	touch $@
+
+golden: $(READY)  ## Write the texts of three reports anew (tests/golden), after sentences were reworded
+	@python -m tests.golden
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"

@@ -4,6 +4,7 @@ import os
 
 from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit
+from tasks.process import wording
 from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
@@ -24,7 +25,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         there, needed, what = len(os.sched_getaffinity(0)), len(ranks) * int(first.get("num_threads", 1)), "CPU core"
     told = explain(
         "too_few_devices" if needed > there else "passed",
-        "{cell}: {ranks:plural rank} use {needed:plural " + what + "}, {there} there",
-        cell=cell, ranks=len(ranks), needed=needed, there=there,
+        "{cell}: {ranks:plural rank} use {devices}, {there} there",
+        cell=cell, ranks=len(ranks), needed=needed, there=there, devices=wording.format_plural(needed, what),
     )  # fmt: skip
     return make_finding([told] * (needed > there), otherwise=told)

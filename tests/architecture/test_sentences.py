@@ -1,0 +1,59 @@
+"""Sentences stand in golden files, tests assert codes and numbers; a sentence prints nothing it has no number of."""
+
+import ast
+import string
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST = 970
+"""String literals of five words or more that assertions, `match=` and tables of cases hold. It is only ever lowered."""
+_WORDS = 5
+
+
+def _list_trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for file in sorted(Path(folder).rglob("*.py")):
+            yield file, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _join(node: ast.AST) -> str:
+    """Return what a literal says, with a word for each value that is put into it."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_join(part) for part in node.values)
+    return str(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else "0"
+
+
+def _list_pinned(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            yield node.value
+        elif isinstance(node, ast.FunctionDef):
+            yield from (one for one in node.decorator_list if "parametrize" in ast.dump(one))
+
+
+def _count(root: ast.AST) -> int:
+    if isinstance(root, ast.JoinedStr | ast.Constant):
+        return len(_join(root).split()) >= _WORDS
+    return sum(map(_count, ast.iter_child_nodes(root)))
+
+
+def test_no_more_sentences_are_pinned_than_until_now() -> None:
+    pinned = Counter({str(file): sum(map(_count, _list_pinned(tree))) for file, tree in _list_trees("tests")})
+    assert pinned.total() <= MOST, pinned.most_common(20)
+
+
+def test_whatever_a_findings_sentence_prints_it_has_a_number_of() -> None:
+    for file, tree in _list_trees("tasks"):
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("explain", "make_unobservable"):
+                continue
+            names = {one.arg for one in call.keywords} | ({"cell"} if ast.unparse(call.func) != "explain" else set())
+            if None in names:
+                continue  # Given as a whole: a run of it tells.
+            templates = [one for argument in call.args for one in ast.walk(argument) if isinstance(one, ast.Constant)]
+            for template in templates:
+                fields = {name for _, name, _, _ in string.Formatter().parse(str(template.value)) if name}
+                assert fields <= names, f"{file}:{call.lineno} has no {fields - names}"
