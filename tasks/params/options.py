@@ -6,8 +6,8 @@ Apart from choices.py, which every stage imports: only what checks params.yaml n
 import math
 from typing import Any
 
-from tasks.params.choices import read_constant, require_one_of
-from tasks.strategies import find_profile
+from tasks.params.choices import list_file_names, read_constant, require_one_of
+from tasks.strategies import find_profile, get_exchange_dtype
 
 
 def require_options(options: dict[str, Any], strategy: str) -> None:
@@ -28,17 +28,21 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
         if not is_right:
             raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
     if (profile := find_profile(strategy)) is not None:
-        profile.require(options, is_exact=False)
+        profile.require(options)
 
 
 def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
     """Raise ValueError if the strategy, or its options, cannot make the weights independent of the number of ranks."""
-    if (profile := find_profile(strategy)) is None:
-        return
-    try:
-        profile.require(options, is_exact=True)
-    except ValueError as error:
-        raise ValueError(f"{cell}.{error}") from None
+    takers = [name for name in list_file_names("training/strategies") if _is_exact(name)]
+    if strategy not in takers:
+        allowed = f"exact: false, or strategy {' or '.join(takers)}"
+        raise ValueError(f"{cell}.strategy: got {strategy} with train.exact; allowed: {allowed}")
+    if (dtype := get_exchange_dtype(strategy, options)) != "none":
+        raise ValueError(f"{cell}.options.gradient_hook: got {dtype} with train.exact; allowed: exact: false, or none")
+
+
+def _is_exact(strategy: str) -> bool:
+    return bool(read_constant(f"training/strategies/{strategy}.py", "IS_EXACT"))
 
 
 def require_evaluating(cell: str, strategy: str, eval_every_steps: int) -> None:

@@ -97,7 +97,7 @@ class TrainParams(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the order of the samples and of dropout."""
     exact: bool = False
-    """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
+    """Make the weights of `single` and `ddp` bitwise independent of the number of ranks; else they differ by rounding.
 
     Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
     more in memory, so the speedup of exact cells is theirs alone: docs/decisions.md, "Exact mode".

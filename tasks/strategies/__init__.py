@@ -115,8 +115,8 @@ def format_patch(knobs: Sequence[Knob], cell: str) -> str:
 class Profile(Protocol):
     """What a file of this folder offers."""
 
-    def require(self, options: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Raise ValueError, with the option's name first, for options that do not go together or not with the mode."""
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError, with the option's name first, for options that do not go together."""
         ...
 
     def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:

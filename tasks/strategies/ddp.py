@@ -12,6 +12,7 @@ from tasks.process.reasons import Reason, explain
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_unfit as explain_unfit
+from tasks.strategies.single import require as require
 from tasks.strategies.single import split_waits as split_waits
 from tasks.strategies.single import tell_timers as tell_timers
 
@@ -26,12 +27,6 @@ _LARGEST_BUCKET_MIB = 512
 
 _AGAINST = ("exposed communication", "DDP overhead")
 """Parts of the waterfall that the options are about."""
-
-
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError for rounded gradients in exact mode: there it is not DDP that exchanges them."""
-    if is_exact and (dtype := get_exchange_dtype(options)) != "none":
-        raise ValueError(f"options.gradient_hook: got {dtype} with train.exact; allowed: exact: false")
 
 
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:

@@ -24,10 +24,8 @@ _MOST_PADDING = 0.05
 """Of the gradient: shares are of one size, the last of which may be padding."""
 
 
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError in exact mode, where nobody knows the order of an all-reduce, and for what a stage has not."""
-    if is_exact:
-        raise ValueError("strategy: got deepspeed with train.exact; allowed: exact: false, or strategy ddp")
+def require(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for what a stage has not."""
     if (stage := _get_stage(options)) != 3 and "whole_below" in options:
         raise ValueError(
             f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "

@@ -1,8 +1,7 @@
 """Fully sharded: every unit's weights are gathered before it runs, forward and backward, its gradient reduced once.
 
 The root's weights stay gathered from forward to backward, and a layer's where the option says so; the norm of the whole
-gradient is one more sum. With several replicas each rank adds its part of the gradient up over them. In exact mode a
-gradient goes to its owners after every micro-batch, and is gathered once, weight by weight, for its norm.
+gradient is one more sum. With several replicas each rank adds its part of the gradient up over them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +13,15 @@ from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ex
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.single import require as require
 from tasks.strategies.single import split_waits as split_waits
 from tasks.strategies.single import tell_timers as tell_timers
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
-_ALL_TO_ALL = "all_to_all"
 _RESHARDS = "reshard_after_forward"
 _BYTES_OF_A_NORM = 8
 _MOST_PADDING = 0.05
 """Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
-
-
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError for several replicas in exact mode, whose sums are added up in whatever order."""
-    if is_exact and options.get("replicas", 1) != 1:
-        raise ValueError(f"options.replicas: got {options['replicas']} with train.exact; allowed: 1, or exact: false")
 
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
@@ -49,23 +42,11 @@ def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with one
-    norm; in exact mode reduced per micro-batch."""
+    norm."""
     gathered = _compute_expected_gathers(work)
     if work.world_size == 1:
         return {_ALL_GATHER: gathered}
     units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
-    if work.is_exact:
-        norms, whole = int(work.exchange.get("num_parameters", 0)) * steps, sum(units) // shards * steps
-        least, most = work.num_rounds
-        return {
-            _ALL_GATHER: Expected(
-                Bounds(*(number + norms for number in gathered.number)),
-                Bounds(*(num_bytes + whole for num_bytes in gathered.num_bytes)),
-            ),
-            _ALL_TO_ALL: Expected(
-                Bounds(len(units) * least, len(units) * most), Bounds(sum(units) * least, sum(units) * most)
-            ),
-        }
     # Of each unit's reduced gradient a rank has a part, which replicas add up.
     number = steps * (1 + (len(units) if shards < work.world_size else 0))
     num_bytes = steps * (_BYTES_OF_A_NORM + (sum(units) // shards if shards < work.world_size else 0))
@@ -106,22 +87,19 @@ def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
         return explain_size("units", sum(units), work)
     if problem := _find_gather_problem(work):
         return problem
-    kind, name = (_ALL_TO_ALL, "all-to-alls") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
-    times = work.num_rounds if work.is_exact else (steps, steps)
-    reduced = traffic[kind].number if kind in traffic else 0
-    if reduced < len(units) * times[0]:
-        why = "never reduced" if reduced == 0 else f"not all reduced in every {'round' if work.is_exact else 'step'}"
+    reduced, needed = traffic[_REDUCE_SCATTER].number if _REDUCE_SCATTER in traffic else 0, len(units) * steps
+    if reduced < needed:
+        why = "never reduced" if reduced == 0 else "not all reduced in every step"
         return explain(
-            "too_few_exchanges", "{number} {kind} where {needed} are needed: gradients were " + why,
-            number=reduced, kind=name, needed=len(units) * times[0],
+            "too_few_exchanges", "{number} reduce-scatters where {needed} are needed: gradients were " + why,
+            number=reduced, needed=needed,
         )  # fmt: skip
-    if reduced > len(units) * times[1]:
-        when = "more than once per micro-batch" if work.is_exact else "on more than the last micro-batch"
+    if reduced > needed:
         return explain(
             "too_many_exchanges",
-            "{per_step:g} {kind} per step where {needed} of each of the {units:plural unit} is needed: reduced " + when,
-            per_step=reduced / steps, kind=name, units=len(units),
-            needed=1 if kind == _REDUCE_SCATTER else work.num_rounds_per_step,
+            "{per_step:g} reduce-scatters per step where {needed} of each of the {units:plural unit} is needed: "
+            "reduced on more than the last micro-batch",
+            per_step=reduced / steps, units=len(units), needed=1,
         )  # fmt: skip
     return None
 
@@ -143,11 +121,11 @@ def _find_gather_problem(work: Work) -> Reason | None:
 
 def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return gathers and reductions per step."""
-    kind, name = (_ALL_TO_ALL, "all-to-alls in one order") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
-    gathers, reductions = (traffic[one].number / work.num_steps if one in traffic else 0 for one in (_ALL_GATHER, kind))
+    kinds = (_ALL_GATHER, _REDUCE_SCATTER)
+    gathers, reductions = (traffic[one].number / work.num_steps if one in traffic else 0 for one in kinds)
     replicas = int(work.options.get("replicas", 1))
     return (
-        f"{gathers:g} all-gathers and {reductions:g} {name} of "
+        f"{gathers:g} all-gathers and {reductions:g} reduce-scatters of "
         f"{wording.format_plural(len(_list_unit_bytes(work)), 'unit')}"
         f"{f', added up over {replicas} replicas' if replicas > 1 else ''}"
     )
@@ -165,8 +143,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return what the model of units, gathered and reduced one after another, does not know."""
-    if is_exact:
-        return "the strategy fsdp2 in exact mode"
     return (
         "the strategy fsdp2 with offload, whose copies to the host are in no model" if _is_offloaded(options) else None
     )

@@ -12,6 +12,7 @@ from tasks.process.reasons import Reason, explain
 from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
+from tasks.strategies.single import require as require
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -23,12 +24,6 @@ _SCHEDULES = {
 _BYTES_OF_A_SQUARE = 8
 _MOST_ROOM = 256
 """Bytes between a parameter and the next one that are sent with it."""
-
-
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError in exact mode: the two parts of a tied gradient are added in an order of their own."""
-    if is_exact:
-        raise ValueError("strategy: got pipeline with train.exact; allowed: exact: false, or strategy ddp")
 
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:

@@ -7,8 +7,8 @@ from tasks.process.reasons import Reason, explain
 from tasks.strategies import Copies, Exchanged, Expected, Knob, Work
 
 
-def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Return: any mode is right."""
+def require(options: Mapping[str, Any]) -> None:
+    """Return: there is none, or all go together."""
 
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:

@@ -8,9 +8,9 @@ from tasks.process.reasons import Reason, explain
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp, explain_size
 from tasks.strategies.ddp import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.ddp import list_knobs as list_knobs
-from tasks.strategies.ddp import require as require
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_unfit as explain_unfit
+from tasks.strategies.single import require as require
 from tasks.strategies.single import split_waits as split_waits
 from tasks.strategies.single import tell_timers as tell_timers
 
@@ -82,10 +82,10 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return what the model of ddp, which reduces the gradient, does not know."""
-    return "the strategy zero1 in exact mode" if is_exact else ddp.explain_no_prediction(options, is_exact=False)
+    """Return None."""
+    return None
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return what ddp says."""
-    return "the strategy zero1 in exact mode" if is_exact else None
+    """Return None: they are those of ddp."""
+    return None

@@ -82,7 +82,6 @@ _CELLS: dict[str, dict[str, Any]] = {
         "strategy": "fsdp2", "precision": "bf16", "world_size": 2, "options": {"offload": "cpu", "mixed": "bf16"}
     },
     "replicas on 4": {"strategy": "fsdp2", "world_size": 4, "options": {"replicas": 2}},
-    "exact shards on 2": {"strategy": "fsdp2", "world_size": 2, "exact": True},
     "stages on 2": {"strategy": "pipeline", "precision": "bf16", "world_size": 2},
     "stages and shares on 8": {
         "strategy": "pipeline", "world_size": 8, "global_batch_size": 16, "options": {"replicas": 4, "zero1": True}

@@ -88,7 +88,7 @@ def test_it_trains_as_one_process_does_in_whatever_way(
     ("changes", "says"),
     [
         ({"precision": "fp16"}, "precision: fp16 is not available for the strategy deepspeed"),
-        ({"exact": True}, "exact: true with the strategy deepspeed"),
+        ({"exact": True}, "exact: true is not available for the strategy deepspeed"),
     ],
 )
 def test_what_it_cannot_do_it_refuses_in_one_line(

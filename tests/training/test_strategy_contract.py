@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tasks.params.choices import list_file_names, read_constant
+from tasks.params.options import require_exact
 from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
@@ -48,7 +49,6 @@ OPTIONS = {
     "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
     "fsdp2 mixed": Cell("fsdp2", 2, {"options": {"mixed": "bf16"}, "precision": "bf16"}),
-    "fsdp2 exact": Cell("fsdp2", 4, {"exact": True}),
     "ddp of 4": Cell("ddp", 4, {}),
     "zero1 of 4": Cell("zero1", 4, {}),
     "fsdp2 of 4": Cell("fsdp2", 4, {}),
@@ -352,13 +352,11 @@ def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the
     one = train_plain(model, cell, exact=True)
     config = _config(tmp_path / "work", model, slices[:1], cell, exact=True, checkpoint_every_steps=2)
     codes = ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
-    if "allowed: exact: false" in last_words(config):
-        profile = find_profile(cell.name)
-        assert profile is not None
-        with pytest.raises(ValueError, match="allowed: exact: false"):
-            profile.require({}, is_exact=True)
-        assert 6 in codes, codes
-        assert 0 not in codes, codes
+    if cell.name not in ("single", "ddp"):
+        with pytest.raises(ValueError, match="allowed: exact: false, or strategy ddp or single"):
+            require_exact("cells.one", cell.name, {})
+        assert set(codes) == {2}, codes
+        assert f"exact: true is not available for the strategy {cell.name}; leave it" in last_words(config)
         return
     assert codes[0] == -9
     goes_on = [("ddp", 2), ("ddp", 4)] if cell.name == "single" else [(cell.name, 4), ("single", 1)]

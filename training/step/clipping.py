@@ -15,7 +15,7 @@ def clip_part(mine: Sequence[Tensor], squares: Tensor, *, most: float) -> Tensor
     `squares`, () float64: the sum of the squares of the whole.
     """
     norm = squares.sqrt().float()
-    scale_down(mine, norm, most=most)
+    torch._foreach_mul_(list(mine), torch.clamp(most / (norm + _EPSILON), max=1.0))
     return norm
 
 
@@ -42,8 +42,3 @@ class Squares:
             every = torch.stack([norms.get(name, without) for name in self._names]).double()
             found[self._places] = every.square() * self._counts
         return found
-
-
-def scale_down(mine: Sequence[Tensor], norm: Tensor, *, most: float) -> None:
-    """Scale this rank's part of a gradient of that norm so that the whole has no larger one than `most`."""
-    torch._foreach_mul_(list(mine), torch.clamp(most / (norm + _EPSILON), max=1.0))

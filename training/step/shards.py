@@ -1,4 +1,4 @@
-"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and what lies around them."""
+"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and their update."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
-from training.step.local_update import Room, find_room
 
 Key = TypeVar("Key")
 _TOGETHER_BYTES = 1 << 25
@@ -87,16 +86,66 @@ class Shards:
         """Return how many rows of it a rank has, the last ones of which may be none."""
         return -(-tensor.shape[0] // self.number)
 
-    def find_room(self, tensor: Tensor) -> Room:
-        """Return what this rank's rows of it lack to whole vectors of the whole."""
-        rows = math.prod(tensor.shape[1:])
-        start, end = (min(place * self.count_rows(tensor), len(tensor)) for place in (self.place, self.place + 1))
-        return find_room(start * rows, end * rows, num_elements=tensor.numel())
-
     def list_copies(self, texts: Sequence[str]) -> list[str]:
         """Return one of every rank's texts for each copy; as many as there are where those that hold it differ."""
         starts = range(0, len(texts), self.number)
         return [text for start in starts for text in dict.fromkeys(texts[start : start + self.number])]
+
+
+def get_local_rows(tensor: Any) -> Tensor:
+    """Return this rank's rows of it, in place."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def update_local_rows(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer of DTensors update this rank's rows as plain tensors.
+
+    torch's fused kernels know no sharded SGD. In every step stand-ins that share their memory take the parameters'
+    places.
+    """
+    real: list[list[nn.Parameter]] = []
+
+    def replace(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            real.append(group["params"])
+            group["params"] = [_stand_in(part, optimizer) for part in group["params"]]
+
+    def restore(*_: Any) -> None:
+        for group, parts in zip(optimizer.param_groups, real, strict=True):
+            for part, other in zip(parts, group["params"], strict=True):
+                _take_back_moments(part, other, optimizer)
+            group["params"] = parts
+        real.clear()
+
+    optimizer.register_step_pre_hook(replace)
+    optimizer.register_step_post_hook(restore)
+
+
+def _stand_in(part: nn.Parameter, optimizer: torch.optim.Optimizer) -> nn.Parameter:
+    other = nn.Parameter(get_local_rows(part.data))
+    if part.grad is not None:
+        other.grad = get_local_rows(part.grad)
+    if part in optimizer.state:
+        optimizer.state[other] = {
+            name: get_local_rows(value) if _is_like(value, part) else value
+            for name, value in optimizer.state[part].items()
+        }
+    return other
+
+
+def _take_back_moments(part: nn.Parameter, other: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+    for name, value in optimizer.state.pop(other, {}).items():
+        if not _is_like(value, other):
+            optimizer.state[part][name] = value
+        elif name not in optimizer.state[part]:
+            # Made in this step, the first.
+            optimizer.state[part][name] = torch.zeros_like(part, memory_format=torch.preserve_format)
+            get_local_rows(optimizer.state[part][name]).copy_(value.detach())
+
+
+def _is_like(value: Any, part: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == part.shape and value.ndim > 0
 
 
 def describe_units(units: Sequence[nn.Module], shards: Shards, *, is_mixed: bool) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from training.process.distributed import Ranks
 _BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1}
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
-ALL_TO_ALL = "all_to_all"
 """Kinds of collectives; a strategy with another one names it."""
 
 STATISTIC = "statistic"

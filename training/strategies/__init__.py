@@ -11,6 +11,7 @@ from torch import nn
 
 from training.config import TrainingConfig
 from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
 from training.registry import import_file
 from training.step.strategy import Strategy
 from training.workloads import Workload
@@ -19,8 +20,9 @@ from training.workloads import Workload
 class StrategyFile(Protocol):
     """What a file of this folder offers.
 
-    Two more constants are read from its text, and are false where it has none: `TAKES_ADAPTERS`, whether
-    `train.adapter` is for it, and `SYNCS_STATISTICS`, whether `model.norm: sync_batch` is.
+    Three more constants are read from its text, and are false where it has none: `TAKES_ADAPTERS`, whether
+    `train.adapter` is for it, `SYNCS_STATISTICS`, whether `model.norm: sync_batch` is, and `IS_EXACT`, whether
+    `train.exact` is.
     """
 
     @property
@@ -39,6 +41,18 @@ class StrategyFile(Protocol):
         that it is not for.
         """
         ...
+
+
+def read_options(known: Mapping[str, Any], config: TrainingConfig) -> dict[str, Any]:
+    """Return all options that a strategy knows, those that are not said by their defaults."""
+    return {name: one[0] if isinstance(one, tuple) else one for name, one in known.items()} | dict(config.options)
+
+
+def refuse(strategy: str, asked: Mapping[str, bool]) -> None:
+    """Raise UnfitModelError for the first that is asked for of what the strategy cannot do."""
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise UnfitModelError(f"{what} is not available for the strategy {strategy}; leave it, or use strategy ddp")
 
 
 def find_strategy(name: str) -> StrategyFile:

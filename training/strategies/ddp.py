@@ -18,10 +18,11 @@ from training.process import torch_private
 from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
 from training.step.replica import Replica
-from training.step.replicated import Replicated, ReplicatedStep
+from training.step.replicated import Replicated
 from training.step.statistics import StatisticsExchange, refuse_statistics, share_statistics
 from training.step.strategy import StepResult
 from training.step.traffic import ALL_REDUCE, STATISTIC, Traffic
+from training.strategies import read_options
 from training.workloads import Workload
 
 # Buffers of our models are constants, or made alike on all ranks; to broadcast them would be communication for nothing.
@@ -43,6 +44,8 @@ every step for the same graph. bucket_view: whether exchanged gradients stay in 
 gradient_hook: the dtype in which gradients are exchanged; none: fp32."""
 TAKES_ADAPTERS = True
 """Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
+IS_EXACT = True
+"""Whether `train.exact` is for it."""
 SYNCS_STATISTICS = True
 """Whether `model.norm: sync_batch` is for it."""
 
@@ -61,26 +64,22 @@ def build(
     Where it does not communicate every rank keeps its own gradient: for measuring what communication costs.
     """
     replica = Replica(model, workload, config, ranks.device)
+    if config.exact:
+        refuse_statistics(model, "exact: true")
+        return Replicated(replica, ranks, OrderedSum(replica, ranks))
     return Replicated(replica, ranks, build_step(replica, model, workload, config, ranks, communicates=communicates))
 
 
 def build_step(
     replica: Replica, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool
-) -> ReplicatedStep:
+) -> "Ddp":
     """Return how such a replica makes a step."""
-    if config.exact:
-        refuse_statistics(model, "exact: true")
-        return OrderedSum(replica, ranks)
-    options: dict[str, Any] = {**_make_defaults(), **config.options}
+    options = read_options(OPTIONS, config)
     hardware = select_hardware(workload)
     options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     options["statistics"] = share_statistics(model, ranks, communicates=communicates)
     return Ddp(replica, ranks, hook=exchange, **options)
-
-
-def _make_defaults() -> dict[str, Any]:
-    return {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
 
 
 @dataclass

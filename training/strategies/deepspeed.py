@@ -16,7 +16,6 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.weights import TensorDigest
 from training.process.distributed import Ranks
-from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
 from training.step.around_replica import AroundReplica
 from training.step.fragments import Fragments
@@ -25,6 +24,7 @@ from training.step.spread_state import WholeModel
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.zero_engine import SENT, ZeroEngine
+from training.strategies import read_options, refuse
 from training.workloads import Workload
 
 PACKAGE = "deepspeed"
@@ -43,27 +43,18 @@ def build(
 ) -> "DeepSpeed":
     """Return the strategy, on any number of ranks.
 
-    Raises UnfitModelError where the package is missing, and for what it cannot do: fp16, compiled layers, ranks that
-    share a GPU, weights that are not trained; ValueError for exact mode.
+    Raises UnfitModelError where the package is missing, and for what it cannot do: exact mode, fp16, compiled layers,
+    ranks that share a GPU, weights that are not trained.
     """
     refuse_statistics(model, "the strategy deepspeed")
-    if config.exact:
-        raise ValueError("exact: true with the strategy deepspeed, which adds up as it likes; allowed: exact: false")
-    for name, is_asked in (
-        ("precision: fp16", config.precision == "fp16"),
-        ("compile: true", config.compile),
-        ("oversubscribe: true", config.oversubscribe and ranks.device.type == "cuda"),
-        ("a model with weights that stay as they are", not all(part.requires_grad for part in model.parameters())),
-    ):
-        if is_asked:
-            raise UnfitModelError(f"{name} is not available for the strategy deepspeed; leave it, or use strategy ddp")
+    refuse("deepspeed", {
+        "exact: true": config.exact,
+        "precision: fp16": config.precision == "fp16",
+        "compile: true": config.compile,
+        "oversubscribe: true": config.oversubscribe and ranks.device.type == "cuda",
+        "a model with weights that stay as they are": not all(part.requires_grad for part in model.parameters()),
+    })  # fmt: skip
     return DeepSpeed(model, workload, config, ranks)
-
-
-def read_options(config: TrainingConfig) -> dict[str, Any]:
-    """Return all options, those that are not said by their defaults."""
-    defaults = {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
-    return {**defaults, **config.options}
 
 
 class DeepSpeed(AroundReplica):
@@ -76,7 +67,7 @@ class DeepSpeed(AroundReplica):
         self._ranks = ranks
         self._whole = WholeModel(model, config)
         self.replica = Replica(model, workload, config, ranks.device)
-        self._engine = ZeroEngine(self.replica, config, ranks, read_options(config))
+        self._engine = ZeroEngine(self.replica, config, ranks, read_options(OPTIONS, config))
         self._parts = dict(self.module.named_parameters())
         located = self._engine.locate()
         self._fragments = Fragments(

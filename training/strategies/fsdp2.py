@@ -1,8 +1,7 @@
 """Fully sharded: of every weight, gradient and moment a rank holds some rows, and gathers a layer while it runs.
 
 torch's own `fully_shard`: one unit per layer of the model, and the root for the rest, embedding and head in it, tied or
-not. Gradients are summed up where they arise and reduced with the last micro-batch of a step only; in exact mode with
-each, in the order of one rank alone.
+not. Gradients are summed up where they arise and reduced with the last micro-batch of a step only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,18 +19,16 @@ from training.data.batches import MicroBatch
 from training.model.layers import list_layers
 from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
-from training.process.failure import UnfitModelError
 from training.process.torch_private import forget_forward_order
 from training.step.around_replica import AroundReplica
-from training.step.clipping import clip_part, scale_down
-from training.step.local_update import LocalUpdate, Room, get_local_rows
-from training.step.ordered_sum import order_ranks
+from training.step.clipping import clip_part
 from training.step.replica import Replica
-from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn, compute_norm_as_one
-from training.step.shards import Shards, describe_units
+from training.step.sharded_exchange import Gather, Scatter, Sent
+from training.step.shards import Shards, describe_units, get_local_rows, update_local_rows
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE
+from training.strategies import read_options, refuse
 from training.workloads import Workload
 
 OPTIONS = {"reshard_after_forward": True, "offload": ("none", "cpu"), "mixed": ("none", "bf16"), "replicas": 1}
@@ -48,30 +45,23 @@ def build(
 ) -> "Fsdp2":
     """Return the strategy, on any number of ranks.
 
-    Raises ValueError for replicas that do not share out the ranks, or in exact mode; UnfitModelError for what it cannot
-    do: compiled layers, fp16, weights in bf16 for a forward that is not.
+    Raises ValueError for replicas that do not share out the ranks; UnfitModelError for what it cannot do: exact mode,
+    compiled layers, fp16, weights in bf16 for a forward that is not.
     """
     refuse_statistics(model, "the strategy fsdp2")
-    options = read_options(config)
-    if options["replicas"] > 1 and (config.exact or ranks.world_size % options["replicas"]):
+    options = read_options(OPTIONS, config)
+    if ranks.world_size % options["replicas"]:
         raise ValueError(
-            f"replicas={options['replicas']} with world_size={ranks.world_size}, exact: {str(config.exact).lower()}; "
-            "allowed: a divisor of world_size, and 1 in exact mode"
+            f"replicas={options['replicas']} with world_size={ranks.world_size}; allowed: a divisor of world_size"
         )
-    for name, is_asked in (
-        ("compile: true", config.compile),
-        ("precision: fp16", config.precision == "fp16"),
-        (f"mixed: bf16 with precision: {config.precision}", options["mixed"] != "none" and config.precision != "bf16"),
-    ):
-        if is_asked:
-            raise UnfitModelError(f"{name} is not available for the strategy fsdp2; leave it, or use strategy ddp")
+    mixed = f"mixed: bf16 with precision: {config.precision}"
+    refuse("fsdp2", {
+        "exact: true": config.exact,
+        "compile: true": config.compile,
+        "precision: fp16": config.precision == "fp16",
+        mixed: options["mixed"] != "none" and config.precision != "bf16",
+    })  # fmt: skip
     return Fsdp2(model, workload, config, ranks)
-
-
-def read_options(config: TrainingConfig) -> dict[str, Any]:
-    """Return all options, those that are not said by their defaults."""
-    defaults = {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
-    return {**defaults, **config.options}
 
 
 class Fsdp2(AroundReplica):
@@ -81,7 +71,7 @@ class Fsdp2(AroundReplica):
     counts_rows = True
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
-        options = read_options(config)
+        options = read_options(OPTIONS, config)
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
         self._ranks = ranks
         self._shards = Shards(ranks, copies=int(options["replicas"]))
@@ -90,7 +80,6 @@ class Fsdp2(AroundReplica):
         self._max_grad_norm = config.max_grad_norm
         self._reshards: bool = options["reshard_after_forward"]
         self._is_mixed, self._is_offloaded = options["mixed"] == "bf16", options["offload"] == "cpu"
-        self._is_exact, self._turn = config.exact, Turn()
         self._sent = Sent()
         # Asked while there is a whole model to answer: whether its head is a plain matrix, say.
         model.eval()
@@ -99,8 +88,7 @@ class Fsdp2(AroundReplica):
         self.replica = Replica(
             model, workload, config, ranks.device, shard=self._shard, clip=self._clip, stays=self._is_offloaded
         )
-        none = Room(0, 0)
-        LocalUpdate(self.replica.optimizer, find_room=self._shards.find_room if config.exact else lambda _: none)
+        update_local_rows(self.replica.optimizer)
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         self._root: Any = model
 
@@ -126,9 +114,7 @@ class Fsdp2(AroundReplica):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
             unit.set_custom_all_gather(Gather(self._sent))
-            unit.set_custom_reduce_scatter(
-                ScatterInOrder(self._sent, self._turn) if self._is_exact else Scatter(self._sent)
-            )
+            unit.set_custom_reduce_scatter(Scatter(self._sent))
             if self._shards.number < self._ranks.world_size:
                 unit.set_all_reduce_hook(self._sent.count_all_reduce)
 
@@ -157,15 +143,8 @@ class Fsdp2(AroundReplica):
         loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float, is_real: bool = True) -> None:
-        """Leave the sum of all ranks' gradients; not real is a warm-up, which has the same micro-batches everywhere."""
-        # One rank adds up in order by itself.
-        if self._is_exact and self._ranks.world_size > 1:
-            everyone = [list(range(self._ranks.world_size))] * len(micro_batches)
-            self._run_in_order(
-                micro_batches, order_ranks(self._ranks, micro_batches) if is_real else everyone, weight=weight
-            )
-            return
+    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+        """Leave the sum of all ranks' gradients."""
         *earlier, last = micro_batches
         if earlier:
             self._root.set_requires_gradient_sync(False)
@@ -174,25 +153,9 @@ class Fsdp2(AroundReplica):
             self._root.set_requires_gradient_sync(True)
         self.replica.add(self._root, last, weight=weight)
 
-    def _run_in_order(
-        self, micro_batches: Sequence[MicroBatch], order: Sequence[Sequence[int]], *, weight: float
-    ) -> None:
-        for number, (micro_batch, ranks_in_order) in enumerate(zip(micro_batches, order, strict=True), start=1):
-            # What was reduced until now is part of what the next reduction gives.
-            self.replica.drop_gradient()
-            self._turn.ranks_in_order, self._turn.is_last = ranks_in_order, number == len(micro_batches)
-            self.replica.add(self._root, micro_batch, weight=weight)
-
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale every rank's rows of the gradient by the norm of the whole."""
-        gradient: list[Any] = [part.grad for part in parameters if part.grad is not None]
-        mine = [get_local_rows(part) for part in gradient]
-        if self._is_exact:
-            norm = compute_norm_as_one(
-                gradient, self._shards, group=self._group, device=self._ranks.device, sent=self._sent
-            ).to(mine[0].device)
-            scale_down(mine, norm, most=self._max_grad_norm)
-            return norm
+        mine = [get_local_rows(part.grad) for part in parameters if part.grad is not None]
         squares = torch.stack(torch._foreach_norm(mine)).double().square().sum().to(self._ranks.device)
         if self._shards.number > 1:
             self._sent.count(ALL_REDUCE, squares)
@@ -211,7 +174,7 @@ class Fsdp2(AroundReplica):
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
-            self._run(micro_batches, weight=0.0, is_real=False)
+            self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
 
     def may_overflow(self) -> bool:

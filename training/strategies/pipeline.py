@@ -30,6 +30,7 @@ from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batch
 from training.step.statistics import refuse_statistics
 from training.step.strategy import Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE, BROADCAST, SEND
+from training.strategies import read_options, refuse
 from training.strategies.zero1 import Shares
 from training.workloads import Workload
 
@@ -59,25 +60,22 @@ def build(
 ) -> "Pipeline":
     """Return the strategy, with `replicas` pipelines of as many ranks each.
 
-    Raises ValueError in exact mode and for ranks that do not share out, UnfitModelError for what it cannot do: compiled
+    Raises ValueError for ranks that do not share out, UnfitModelError for what it cannot do: exact mode, compiled
     layers, fp16, ranks that share a GPU, an earlier torch, and a model that cannot be cut.
     """
     refuse_statistics(model, "the strategy pipeline")
-    if config.exact:
-        raise ValueError("exact: true with strategy pipeline; allowed: exact: false, or strategy ddp")
     replicas = config.options.get("replicas", OPTIONS["replicas"])
     if ranks.world_size % replicas:
         raise ValueError(f"world_size={ranks.world_size} with replicas={replicas}; allowed: a divisor of world_size")
-    for name, is_asked in (
-        ("compile: true", config.compile),
-        ("precision: fp16", config.precision == "fp16"),
-        (f"eval_every_steps: {config.eval_every_steps}", config.heldout_digest != ""),
+    refuse("pipeline", {
+        "exact: true": config.exact,
+        "compile: true": config.compile,
+        "precision: fp16": config.precision == "fp16",
+        f"eval_every_steps: {config.eval_every_steps}": config.heldout_digest != "",
         # gloo sends nothing from one GPU's memory to another rank.
-        ("oversubscribe: true", ranks.world_size > 1 and (ranks.device.type, ranks.backend) == ("cuda", "gloo")),
-        (f"torch {torch.__version__}", not takes_micro_batches()),
-    ):
-        if is_asked:
-            raise UnfitModelError(f"{name} is not available for the strategy pipeline; leave it, or use strategy ddp")
+        "oversubscribe: true": ranks.world_size > 1 and (ranks.device.type, ranks.backend) == ("cuda", "gloo"),
+        f"torch {torch.__version__}": not takes_micro_batches(),
+    })  # fmt: skip
     return Pipeline(model, workload, config, ranks)
 
 
@@ -85,10 +83,7 @@ class Pipeline(AroundReplica):
     """The ranks of a replica see the same micro-batches and hold one copy of the state between them."""
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
-        options: dict[str, Any] = {
-            **{name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()},
-            **config.options,
-        }
+        options = read_options(OPTIONS, config)
         self._is_cut_by_time = options["cut"] == "time"
         self._ranks, self._workload, self._config = ranks, workload, config
         self.data_world_size = int(options["replicas"])

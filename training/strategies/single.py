@@ -17,6 +17,8 @@ OPTIONS: dict[str, Any] = {}
 """There are none."""
 TAKES_ADAPTERS = True
 """Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
+IS_EXACT = True
+"""Whether `train.exact` is for it."""
 SYNCS_STATISTICS = True
 """Whether `model.norm: sync_batch` is for it."""
 

@@ -17,12 +17,11 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.weights import TensorDigest
 from training.process.distributed import Ranks
-from training.process.failure import UnfitModelError
 from training.step.replica import Replica
 from training.step.replicated import Replicated, ReplicatedStep
 from training.step.strategy import STATE, Digests, Part, StepResult
 from training.step.traffic import BROADCAST, Traffic
-from training.strategies import ddp
+from training.strategies import ddp, refuse
 from training.workloads import Workload
 
 OPTIONS = ddp.OPTIONS
@@ -39,9 +38,8 @@ _ALIGNMENT = 64
 def build(
     model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
 ) -> "Zero1":
-    """Return the strategy, on any number of ranks; raises UnfitModelError for fp16."""
-    if config.precision == "fp16":
-        raise UnfitModelError("precision: fp16 is not available for the strategy zero1; leave it, or use strategy ddp")
+    """Return the strategy, on any number of ranks; raises UnfitModelError for fp16 and in exact mode."""
+    refuse("zero1", {"precision: fp16": config.precision == "fp16", "exact: true": config.exact})
     shares = Shares(ranks)
     replica = Replica(model, workload, config, ranks.device, deal=shares.deal)
     step = ddp.build_step(replica, model, workload, config, ranks, communicates=communicates)

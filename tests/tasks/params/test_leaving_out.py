@@ -27,7 +27,7 @@ def test_the_preset_has_every_strategy_and_refuses_none(preset: Path) -> None:
 
 
 def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Path) -> None:
-    text = preset.read_text().replace("  precision: bf16\n", "  precision: fp32\n  exact: true\n")
+    text = preset.read_text().replace("  precision: bf16\n", "  precision: fp32\n  eval_every_steps: 5\n")
     preset.write_text(text.replace("ddp: {strategy: ddp, world_size: 2}", "ddp: {strategy: ddp, world_size: 3}"))
     refused = find_refused(preset)
     assert list(refused) == ["ddp", "pipeline"]
