@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast nodes-demo museum chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -93,8 +93,14 @@ nodes-demo: $(EXTRAS)  ## A small comparison on two machines of a Ray cluster th
 
 ##@ Prove: that what is said is right
 
-test: check  ## Everything: check and all tests
+test: check  ## Check, and all tests but the long ones
 	@python -m tests
+
+test-all: check  ## All of that, and the long ones: every exhibit of the museum is trained
+	@python -m tests --all
+
+mutants: $(READY)  ## Wrong functions all over the product, and the first test that sees each (tests/mutants/table.md)
+	@python -m tests.mutants
 
 museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
 	@python -m tests.museum

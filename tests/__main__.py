@@ -1,4 +1,4 @@
-"""Runs every test: what `make test` does after the checks.
+"""Runs the tests: what `make test` does after the checks, and with `--all` what `make test-all` does.
 
 Two files at a time first, then, one by one, what is told by seconds. Where tests of up to three files have failed, they
 are run once more when nothing else runs: what passes then is printed as unsteady. It is a defect to be mended, but one
@@ -27,10 +27,14 @@ _TESTS_FAILED = 1
 """The exit code of pytest that says so, and nothing else."""
 
 
-def list_parts() -> list[list[str]]:
+def list_parts(*, has_long: bool) -> list[list[str]]:
     """Return the arguments of pytest for each part; only files with tests that run alone are looked at for those."""
+    which = "" if has_long else " and not long"
     alone = [str(file) for file in sorted(_FOLDER.rglob("test_*.py")) if "mark.alone" in file.read_text("utf-8")]
-    return [["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone", *alone]]
+    return [
+        ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", f"not alone{which}"],
+        ["-m", f"alone{which}", *alone],
+    ]
 
 
 def run_parts(parts: Sequence[Sequence[str]]) -> int:
@@ -66,4 +70,8 @@ def _be_batch() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_parts(list_parts()))
+    has_long = "--all" in sys.argv[1:]
+    code = run_parts(list_parts(has_long=has_long))
+    if not has_long:
+        print("Not run: the long tests; make test-all runs them, too.")
+    sys.exit(code)

@@ -34,7 +34,7 @@ from training.record.window import StepFacts, Window
 from training.state.checkpoint import CheckpointStore
 from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
-from training.step.strategy import Strategy
+from training.step.strategy import Digests, Strategy
 from training.workloads import open_training_rows
 
 _log = logging.getLogger(__name__)
@@ -295,12 +295,7 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -
     launch.heartbeat.enter(StepSection.CHECKPOINT)
     _note_peak_memory(ranks, record)
     end = strategy.digest()
-    for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
-        if len(set(found)) > 1:
-            raise RanksDisagreeError(
-                f"{record.segment.range} epoch {record.segment.epoch}: the ranks hold different {what} (sha256 "
-                f"{', '.join(found)}); nothing was saved"
-            )
+    _require_same_state(end, f"{record.segment.range} epoch {record.segment.epoch}")
     record.file_away(ranks, everything=True)
     devices = ranks.gather_json(collect_device_facts(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
@@ -319,6 +314,15 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -
         record.segment.range, record.segment.epoch, facts["loss"], facts["tokens_per_second"], launch.workload.UNIT,
     )  # fmt: skip
     return facts
+
+
+def _require_same_state(end: Digests, segment: str) -> None:
+    """Raise RanksDisagreeError, on all ranks alike, unless all of them hold the same."""
+    for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
+        if len(set(found)) > 1:
+            raise RanksDisagreeError(
+                f"{segment}: the ranks hold different {what} (sha256 {', '.join(found)}); nothing was saved"
+            )
 
 
 def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:

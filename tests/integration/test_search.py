@@ -23,6 +23,8 @@ from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
 from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
+from tests.museum.museum import name_patches
+from tests.mutants.patching import make_environment
 from tests.processes import left_of, new_mark, none_left_of
 from tests.ray_cluster import find_own_address, needs_ray, two_raylets
 from tests.workspace import Workspace
@@ -244,9 +246,7 @@ def test_a_search_of_the_museum_is_refused(
 ) -> None:  # fmt: skip
     wrong = searched.copy(tmp_path / "project", programs=warm)
     wrong.change({"tracking.kind": "none", **dict(exhibit.params)})
-    for mutation in exhibit.mutations:
-        mutation.apply(wrong.folder)
-    done = wrong.run(*SEARCH, ok=False)
+    done = wrong.run(*SEARCH, ok=False, **make_environment(name_patches(exhibit)))
     assert done.returncode == ExitCode.DATA
     assert exhibit.caught_by.removeprefix("search: ") in done.stdout.splitlines()[-1]
 

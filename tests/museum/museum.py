@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,18 @@ from typing import Any
 from tasks.process.lock import is_taken, make_lock_name
 from tasks.reporting.results import Results
 from tests.museum.exhibit import Exhibit
-from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_comparison, start_training
+from tests.museum.project import (
+    CELLS,
+    Size,
+    change_params,
+    copy_project,
+    make_project,
+    patch_project,
+    run_comparison,
+    start_training,
+)
 from tests.museum.stage_process import StageFailedError, run_elsewhere
+from tests.mutants.patching import make_environment
 from tests.workspace import SMALL, Workspace
 
 ABOUT_SECONDS = {
@@ -26,11 +36,11 @@ ABOUT_SECONDS = {
 }
 """Gates that judge measured times, not what was done in them."""
 _MEASURE = {
-    "speed": True,
-    "waterfall_seconds": 0,
-    "others_share": 1,
-    "advice": False,
-    "memory": False,
+    "measure.speed": True,
+    "measure.waterfall_seconds": 0,
+    "measure.others_share": 1,
+    "measure.advice": False,
+    "measure.memory": False,
 }
 """Of the exhibits that are timed: as few rounds as an interval needs."""
 _BLOCK_SECONDS = 0.12
@@ -41,7 +51,7 @@ NUM_ATTEMPTS = 4
 """Of a comparison without a defect whose times were disturbed: it trains for less than a second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a comparison."""
 
@@ -49,17 +59,16 @@ class Outcome:
     """How a stage ended before the gates were asked; None if all stages ran."""
     results: dict[str, Any] | None
     """results.json; None after a refusal."""
-    error: str | None = None
-    """The name of the error that the ranks ended with."""
-    naive_speedup: float | None
-    """Seconds of the one-process cell / seconds of the other, as logged; None if nothing was logged."""
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """What each gate says; {} after a refusal."""
+        return {} if self.results is None else {gate["name"]: gate["verdict"] for gate in self.results["gates"]}
 
     @property
     def failed_gates(self) -> list[str]:
         """The gates that failed."""
-        if self.results is None:
-            return []
-        return [gate["name"] for gate in self.results["gates"] if gate["verdict"] == "failed"]
+        return [name for name, verdict in self.verdicts.items() if verdict == "failed"]
 
     @property
     def is_caught(self) -> bool:
@@ -77,11 +86,6 @@ class Outcome:
     def is_only_noisy(self) -> bool:
         """Whether nothing but gates about seconds failed, which a machine busy with something else can bring about."""
         return self.is_caught and self.refusal is None and set(self.failed_gates) <= ABOUT_SECONDS
-
-    def left_open(self, gate: str) -> bool:
-        """Whether all stages ran and the gate of this name could not tell."""
-        gates = [] if self.results is None else self.results["gates"]
-        return any(one["name"] == gate and one["verdict"] == "not checked" for one in gates)
 
     def is_caught_by(self, expected: str) -> bool:
         """Return True if the gate of this name failed, or the stage `STAGE: WORDS` refused with these words."""
@@ -135,10 +139,8 @@ class Museum:
         for attempt in range(self._num_attempts):
             folder = f"timed-{'' if exhibit is None else _plain(exhibit.key)}-{attempt}"
             project = copy_project(self._clean, self._root / folder)
-            measure = {f"measure.{name}": value for name, value in _MEASURE.items()}
-            change_params(project, {**measure, **self._timing})
-            for mutation in [] if exhibit is None else exhibit.mutations:
-                mutation.apply(project)
+            change_params(project, {**_MEASURE, **self._timing})
+            _patch(project, exhibit)
             outcome = compare(project, ())
             if exhibit is not None or not outcome.is_only_noisy:
                 break
@@ -151,21 +153,22 @@ class Museum:
         folder = self._root / _plain(exhibit.key)
         if exhibit.scenario == "search":
             return run_search(folder, self._checkout, exhibit)
+        is_resumed = exhibit.scenario.startswith("resume")
         blank = self._blank_with_dropout if exhibit.has_dropout else self.blank
-        project = copy_project(self._clean if exhibit.scenario.startswith("resume") else blank, folder)
-        if exhibit.scenario.startswith("resume"):
+        project = copy_project(self._clean if is_resumed else blank, folder)
+        is_certified = exhibit.is_certified or (self._certifies_all and not is_resumed)
+        if is_resumed:
             self._forget_last_range(project, CELLS if exhibit.scenario == "resume both" else CELLS[1:])
         elif not exhibit.has_dropout:
-            self._share(project, exhibit)
+            self._share(project, exhibit, is_certified=is_certified)
         change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
-        if self._is_certified(exhibit) and not self._twins_have_defects:
+        if is_certified and not self._twins_have_defects:
             change_params(project, {"measure.twin_seconds": 0})
-        for mutation in exhibit.mutations:
-            mutation.apply(project)
+        _patch(project, exhibit)
         cells = CELLS[1:] if exhibit.spares_baseline else CELLS
         if exhibit.scenario == "two jobs":
             return run_two_jobs(project, cells)
-        return compare(project, cells, measures=self._is_certified(exhibit))
+        return compare(project, cells, measures=is_certified)
 
     @cached_property
     def _blank_with_dropout(self) -> Path:
@@ -173,20 +176,17 @@ class Museum:
         run_elsewhere(make_project, folder, self._checkout, dataclasses.replace(self._size, dropout=0.2))
         return folder
 
-    def _is_certified(self, exhibit: Exhibit) -> bool:
-        return exhibit.is_certified or (self._certifies_all and not exhibit.scenario.startswith("resume"))
-
-    def _share(self, project: Path, exhibit: Exhibit) -> None:
+    def _share(self, project: Path, exhibit: Exhibit, *, is_certified: bool) -> None:
         """Give the project what the clean comparison made and the defect does not touch."""
-        shared = [] if self._is_certified(exhibit) else ["data/measurements"]
+        shared = [] if is_certified else ["data/measurements"]
         shared += ["data/runs/1proc"] if exhibit.spares_baseline else []
-        # Models are evaluated with training/data/batches.py: what was found of the same weights holds no more.
-        if all(mutation.file != "training/data/batches.py" for mutation in exhibit.mutations):
+        # What was found of the same weights would be taken for what is found of them with the defect.
+        if not {part.module for part in exhibit.patches} & {"training.data.batches", "tasks.evaluate"}:
             shared.append(".work/evaluation")
         for name in shared:
             shutil.copytree(self._clean / name, project / name)
 
-    def _forget_last_range(self, project: Path, cells: tuple[str, ...]) -> None:
+    def _forget_last_range(self, project: Path, cells: Sequence[str]) -> None:
         """Leave the cells as they were when they had trained all ranges but the last."""
         for cell in cells:
             run = json.loads((project / "data" / "runs" / cell / "run.json").read_bytes())
@@ -194,25 +194,32 @@ class Museum:
             shutil.rmtree(project / "data" / "runs" / cell)
 
 
+def name_patches(exhibit: Exhibit) -> str:
+    """Return the exhibit's patches as a process is told of them."""
+    return f"tests.museum.exhibits:{exhibit.key}"
+
+
+def _patch(project: Path, exhibit: Exhibit | None) -> None:
+    if exhibit is not None:
+        patch_project(project, name_patches(exhibit))
+
+
 def _plain(key: str) -> str:
     return "".join(part if part.isalnum() else "-" for part in key)
 
 
-def compare(project: Path, cells: tuple[str, ...] = CELLS, *, measures: bool = True) -> Outcome:
+def compare(project: Path, cells: Sequence[str] = CELLS, *, measures: bool = True) -> Outcome:
     """Measure, train these cells, evaluate, check the gates."""
     try:
         run_comparison(project, cells, measures=measures)
     except StageFailedError as refusal:
-        return Outcome(
-            refusal=refusal, results=None, error=_last_error(project), naive_speedup=_speedup_until_now(project)
-        )
+        return Outcome(refusal=refusal, results=None)
     results = json.loads((project / "reports" / "results.json").read_bytes())
     Results.model_validate(results)
-    seconds = {cell["cell"]: cell["whole"]["train_seconds"] for cell in results["cells"]}
-    return Outcome(refusal=None, results=results, naive_speedup=seconds["1proc"] / seconds["2proc"])
+    return Outcome(refusal=None, results=results)
 
 
-def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
+def run_two_jobs(project: Path, cells: Sequence[str]) -> Outcome:
     """Start the training of a cell, and once more while the first one has not ended."""
     (cell,) = cells
     first = start_training(project, cell)
@@ -225,7 +232,7 @@ def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
     try:
         start_training(project, cell, log="second.log").finish()
     except StageFailedError as refusal:
-        return Outcome(refusal=refusal, results=None, naive_speedup=None)
+        return Outcome(refusal=refusal, results=None)
     finally:
         os.kill(first.pid, signal.SIGCONT)
         first.finish()
@@ -236,37 +243,6 @@ def run_search(folder: Path, checkout: Path, exhibit: Exhibit) -> Outcome:
     """Run `make search` on built-in data with the exhibit's defect in it."""
     changes = {"ranges": ["0-64"], "tracking.kind": "none", **dict(exhibit.params)}
     workspace = Workspace.create(folder, project=checkout, changes=SMALL | changes)
-    for mutation in exhibit.mutations:
-        mutation.apply(folder)
-    done = workspace.run("python", "-m", "flows.search", ok=False)
+    done = workspace.run("python", "-m", "flows.search", ok=False, **make_environment(name_patches(exhibit)))
     refusal = StageFailedError("search", done.returncode, done.stdout.splitlines()[-1]) if done.returncode else None
-    return Outcome(refusal=refusal, results=None, naive_speedup=None)
-
-
-def _speedup_until_now(project: Path) -> float | None:
-    """Return the ratio of the seconds of the steps that both cells have logged; None without such a step."""
-    seconds = {cell: _logged_seconds(project, cell) for cell in CELLS}
-    both = seconds["1proc"].keys() & seconds["2proc"].keys()
-    if not both:
-        return None
-    return sum(seconds["1proc"][step] for step in both) / sum(seconds["2proc"][step] for step in both)
-
-
-def _last_error(project: Path) -> str | None:
-    """Return the name of the error with which the several-rank cell ended."""
-    events = _lines(project / ".work" / "runs" / CELLS[1] / "steps.jsonl")
-    error: str | None = events[-1].get("error") if events else None
-    return error
-
-
-def _logged_seconds(project: Path, cell: str) -> dict[int, float]:
-    """Return the seconds of every step in the cell's finished segments and in the stream of its last launch."""
-    files = [
-        *(project / "data" / "runs" / cell).glob("segments/*/steps.jsonl"),
-        project / ".work" / "runs" / cell / "steps.jsonl",
-    ]
-    return {line["step"]: line["seconds"] for file in files for line in _lines(file) if line["event"] == "step"}
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return Outcome(refusal=refusal, results=None)

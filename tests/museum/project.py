@@ -92,6 +92,11 @@ def change_params(project: Path, changes: dict[str, Any]) -> None:
     write_json(project / "params.yaml", params)
 
 
+def patch_project(project: Path, *keys: str) -> None:
+    """Have the processes that run in the project patched: `MODULE:KEY` of tests/mutants/patching.py."""
+    (project / "patches").write_text("\n".join(keys), encoding="utf-8")
+
+
 def start_training(project: Path, cell: str, *, log: str = "stages.log") -> StageProcess:
     """Start the stage `train` of a cell."""
     return StageProcess(project, "train", *_command(project, "train", cell), log=log)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.mutants.patching import find_patches, install, make_environment
+
 _TIMEOUT_SECONDS = 180.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warm.for_stages"])
@@ -139,6 +141,10 @@ def _enter(project: Path, log: Path) -> None:
     # With a fixed one, no process would salt its hashes.
     os.environ.pop("PYTHONHASHSEED", None)
     tempfile.tempdir = None
+    if (patches := project / "patches").exists():
+        keys = patches.read_text(encoding="utf-8")
+        os.environ.update(make_environment(keys))
+        install(find_patches(keys))
 
 
 def _run(stage: str, arguments: Sequence[str], *, has_services: bool = False) -> None:

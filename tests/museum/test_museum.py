@@ -1,9 +1,15 @@
-"""Every wrong trainer is caught by the gate that is meant for it; those that only seconds tell are in test_times.py."""
+"""Wrong trainers, trained, are caught by the gate that is meant for them; those that seconds tell: test_times.py.
+
+One for each gate and each refusal of the trainer's; the others are long, and their records are judged in
+test_records.py.
+"""
 
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
+from tests.museum.catalogue import TRAINED
 from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
 from tests.museum.museum import ABOUT_SECONDS, Museum, Outcome, compare
@@ -30,12 +36,16 @@ def assert_is_caught(outcome: Outcome, exhibit: Exhibit) -> None:
         assert [cell["whole"]["speedup"] for cell in outcome.results["cells"]] == [None, None]
 
 
-@pytest.mark.parametrize(
-    "exhibit",
-    # Those of searches: tests/integration/test_search.py.
-    [part for part in EXHIBITS if part.caught_by not in ABOUT_SECONDS and part.scenario != "search"],
-    ids=lambda exhibit: exhibit.key,
-)
+def list_exhibits(*, about_seconds: bool) -> list[ParameterSet]:
+    """Return the exhibits to be trained, those that no gate needs marked as long; of searches: test_search.py."""
+    return [
+        pytest.param(part, id=part.key, marks=[] if part.key in TRAINED.values() else [pytest.mark.long])
+        for part in EXHIBITS
+        if (part.caught_by in ABOUT_SECONDS) == about_seconds and part.scenario != "search"
+    ]
+
+
+@pytest.mark.parametrize("exhibit", list_exhibits(about_seconds=False))
 def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum: Museum, exhibit: Exhibit) -> None:
     assert_is_caught(museum.show(exhibit), exhibit)
 

@@ -15,38 +15,24 @@ from tasks.records.certificate import CertificateFile
 from tasks.records.outputs import read_run
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
-from tests.museum.exhibit import Mutation
-from tests.museum.project import Size, change_params, copy_project, make_project, run_stage, start_training
+from tests.museum.project import (
+    Size,
+    change_params,
+    copy_project,
+    make_project,
+    patch_project,
+    run_stage,
+    start_training,
+)
 from tests.museum.stage_process import StageFailedError, StageProcess
+from tests.tasks.wrong_updates import WRONG
 
 pytestmark = pytest.mark.slow
 
-DDP, REPLICA = "training/strategies/ddp.py", "training/step/replica.py"
-CLIP = "return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)"
-LAST = "self.replica.add(self._wrapped, last, weight=weight)"
-WEIGHT = "weight = self._world_size / max(num_targets, 1)"
-WRONG = {
-    "gradient divided by the ranks twice": Mutation(DDP, WEIGHT, "weight = 1 / max(num_targets, 1)"),
-    "mean of the ranks' means": Mutation(
-        DDP, WEIGHT, "weight = 1 / max(sum(part.num_tokens for part in micro_batches), 1)"
-    ),
-    "mean of the micro-batches' means": Mutation(
-        REPLICA,
-        "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)",
-        "weight = 1 / max(micro_batch.num_tokens, 1); "
-        "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)",
-    ),
-    "clipping leaves a parameter out": Mutation(REPLICA, CLIP, CLIP.replace("parameters,", "parameters[1:],")),
-    "moments forgotten after every update": Mutation(
-        REPLICA, "self._scaler.update()", "self._scaler.update(); self._optimizer.state.clear()"
-    ),
-    "no weight decay": Mutation("training/step/optimizer.py", "(config.weight_decay, [", "(0.0, ["),
-}
-RIGHT = {
-    "needless exchanges": Mutation(
-        DDP, "with self._wrapped.no_sync():", 'with __import__("contextlib").nullcontext():'
-    ),
-}
+
+def break_functions(project: Path, key: str) -> None:
+    """Have the project's processes run with functions of tests/tasks/wrong_updates.py."""
+    patch_project(project, f"tests.tasks.wrong_updates:{key}")
 
 
 @pytest.fixture(scope="module")
@@ -128,21 +114,9 @@ def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_
     assert found["replaced"] == {"train.precision": "bf16"}
 
 
-_RAISE = '(_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB"))'
-_FORWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
-_SEED = "torch.manual_seed(part.dropout_seed)"
-
-
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        Mutation(REPLICA, _FORWARD, f"{_RAISE} if micro_batch.num_samples > 1 else {_FORWARD}"),
-        Mutation("tasks/equivalence/reference/update.py", _SEED, f"{_RAISE} if part.num_samples > 1 else {_SEED}"),
-    ],
-    ids=["of the ranks", "of the one process"],
-)
-def test_without_memory_smaller_micro_batches_are_certified(copied: Path, mutation: Mutation) -> None:
-    mutation.apply(copied)
+@pytest.mark.parametrize("where", ["on the ranks", "in the one process"])
+def test_without_memory_smaller_micro_batches_are_certified(copied: Path, where: str) -> None:
+    break_functions(copied, f"no memory {where}")
     change_params(copied, {"measure.twin_seconds": 0})
     found = certificate_of(copied)
     assert (found["verdict"], found["problem"], found["num_steps"]) == ("passed", None, 8)
@@ -211,9 +185,8 @@ def test_right_trainers_pass(copied: Path, changes: dict[str, Any]) -> None:
     assert found["gradient"]["relative_l2"] < 1e-6
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_only_costs_time_passes(copied: Path, name: str) -> None:
-    RIGHT[name].apply(copied)
+def test_what_only_costs_time_passes(copied: Path) -> None:
+    break_functions(copied, "needless exchanges")
     assert certificate_of(copied)["verdict"] == "passed"
 
 
@@ -221,7 +194,7 @@ def test_what_only_costs_time_passes(copied: Path, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_trainers_fail_by_orders_of_magnitude(copied: Path, name: str, precision: str) -> None:
     change_params(copied, {"train.max_grad_norm": 0.1, "train.precision": precision})
-    WRONG[name].apply(copied)
+    break_functions(copied, name)
     found = certificate_of(copied)
     assert found["verdict"] == "failed"
     worst = max(
@@ -232,7 +205,7 @@ def test_wrong_trainers_fail_by_orders_of_magnitude(copied: Path, name: str, pre
 
 
 def test_ranks_that_differ_are_a_failed_certificate_and_no_failed_stage(copied: Path) -> None:
-    Mutation(DDP, LAST, LAST.replace("_wrapped", "replica.module")).apply(copied)
+    break_functions(copied, "no exchange")
     found = certificate_of(copied)
     assert found["verdict"] == "failed"
     assert "the ranks hold different parameters" in found["problem"]
@@ -241,7 +214,7 @@ def test_ranks_that_differ_are_a_failed_certificate_and_no_failed_stage(copied: 
 
 
 def test_another_failure_of_the_ranks_ends_the_stage_with_its_own_exit_code(copied: Path) -> None:
-    Mutation(REPLICA, CLIP, f'raise RuntimeError("broken device"); {CLIP}').apply(copied)
+    break_functions(copied, "broken device")
     with pytest.raises(StageFailedError, match="broken device") as caught:
         run_stage(copied, "measure")
     assert caught.value.exit_code == 6
@@ -263,13 +236,9 @@ def test_the_machines_lock_is_respected(copied: Path, monkeypatch: pytest.Monkey
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize("moment", ["ranks", "one process"])
+@pytest.mark.parametrize("moment", ["ranks", "process"])
 def test_sigterm_ends_the_stage_resumable_and_leaves_no_process(copied: Path, moment: str) -> None:
-    if moment == "ranks":
-        Mutation(REPLICA, CLIP, f'__import__("time").sleep(0.5); {CLIP}').apply(copied)
-    else:
-        file = "tasks/equivalence/updates.py"
-        Mutation(file, "        on_update()", '        __import__("time").sleep(2); on_update()').apply(copied)
+    break_functions(copied, f"slow {moment}")
     stage = StageProcess(copied, "measure", *_arguments())
     streams = copied / ".work" / "measure"
     wanted = '"event": "step"' if moment == "ranks" else '"event": "launch_finished"'
@@ -278,7 +247,7 @@ def test_sigterm_ends_the_stage_resumable_and_leaves_no_process(copied: Path, mo
         wanted in file.read_text() for file in streams.glob("*/ranks/steps.jsonl")
     ):
         time.sleep(0.05)
-    if moment == "one process":
+    if moment == "process":
         time.sleep(1.0)
     os.kill(stage.pid, signal.SIGTERM)
     with pytest.raises(StageFailedError) as caught:

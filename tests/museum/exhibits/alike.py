@@ -1,83 +1,76 @@
 """What no cell shows against another: wrong alike in all of them, or without a trace in the weights."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import KNOWN_MISTAKE, SHARDED_VARIANTS
+from dataclasses import replace
+from typing import Any
 
-_PLAN = "training/data/plan.py"
-_REPLICA = "training/step/replica.py"
-_SCHEDULE = "training/step/schedule.py"
-_STAGE = "tasks/train.py"
-_EVALUATE = "tasks/evaluate.py"
+from tests.museum.exhibit import show
+from tests.mutants.patching import Patch
+
+_ASKED_FOR, _PLAN = "Steps are those asked for", "training.data.plan:plan_segment"
+
+
+def _keep_order(of: Any, *given: Any, **more: Any) -> Any:
+    plan = of(*given, **more)
+    return replace(plan, order=plan.order.argsort()[plan.order])
+
+
+def _stop_half_way(of: Any, step: int, *given: Any, peak: float, warmup_steps: int, **more: Any) -> float:
+    rate: float = of(step, *given, peak=peak, warmup_steps=warmup_steps, **more)
+    return rate if step <= warmup_steps else (peak + rate) / 2
+
+
+def _train_heldout(of: Any, run: Any, *, base_model: Any, slices: Any) -> Any:
+    config = of(run, base_model=base_model, slices=slices)
+    heldout = (slices / str(run.params.heldout)).resolve()
+    first, *others = config.segments
+    return replace(config, segments=(first, *(replace(part, slice_dir=heldout) for part in others)))
+
+
+def _decay_more(of: Any, parameters: Any, config: Any) -> Any:
+    return of(parameters, replace(config, weight_decay=config.weight_decay * (5 if config.world_size > 1 else 1)))
+
+
+def _compute_in_16_bit(of: Any, replica: Any, model: Any, workload: Any, config: Any, *given: Any, **more: Any) -> None:
+    import torch
+
+    of(replica, model, workload, config, *given, **more)
+    if config.world_size > 1:
+        replica._dtype = torch.bfloat16
+
 
 EXHIBITS = [
-    Exhibit(
-        key="rows not shuffled in every cell",
-        defect="All cells learn from the rows in the order in which they stand.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _PLAN,
-            "order = np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))",
-            "order = np.arange(len(lengths))",
-        ),
-        caught_by="Steps are those asked for",
+    show(
+        "rows not shuffled in every cell", "All cells learn from the rows in the order in which they stand.",
+        _ASKED_FOR, Patch(_PLAN, _keep_order),
     ),
-    Exhibit(
-        key="one order for every epoch",
-        defect="The order of the first epoch comes again in every other one, in all cells.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_PLAN, "[seed, epoch, start, end]", "[seed, 1, start, end]"),
+    show(
+        "one order for every epoch", "The order of the first epoch comes again in every other one, in all cells.",
+        _ASKED_FOR, Patch(_PLAN, lambda of, *given, epoch, **more: of(*given, epoch=1, **more)),
         params=(("train.epochs", 2),),
-        caught_by="Steps are those asked for",
     ),
-    Exhibit(
-        key="schedule stops half-way in every cell",
-        defect="The learning rate falls to a half of its peak and not to nothing, in all cells.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_SCHEDULE, "left = 1 - done", "left = 1 - done / 2"),
-        caught_by="Steps are those asked for",
+    show(
+        "schedule stops half-way in every cell",
+        "The learning rate falls to a half of its peak and not to nothing, in all cells.",
+        _ASKED_FOR, Patch("training.step.schedule:compute_learning_rate", _stop_half_way),
     ),
-    Exhibit(
-        key="trained on the held-out rows",
-        defect="The second range is the held-out rows, which the loss is later looked at on.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _STAGE,
-            "(slices / part.range).resolve()",
-            "(slices / (part.range if part is self.segments[0] else str(self.params.heldout))).resolve()",
-        ),
-        caught_by="Held-out rows were held out",
+    show(
+        "trained on the held-out rows",
+        "The second range is the held-out rows, which the loss is later looked at on.",
+        "Held-out rows were held out", Patch("tasks.train:CellTraining.config", _train_heldout),
     ),
-    Exhibit(
-        key="another model evaluated",
-        defect="In place of a cell's checkpoint the base model is evaluated.",
-        claim=SHARDED_VARIANTS,
-        mutation=Mutation(_EVALUATE, "checkpoint=subject.checkpoint", "checkpoint=None"),
-        caught_by="Evaluated what was trained",
+    show(
+        "another model evaluated", "In place of a cell's checkpoint the base model is evaluated.",
+        "Evaluated what was trained",
+        Patch("tasks.evaluate:evaluate", lambda of, subject, rows: of(replace(subject, checkpoint=None), rows)),
     ),
-    Exhibit(
-        key="another weight decay in one cell",
-        defect="The several-rank cell decays its weights five times as much.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            "training/step/optimizer.py",
-            "(config.weight_decay, [",
-            "(config.weight_decay * (5 if config.world_size > 1 else 1), [",
-        ),
-        caught_by="Update equivalence",
-        is_certified=True,
-        spares_baseline=True,
+    show(
+        "another weight decay in one cell", "The several-rank cell decays its weights five times as much.",
+        "Update equivalence", Patch("training.step.optimizer:group_parameters", _decay_more),
+        is_certified=True, spares_baseline=True,
     ),
-    Exhibit(
-        key="another precision in one cell",
-        defect="The several-rank cell computes in bf16, the other in fp32.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _REPLICA,
-            "self._dtype = DTYPES[config.precision]",
-            'self._dtype = DTYPES["bf16" if config.world_size > 1 else config.precision]',
-        ),
-        caught_by="Starts from the base model",
-        spares_baseline=True,
-        no_defect_in="bf16",
+    show(
+        "another precision in one cell", "The several-rank cell computes in bf16, the other in fp32.",
+        "Starts from the base model", Patch("training.step.replica:Replica.__init__", _compute_in_16_bit),
+        spares_baseline=True, no_defect_in="bf16",
     ),
-]
+]  # fmt: skip

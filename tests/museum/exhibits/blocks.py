@@ -1,189 +1,178 @@
 """What the timed blocks are seconds of: defects in what only the stage `measure` runs."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import KNOWN_MISTAKE
+import time
+from dataclasses import replace
+from typing import Any
 
-_RANK = "training/probing/timed_blocks.py"
-_VARIANTS = "training/probing/variants.py"
-_ARMS = "tasks/measuring/arms.py"
-_BLOCKS = "tasks/measuring/bench.py"
-_SPEEDUPS = "tasks/measuring/speedups.py"
-_INTERVALS = "tasks/measuring/intervals.py"
-_ACCOUNT = "tasks/measuring/account.py"
-_STEP = "result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)"
-_TARGETS = "num_targets = made.plan.step(step).num_targets"
-_DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
-_BUILT = "config = dataclasses.replace(config, **overrides)"
-_RUN = "timed_turns.add(self.run(by_name[name], steps))"
-_LOADED = "model = workload.load_model(config.model_dir)"
-_SAME_WORK = "Same work in every cell"
-_WORK = "Timed blocks did the work"
-_TRAINING = "Training bears out the blocks"
+from tests.museum.exhibit import Exhibit, show
+from tests.museum.exhibits.common import count_ranks
+from tests.mutants.patching import Patch
+
+_SAME_WORK, _WORK, _TRAINING = "Same work in every cell", "Timed blocks did the work", "Training bears out the blocks"
+_BUILD, _LIST = "training.probing.variants:build_variant", "training.probing.variants:list_micro_batches"
+_REPLICA = "training.step.replica:Replica"
 
 
-def _exhibit(key: str, defect: str, mutation: Mutation, caught_by: str) -> Exhibit:
-    return Exhibit(
-        key=key, defect=defect, claim=KNOWN_MISTAKE, mutation=mutation, caught_by=caught_by, is_timed=True
-    )  # fmt: skip
+def _deal_half(of: Any, *given: Any, world_size: int, **more: Any) -> Any:
+    return of(*given, world_size=world_size * min(world_size, 2), **more)
+
+
+def _run_half(of: Any, step: Any, micro_batches: Any, *, learning_rate: float, **more: Any) -> Any:
+    # A block's learning rate is 0.
+    return of(step, micro_batches[learning_rate == 0 :], learning_rate=learning_rate, **more)
+
+
+def _draw_steps(of: Any, bench: Any, arms: Any, order: Any, timed_turns: Any) -> None:
+    by_name = {arm.name: arm for arm in arms}
+    for name in next(order):
+        timed_turns.add(bench.run(by_name[name], bench.choose_steps()))
+
+
+def _enlarge(name: str) -> Patch:
+    """Return a variant of which a number of samples grows with the ranks."""
+
+    def change(of: Any, variant: Any, config: Any, *given: Any) -> Any:
+        return of(variant, replace(config, **{name: getattr(config, name) * config.world_size}), *given)
+
+    return Patch(_BUILD, change)
+
+
+def _keep_gradients(of: Any, variant: Any, config: Any, ranks: Any, *given: Any) -> Any:
+    return of(replace(variant, communicates=variant.communicates and ranks.world_size == 1), config, ranks, *given)
+
+
+def _learn_nothing(of: Any, replica: Any, loss_sum: Any, *, weight: float) -> None:
+    if count_ranks() > 1:
+        of(replica, loss_sum, weight=weight)
+    else:
+        replica.count_loss(loss_sum.detach())
+
+
+def _wrap(of: Any, cell: Any) -> Any:
+    arm = of(cell)
+    return replace(arm, variant={**arm.variant, "strategy": "ddp"})
+
+
+def _search_anomalies(of: Any, *given: Any) -> Any:
+    import torch
+
+    torch.autograd.set_detect_anomaly(count_ranks() == 1)
+    return of(*given)
+
+
+def _leave_out(of: Any, timed_turns: Any, block: Any) -> None:
+    if block.turn % 4:
+        of(timed_turns, block)
+
+
+def _wait(of: Any, *given: Any, learning_rate: float, **more: Any) -> Any:
+    time.sleep(0.2 * (learning_rate == 0 and count_ranks() == 1))
+    return of(*given, learning_rate=learning_rate, **more)
+
+
+def _stop_early(of: Any, runner: Any, made: Any, block: Any, run: Any) -> Any:
+    found = of(runner, made, block, run)
+    return found | {"seconds": found["seconds"] / (1 if count_ranks() == 1 else 4 * len(block.steps))}
+
+
+def _scale(of: Any, first: Any, other: Any, **more: Any) -> Any:
+    return of(first, [[0.7 * seconds for seconds in launch] for launch in other], **more)
+
+
+def _take_median(of: Any, launches: Any) -> float:
+    import numpy as np
+
+    return float(np.median(np.concatenate(launches)))
+
+
+def _publish(factor: float) -> Patch:
+    """Return an account of each arm with a multiple of its speedup."""
+
+    def change(of: Any, *given: Any) -> Any:
+        arm = of(*given)
+        speedup = arm.speedup and replace(arm.speedup, value=factor * arm.speedup.value)
+        return arm.model_copy(update={"speedup": speedup})
+
+    return Patch("tasks.measuring.account:_compute_arm_speed", change)
+
+
+def _timed(key: str, defect: str, caught_by: str, patch: Patch) -> Exhibit:
+    return show(f"timed: {key}", defect, caught_by, patch, is_timed=True)
 
 
 EXHIBITS = [
-    _exhibit(
-        "timed: half the tokens",
-        "A timed step of several ranks leaves out half of the micro-batches.",
-        Mutation(_VARIANTS, _DEALT, _DEALT.replace("=world_size", "=world_size * min(world_size, 2)")),
-        _WORK,
+    _timed(
+        "half the tokens", "A timed step of several ranks leaves out half of the micro-batches.",
+        _WORK, Patch("training.probing.variants:make_micro_batches", _deal_half),
     ),
-    _exhibit(
-        "timed: half the tokens, all counted",
-        "The same, but the tokens are counted as if all had been run.",
-        Mutation(_RANK, _STEP, _STEP.replace("(micro_batches,", "(micro_batches[self._ranks.world_size > 1 :],")),
-        _WORK,
+    _timed(
+        "half the tokens, all counted", "The same, but the tokens are counted as if all had been run.",
+        _WORK, Patch("training.strategies.ddp:Ddp.train_step", _run_half),
     ),
-    _exhibit(
-        "timed: other rows",
-        "The several-rank cell is timed on other steps than the one process.",
-        Mutation(_VARIANTS, _DEALT, _DEALT.replace("step(step)", "step(step if world_size == 1 else step % 4 + 1)")),
-        _WORK,
+    _timed(
+        "other rows", "The several-rank cell is timed on other steps than the one process.",
+        _WORK, Patch(_LIST, lambda of, made, step: of(made, step if made.shares[1] == 1 else step % 4 + 1)),
     ),
-    _exhibit(
-        "timed: each arm draws its own steps",
-        "The arms of a turn run different steps, long rows here and short ones there.",
-        Mutation(_BLOCKS, "self.run(by_name[name], steps)", "self.run(by_name[name], self.choose_steps())"),
-        _WORK,
+    _timed(
+        "each arm draws its own steps", "The arms of a turn run different steps, long rows here and short ones there.",
+        _WORK, Patch("tasks.measuring.bench:Bench.run_turn", _draw_steps),
     ),
-    _exhibit(
-        "timed: weak scaling called strong",
+    _timed(
+        "weak scaling called strong",
         "Twice the ranks are timed on twice the global batch, and seconds per step compared.",
-        Mutation(
-            _VARIANTS,
-            _BUILT,
-            'config = dataclasses.replace(config, **{"global_batch_size": config.global_batch_size * '
-            "config.world_size, **overrides})",
-        ),
-        _WORK,
+        _WORK, _enlarge("global_batch_size"),
     ),
-    _exhibit(
-        "timed: larger micro-batches in one arm",
-        "The several-rank cell is timed with twice the micro-batch of the baseline.",
-        Mutation(
-            _VARIANTS,
-            _BUILT,
-            'config = dataclasses.replace(config, **{"micro_batch_size": config.micro_batch_size * '
-            "config.world_size, **overrides})",
-        ),
-        _WORK,
+    _timed(
+        "larger micro-batches in one arm", "The several-rank cell is timed with twice the micro-batch of the baseline.",
+        _WORK, _enlarge("micro_batch_size"),
     ),
-    _exhibit(
-        "timed: no exchange",
-        "The timed step of several ranks exchanges no gradient.",
-        Mutation(
-            _VARIANTS,
-            "options = {} if variant.communicates else",
-            "options = {} if ranks.world_size == 1 else",
-        ),
-        _WORK,
+    _timed(
+        "no exchange", "The timed step of several ranks exchanges no gradient.",
+        _WORK, Patch(_BUILD, _keep_gradients),
     ),
-    _exhibit(
-        "timed: nothing learned",
-        "The timed step of one process runs no backward.",
-        Mutation(
-            _RANK,
-            _STEP,
-            "made.strategy.replica.add_backward = made.strategy.replica.add_backward if self._ranks.world_size > 1 "
-            "else lambda loss_sum, *, weight: made.strategy.replica._loss_sum.add_(loss_sum.detach()); " + _STEP,
-        ),
-        _WORK,
+    _timed(
+        "nothing learned", "The timed step of one process runs no backward.",
+        _WORK, Patch(f"{_REPLICA}.add_backward", _learn_nothing),
     ),
-    _exhibit(
-        "timed: weights that move",
-        "The learning rate of a block is not 0, so that every block is of another model.",
-        Mutation(_RANK, _STEP, _STEP.replace("learning_rate=0.0", "learning_rate=1e-2")),
-        _WORK,
+    _timed(
+        "weights that move", "The learning rate of a block is not 0, so that every block is of another model.",
+        _WORK, Patch(f"{_REPLICA}.step", lambda of, replica, rate: of(replica, rate or 1e-2)),
     ),
-    _exhibit(
-        "timed: baseline in a DDP wrapper",
-        "The one process is timed inside a DDP wrapper and called the plain one.",
-        Mutation(
-            _ARMS,
-            "return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell))",
-            'return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell, strategy="ddp"))',
-        ),
-        _WORK,
+    _timed(
+        "baseline in a DDP wrapper", "The one process is timed inside a DDP wrapper and called the plain one.",
+        _WORK, Patch("tasks.measuring.arms:make_trained_arm", _wrap),
     ),
-    _exhibit(
-        "timed: debugging left on in the baseline",
+    _timed(
+        "debugging left on in the baseline",
         "One process searches for anomalies while it is timed, and not while it is trained.",
-        Mutation(
-            _VARIANTS,
-            _LOADED,
-            f'__import__("torch").autograd.set_detect_anomaly(ranks.world_size == 1); {_LOADED}',
-        ),
-        _SAME_WORK,
+        _SAME_WORK, Patch(_BUILD, _search_anomalies),
     ),
-    _exhibit(
-        "timed: turns left out",
+    _timed(
+        "turns left out",
         "Every fourth turn is thrown away (here: whatever it gave) before anything is worked out.",
-        Mutation(_BLOCKS, _RUN, f"self._turn % 4 and {_RUN}"),
-        _TRAINING,
+        _TRAINING, Patch("tasks.measuring.turns:TimedTurns.add", _leave_out),
     ),
-    _exhibit(
-        "timed: a wait in the baseline's step",
+    _timed(
+        "a wait in the baseline's step",
         "The timed step of one process waits (here: for a fifth of a second); its training does not.",
-        Mutation(_RANK, _TARGETS, f'__import__("time").sleep(0.2 * (self._ranks.world_size == 1)); {_TARGETS}'),
-        _TRAINING,
+        _TRAINING, Patch("training.strategies.single:Single.train_step", _wait),
     ),
-    _exhibit(
-        "timed: clock stopped too early",
-        "The clock of several ranks stops when the first step of a block is a quarter done.",
-        Mutation(
-            _RANK,
-            "seconds = time.perf_counter() - started",
-            "seconds = (time.perf_counter() - started) / (1 if ranks.world_size == 1 else 4 * len(block.steps))",
-        ),
-        _TRAINING,
+    _timed(
+        "clock stopped too early", "The clock of several ranks stops when the first step of a block is a quarter done.",
+        _TRAINING, Patch("training.probing.timed_blocks:BlockRunner._time_block", _stop_early),
     ),
-    _exhibit(
-        "timed: seconds of one arm scaled",
-        "The speedup is computed from seconds that the blocks did not take.",
-        Mutation(
-            _SPEEDUPS,
-            "first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))",
-            "first, other = ([[(1.0 if name == arms[0] else 0.7) * seconds for seconds in launch] for launch in "
-            "timed_turns.list_by_launch(name, of)] for name in (arms[0], arm))",
-        ),
-        _TRAINING,
+    _timed(
+        "seconds of one arm scaled", "The speedup is computed from seconds that the blocks did not take.",
+        _TRAINING, Patch("tasks.measuring.speedups:estimate_ratio", _scale),
     ),
-    _exhibit(
-        "timed: medians published",
+    _timed(
+        "medians published",
         "The published speedup is one of medians, which leaves out the stalls that users pay for.",
-        Mutation(
-            _INTERVALS,
-            "value = _compute_mean(above) / _compute_mean(below)",
-            "value = float(np.median(np.concatenate(above)) / np.median(np.concatenate(below)))",
-        ),
-        _TRAINING,
+        _TRAINING, Patch("tasks.measuring.intervals:_compute_mean", _take_median),
     ),
-    _exhibit(
-        "timed: published speedup multiplied",
-        "What is published is 1.36 times what was measured.",
-        Mutation(
-            _ACCOUNT,
-            "speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),",
-            "speedup=(one := {**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name)) and "
-            "type(one)(1.36 * one.value, one.low, one.high),",
-        ),
-        _TRAINING,
+    _timed(
+        "published speedup multiplied", "What is published is 1.36 times what was measured.",
+        _TRAINING, _publish(1.36),
     ),
-    _exhibit(
-        "timed: published speedup halved",
-        "What is published is half of what was measured.",
-        Mutation(
-            _ACCOUNT,
-            "speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),",
-            "speedup=(one := {**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name)) and "
-            "type(one)(0.49 * one.value, one.low, one.high),",
-        ),
-        _TRAINING,
-    ),
-]
+    _timed("published speedup halved", "What is published is half of what was measured.", _TRAINING, _publish(0.49)),
+]  # fmt: skip

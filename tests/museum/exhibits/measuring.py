@@ -1,66 +1,76 @@
 """What the seconds are seconds of."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import (
-    IMAGE_CLASSIFIER,
-    KNOWN_MISTAKE,
-    LANGUAGE_MODEL,
-    UNSHARDED_CLASSIFIER,
-)
+import time
+from typing import Any
 
-_LOOP = "training/loop.py"
-_DATA = "training/data/batches.py"
-_STEP = "result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)"
-_NOTED = "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)"
-_CLOSE = "facts = window.close(forgives_overflow=strategy.may_overflow)"
+from tests.museum.exhibit import show
+from tests.mutants.patching import Patch
+
+_ONLY_STEPS, _CLOSE = "Only steps were timed", "training.record.window:Window.close"
+_training: list[Any] = []
+"""Launch, strategy and record of the segment that is trained."""
+_updates: list[float] = []
+
+
+def _note_training(of: Any, *given: Any) -> Any:
+    _training[:] = given
+    return of(*given)
+
+
+def _save_first(of: Any, window: Any, **more: Any) -> Any:
+    from training.loop import _save_partial
+
+    _save_partial(*_training)
+    return of(window, **more)
+
+
+def _upload_first(of: Any, window: Any, **more: Any) -> Any:
+    record = _training[2]
+    is_last = window._steps[-1][0] == record.first_step + record.num_steps - 1
+    time.sleep(is_last / 4)
+    return of(window, **more)
+
+
+def _upload_in_step(of: Any, replica: Any, learning_rate: float) -> Any:
+    _updates.append(learning_rate)
+    time.sleep(1.5 * (len(_updates) == 3))
+    return of(replica, learning_rate)
+
+
+def _open_first(of: Any, window: Any, *given: Any, **more: Any) -> None:
+    window.open()
+    of(window, *given, **more)
+
+
+_NOTED = Patch("training.loop:train_segment", _note_training)
 
 EXHIBITS = [
-    Exhibit(
-        key="two jobs in one folder",
-        defect="A second job of the same cell starts while the first one runs.",
-        claim=UNSHARDED_CLASSIFIER,
-        mutation=None,
-        scenario="two jobs",
-        caught_by="train: another comparison is training on this machine",
-        spares_baseline=True,
+    show(
+        "two jobs in one folder", "A second job of the same cell starts while the first one runs.",
+        "train: another comparison is training on this machine", scenario="two jobs", spares_baseline=True,
     ),
-    Exhibit(
-        key="checkpoint inside the timer",
-        defect="Each step's clock also runs while a checkpoint is saved.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_LOOP, _CLOSE, f"_save_partial(launch, strategy, record); {_CLOSE}"),
-        caught_by="Only steps were timed",
+    show(
+        "checkpoint inside the timer", "Each step's clock also runs while a checkpoint is saved.",
+        _ONLY_STEPS, _NOTED, Patch(_CLOSE, _save_first),
     ),
-    Exhibit(
-        key="upload inside the timer",
-        defect="The last step's clock also runs during an upload (here: a wait of a quarter of a second).",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_LOOP, _CLOSE, f'__import__("time").sleep(is_last / 4); {_CLOSE}'),
-        caught_by="Only steps were timed",
+    show(
+        "upload inside the timer",
+        "The last step's clock also runs during an upload (here: a wait of a quarter of a second).",
+        _ONLY_STEPS, _NOTED, Patch(_CLOSE, _upload_first),
     ),
-    Exhibit(
-        key="upload inside a step",
-        defect="One step's own seconds hold an upload (here: a wait of a second and a half).",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_LOOP, _STEP, f'__import__("time").sleep(1.5 * (step == 3)); {_STEP}'),
-        caught_by="Only steps were timed",
+    show(
+        "upload inside a step", "One step's own seconds hold an upload (here: a wait of a second and a half).",
+        _ONLY_STEPS, Patch("training.step.replica:Replica.step", _upload_in_step),
     ),
-    Exhibit(
-        key="clock started after the step",
-        defect="The clock is started when a step has been computed, so that it times next to nothing.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_LOOP, _NOTED, f"window.open(); {_NOTED}"),
-        caught_by="Only steps were timed",
+    show(
+        "clock started after the step",
+        "The clock is started when a step has been computed, so that it times next to nothing.",
+        _ONLY_STEPS, Patch("training.record.window:Window.add", _open_first),
     ),
-    Exhibit(
-        key="data-bound run called GPU scaling",
-        defect="The loader is slow; more ranks are faster because there are more loaders.",
-        claim=IMAGE_CLASSIFIER,
-        mutation=Mutation(
-            _DATA,
-            "texts = [self.row(index, seq_len) for index in rows]",
-            'texts = [(__import__("time").sleep(0.02), self.row(index, seq_len))[1] for index in rows]',
-        ),
-        caught_by="Not data-bound",
+    show(
+        "data-bound run called GPU scaling",
+        "The loader is slow; more ranks are faster because there are more loaders.",
+        "Not data-bound",
+        Patch("training.data.batches:Slice.row", lambda of, *given: (time.sleep(0.02), of(*given))[1]),
     ),
-]
+]  # fmt: skip

@@ -1,81 +1,99 @@
 """What one arm computes otherwise, though rows, loss and weights may well come out alike."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import KNOWN_MISTAKE
+import os
+import sys
+from dataclasses import replace
+from typing import Any
 
-_MODEL = "model = workload.load_model(config.model_dir)"
+from tests.museum.exhibit import show
+from tests.museum.exhibits.common import count_ranks
+from tests.mutants.patching import Patch
+
 _SAME_WORK = "Same work in every cell"
 
 
-def _at_start(line: str) -> Mutation:
-    """Return the mutation that runs `line` on each rank before its model is built."""
-    return Mutation("training/launch.py", _MODEL, f"{line}; {_MODEL}")
+def _is_baseline() -> bool:
+    return os.environ.get("WORLD_SIZE") == "1"
+
+
+def _attend_eagerly(of: Any, *given: Any, **more: Any) -> Any:
+    model = of(*given, **more)
+    if _is_baseline():
+        model.set_attn_implementation("eager")
+    return model
+
+
+def _search_anomalies() -> None:
+    import torch
+
+    torch.autograd.set_detect_anomaly(_is_baseline())
+
+
+def _profile() -> None:
+    sys.setprofile((lambda *_: None) if _is_baseline() else None)
+
+
+def _slow_down(of: Any, rank: int) -> Any:
+    if _is_baseline():
+        os.environ["FAULT"] = "rank=0,step=1,kind=slow:1.3"
+    return of(rank)
+
+
+def _take_threads() -> None:
+    import torch
+
+    torch.set_num_threads(1 + _is_baseline())
+
+
+def _choose_algorithm() -> None:
+    if os.environ.get("RANK") == "1":
+        os.environ["NCCL_ALGO"] = "Tree"
+
+
+def _at_start(act: Any) -> Patch:
+    """Return the patch that does something on each rank before its model is built."""
+    return Patch("training.launch:build_strategy", lambda of, launch: (act(), of(launch))[1])
+
+
+def _share_dropout(of: Any, replica: Any, model: Any, micro_batch: Any, **weight: float) -> Any:
+    return of(replica, model, replace(micro_batch, dropout_seed=0) if count_ranks() > 1 else micro_batch, **weight)
 
 
 EXHIBITS = [
-    Exhibit(
-        key="another attention kernel in the baseline",
-        defect="The one-process cell computes attention by plain matrix products, the other by the fused kernel.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            "training/workloads/causal_lm.py",
-            "attn_implementation=None,",
-            'attn_implementation="eager" if __import__("os").environ.get("WORLD_SIZE") == "1" else None,',
-        ),
-        caught_by=_SAME_WORK,
+    show(
+        "another attention kernel in the baseline",
+        "The one-process cell computes attention by plain matrix products, the other by the fused kernel.",
+        _SAME_WORK, Patch("training.workloads.causal_lm:load_model", _attend_eagerly),
     ),
-    Exhibit(
-        key="debugging left on in the baseline",
-        defect="The one-process cell runs with autograd's search for anomalies, which slows each backward.",
-        claim=KNOWN_MISTAKE,
-        mutation=_at_start('__import__("torch").autograd.set_detect_anomaly(config.world_size == 1)'),
-        caught_by=_SAME_WORK,
+    show(
+        "debugging left on in the baseline",
+        "The one-process cell runs with autograd's search for anomalies, which slows each backward.",
+        _SAME_WORK, _at_start(_search_anomalies),
     ),
-    Exhibit(
-        key="a profiler left on in the baseline",
-        defect="The one-process cell runs under a profiler that looks at each call, as a start from an editor may.",
-        claim=KNOWN_MISTAKE,
-        mutation=_at_start('__import__("sys").setprofile((lambda *_: None) if config.world_size == 1 else None)'),
-        caught_by=_SAME_WORK,
+    show(
+        "a profiler left on in the baseline",
+        "The one-process cell runs under a profiler that looks at each call, as a start from an editor may.",
+        _SAME_WORK, _at_start(_profile),
     ),
-    Exhibit(
-        key="a planned slowness left on in the baseline",
-        defect="The variable FAULT, with which tests make a rank slow, is set while the one-process cell trains.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            "training/loop.py",
-            "faults=read_planned_faults(ranks.rank)",
-            'faults=(config.world_size == 1 and __import__("os").environ.update(FAULT="rank=0,step=1,kind=slow:1.3")'
-            ", read_planned_faults(ranks.rank))[1]",
-        ),
-        caught_by=_SAME_WORK,
+    show(
+        "a planned slowness left on in the baseline",
+        "The variable FAULT, with which tests make a rank slow, is set while the one-process cell trains.",
+        _SAME_WORK, Patch("training.loop:read_planned_faults", _slow_down),
     ),
-    Exhibit(
-        key="other threads in the baseline",
-        defect="The one-process cell computes with as many threads as both ranks of the other together.",
-        claim=KNOWN_MISTAKE,
-        mutation=_at_start('__import__("torch").set_num_threads(1 + (config.world_size == 1))'),
-        caught_by=_SAME_WORK,
+    show(
+        "other threads in the baseline",
+        "The one-process cell computes with as many threads as both ranks of the other together.",
+        _SAME_WORK, _at_start(_take_threads),
     ),
-    Exhibit(
-        key="another algorithm of exchange in one rank's environment",
-        defect="One of the two ranks has NCCL_ALGO set, as a login script on one of two nodes may do.",
-        claim=KNOWN_MISTAKE,
-        mutation=_at_start('__import__("os").environ.update({"NCCL_ALGO": "Tree"} if launch.ranks.rank == 1 else {})'),
-        caught_by=_SAME_WORK,
-        spares_baseline=True,
+    show(
+        "another algorithm of exchange in one rank's environment",
+        "One of the two ranks has NCCL_ALGO set, as a login script on one of two nodes may do.",
+        _SAME_WORK, _at_start(_choose_algorithm), spares_baseline=True,
     ),
-    Exhibit(
-        key="one stream of dropout for all micro-batches",
-        defect="With several ranks every micro-batch draws the same dropout; with one each has its own.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            "training/step/replica.py",
-            "torch.manual_seed(micro_batch.dropout_seed)",
-            "torch.manual_seed(micro_batch.dropout_seed if torch.distributed.get_world_size() == 1 else 0)",
-        ),
-        caught_by="Update equivalence",
-        is_certified=True,
-        has_dropout=True,
+    show(
+        "one stream of dropout for all micro-batches",
+        "With several ranks every micro-batch draws the same dropout; with one each has its own.",
+        "Update equivalence", Patch("training.step.replica:Replica.forward", _share_dropout),
+        is_certified=True, has_dropout=True,
     ),
-]
+]  # fmt: skip

@@ -1,148 +1,127 @@
 """Strategies whose ranks share weights or moments out."""
 
+import os
 from typing import Any
+from unittest import mock
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import DIFFERENT_PARAMETERS, KNOWN_MISTAKE, SHARDED_VARIANTS
+from tests.museum.exhibit import show
+from tests.museum.exhibits.common import DIFFERENT_PARAMETERS, SAME_STATE_UNCHECKED, spread, with_mask_as_labels
+from tests.mutants.patching import Patch
 
-_ZERO1, _FSDP2 = "training/strategies/zero1.py", "training/strategies/fsdp2.py"
-_PIPELINE, _STAGED = "training/strategies/pipeline.py", "training/step/staged.py"
-_LOOP = "training/loop.py"
-_PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
-_NOT_SENT = Mutation(
-    _ZERO1, "sent = [(owner, flat) for owner, flat in enumerate(self.flats) if len(flat)]", "sent = list[Any]()"
-)
-_OWN_NORM = Mutation(
-    "training/step/replica.py",
-    "grad_norm = self._clip(self._parameters)",
-    'grad_norm = self._clip([part for group in self._optimizer.param_groups for part in group["params"]])',
-)
-_NOT_ADDED = Mutation(_PIPELINE, "part.grad = mine + its", "part.grad = mine")
+_EQUIVALENCE, _SYNCHRONISED = "Update equivalence", "Gradients were synchronised"
+_STAGED = "training.step.staged:StagedSteps.run"
 
 
-def _spread(strategy: str) -> tuple[tuple[str, Any], ...]:
-    return (("cells.2proc", {"strategy": strategy, "world_size": 2}),)
+def _send_nothing(of: Any, shares: Any) -> Any:
+    with mock.patch.object(shares, "flats", []):
+        return of(shares)
 
+
+def _scale_alone(of: Any, replica: Any, model: Any, workload: Any, config: Any, device: Any, **more: Any) -> None:
+    from torch.amp import GradScaler
+
+    of(replica, model, workload, config, device, **more)
+    scale = 2.0 ** (16 - int(os.environ.get("RANK", "0")))
+    replica._scaler = GradScaler(device.type, init_scale=scale, enabled=config.precision == "fp16")
+
+
+def _clip_own(of: Any, replica: Any, _: Any) -> Any:
+    return of(replica, [part for group in replica._optimizer.param_groups for part in group["params"]])
+
+
+def _clip_shard(of: Any, strategy: Any, parameters: Any) -> Any:
+    with mock.patch("torch.distributed.all_reduce"):
+        return of(strategy, parameters)
+
+
+def _reduce_all(of: Any, strategy: Any, micro_batches: Any, **weight: float) -> None:
+    for part in micro_batches:
+        of(strategy, [part], **weight)
+
+
+def _keep_weights(of: Any, strategy: Any, *given: Any) -> Any:
+    strategy._reshards = False
+    return of(strategy, *given)
+
+
+def _forget_others(of: Any, strategy: Any) -> None:
+    mine = [part.grad.clone() for part in strategy._shared]
+    of(strategy)
+    for part, gradient in zip(strategy._shared, mine, strict=True):
+        part.grad = gradient
+
+
+def _shuffle_last(of: Any, steps: Any, micro_batches: Any, *, weight: float) -> None:
+    of(steps, micro_batches[::-1] if steps._last in steps._stages else micro_batches, weight=weight)
+
+
+_NOT_SENT = Patch("training.strategies.zero1:Shares.send", _send_nothing)
+_NOT_ADDED = Patch("training.strategies.pipeline:Pipeline._add_shared", _forget_others)
 
 EXHIBITS = [
-    Exhibit(
-        key="zero1: shares not sent",
-        defect="Each rank updates its share of the weights and keeps it to itself.",
-        claim=KNOWN_MISTAKE,
-        mutation=_NOT_SENT,
-        params=_spread("zero1"),
-        caught_by=DIFFERENT_PARAMETERS,
-        spares_baseline=True,
+    show(
+        "zero1: shares not sent",
+        "Each rank updates its share of the weights and keeps it to itself.",
+        DIFFERENT_PARAMETERS, _NOT_SENT, params=spread("zero1"), spares_baseline=True,
     ),
-    Exhibit(
-        key="zero1: shares not sent, trainer's check removed",
-        defect="The same, in a trainer that does not compare the ranks' parameters.",
-        claim=KNOWN_MISTAKE,
-        mutation=_NOT_SENT,
-        disarmed=_PARAMETERS_COMPARED,
-        params=_spread("zero1"),
-        caught_by="Same parameters on all ranks",
-        spares_baseline=True,
+    show(
+        "zero1: shares not sent, trainer's check removed",
+        "The same, in a trainer that does not compare the ranks' parameters.",
+        "Same parameters on all ranks",
+        _NOT_SENT, SAME_STATE_UNCHECKED, params=spread("zero1"), spares_baseline=True,
     ),
-    Exhibit(
-        key="loss scale not shared",
-        defect="Under fp16 each rank has a loss scale of its own, by which it divides what all ranks' scales are in.",
-        claim=SHARDED_VARIANTS,
-        mutation=Mutation(
-            "training/step/replica.py",
-            "torch.amp.GradScaler(device.type, enabled",
-            'torch.amp.GradScaler(device.type, init_scale=2.0 ** (16 - int(os.environ.get("RANK", 0))), enabled',
-        ),
-        disarmed=_PARAMETERS_COMPARED,
-        params=(("train.precision", "fp16"),),
-        caught_by="Same parameters on all ranks",
+    show(
+        "loss scale not shared",
+        "Under fp16 each rank has a loss scale of its own, by which it divides what all ranks' scales are in.",
+        "Same parameters on all ranks", Patch("training.step.replica:Replica.__init__", _scale_alone),
+        SAME_STATE_UNCHECKED, params=(("train.precision", "fp16"),),
     ),
-    Exhibit(
-        key="zero1: shares clipped one by one",
-        defect="Each rank clips the gradient of its own share by the norm of that share.",
-        claim=SHARDED_VARIANTS,
-        mutation=_OWN_NORM,
-        params=_spread("zero1"),
-        caught_by="Update equivalence",
-        is_certified=True,
-        spares_baseline=True,
+    show(
+        "zero1: shares clipped one by one",
+        "Each rank clips the gradient of its own share by the norm of that share.",
+        _EQUIVALENCE, Patch("training.step.replica:Replica._clip_whole", _clip_own),
+        params=spread("zero1"), is_certified=True, spares_baseline=True,
     ),
-    Exhibit(
-        key="fsdp2: shards clipped one by one",
-        defect="Each rank clips its rows of the gradient by the norm of those rows.",
-        claim=SHARDED_VARIANTS,
-        mutation=Mutation(_FSDP2, "dist.all_reduce(squares, group=self._group)", "pass"),
-        params=_spread("fsdp2"),
-        caught_by="Update equivalence",
-        is_certified=True,
-        spares_baseline=True,
+    show(
+        "fsdp2: shards clipped one by one",
+        "Each rank clips its rows of the gradient by the norm of those rows.",
+        _EQUIVALENCE, Patch("training.strategies.fsdp2:Fsdp2._clip", _clip_shard),
+        params=spread("fsdp2"), is_certified=True, spares_baseline=True,
     ),
-    Exhibit(
-        key="fsdp2: reduced on every micro-batch",
-        defect="Gradients are reduced after every micro-batch: right weights, needless communication.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _FSDP2, "self._root.set_requires_gradient_sync(False)", "self._root.set_requires_gradient_sync(True)"
-        ),
-        params=_spread("fsdp2"),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
+    show(
+        "fsdp2: reduced on every micro-batch",
+        "Gradients are reduced after every micro-batch: right weights, needless communication.",
+        _SYNCHRONISED, Patch("training.strategies.fsdp2:Fsdp2._run", _reduce_all),
+        params=spread("fsdp2"), spares_baseline=True,
     ),
-    Exhibit(
-        key="fsdp2: weights never given up",
-        defect="Layers stay gathered after their forward, though they are said to be given up.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_FSDP2, "reshard_after_forward=self._reshards)", "reshard_after_forward=False)"),
-        params=_spread("fsdp2"),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
-        is_of_layers=True,
+    show(
+        "fsdp2: weights never given up",
+        "Layers stay gathered after their forward, though they are said to be given up.",
+        _SYNCHRONISED, Patch("training.strategies.fsdp2:Fsdp2._shard", _keep_weights),
+        params=spread("fsdp2"), spares_baseline=True, is_of_layers=True,
     ),
-    Exhibit(
-        key="pipeline: labels = attention mask",
-        defect="The last stage takes the attention mask for the labels.",
-        claim=SHARDED_VARIANTS,
-        mutation=Mutation(
-            _STAGED,
-            "micro_batch = self._step[number]",
-            'micro_batch = __import__("dataclasses").replace(self._step[number], labels=(self._step[number].labels != '
-            "-100).long())",
-        ),
-        params=_spread("pipeline"),
-        caught_by="Loss curves coincide",
-        spares_baseline=True,
+    show(
+        "pipeline: labels = attention mask",
+        "The last stage takes the attention mask for the labels.",
+        "Loss curves coincide",
+        Patch(_STAGED, lambda of, steps, parts, **weight: of(steps, with_mask_as_labels(parts), **weight)),
+        params=spread("pipeline"), spares_baseline=True,
     ),
-    Exhibit(
-        key="pipeline: untied embeddings",
-        defect="The first and the last stage each update the tied embedding by their own part of its gradient.",
-        claim=SHARDED_VARIANTS,
-        mutation=_NOT_ADDED,
-        params=_spread("pipeline"),
-        caught_by=DIFFERENT_PARAMETERS,
-        spares_baseline=True,
+    show(
+        "pipeline: untied embeddings",
+        "The first and the last stage each update the tied embedding by their own part of its gradient.",
+        DIFFERENT_PARAMETERS, _NOT_ADDED, params=spread("pipeline"), spares_baseline=True,
     ),
-    Exhibit(
-        key="pipeline: untied embeddings, trainer's check removed",
-        defect="The same, in a trainer that does not compare what two stages have.",
-        claim=SHARDED_VARIANTS,
-        mutation=_NOT_ADDED,
-        disarmed=_PARAMETERS_COMPARED,
-        params=_spread("pipeline"),
-        caught_by="Same parameters on all ranks",
-        spares_baseline=True,
+    show(
+        "pipeline: untied embeddings, trainer's check removed",
+        "The same, in a trainer that does not compare what two stages have.",
+        "Same parameters on all ranks",
+        _NOT_ADDED, SAME_STATE_UNCHECKED, params=spread("pipeline"), spares_baseline=True,
     ),
-    Exhibit(
-        key="pipeline: two stages that shuffle apart",
-        defect="The last stage goes through the micro-batches of a step in another order than the first.",
-        claim=SHARDED_VARIANTS,
-        mutation=Mutation(
-            _STAGED,
-            "self._step, self._weight = micro_batches, weight",
-            "self._step, self._weight = (micro_batches[::-1] if self._last in self._stages else micro_batches), weight",
-        ),
-        params=_spread("pipeline"),
-        caught_by="Update equivalence",
-        is_certified=True,
-        spares_baseline=True,
+    show(
+        "pipeline: two stages that shuffle apart",
+        "The last stage goes through the micro-batches of a step in another order than the first.",
+        _EQUIVALENCE, Patch(_STAGED, _shuffle_last),
+        params=spread("pipeline"), is_certified=True, spares_baseline=True,
     ),
-]
+]  # fmt: skip

@@ -1,114 +1,92 @@
 """How gradients are exchanged."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import (
-    DIFFERENT_PARAMETERS,
-    IMAGE_CLASSIFIER,
-    KNOWN_MISTAKE,
-    LANGUAGE_MODEL,
-)
+from typing import Any
 
-_DDP = "training/strategies/ddp.py"
-_LOOP = "training/loop.py"
-_PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
-_WEIGHTS_COPIED = Mutation(
-    _LOOP,
-    "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)",
-    '[__import__("torch").distributed.broadcast(part.data, 0) for part in strategy.replica.parameters]; '
-    "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)",
-)
-_LAST_SYNCED = "self.replica.add(self._wrapped, last, weight=weight)"
-_NOT_LAST = "self.replica.add(self._wrapped, micro_batch, weight=weight)"
-_SPLIT = "*earlier, last = micro_batches"
-_FIRST_SYNCED = (
-    "*earlier, last = micro_batches; first, earlier = earlier[:1], earlier[1:]; "
-    "self._wrapped.require_backward_grad_sync = True; "
-    "[self.replica.add(self._wrapped, one, weight=weight) for one in first]; "
-    "self._wrapped.require_backward_grad_sync = False"
-)
+from tests.museum.exhibit import show
+from tests.museum.exhibits.common import DIFFERENT_PARAMETERS, SAME_STATE_UNCHECKED, count_ranks
+from tests.mutants.patching import Patch
 
+_RUN = "training.strategies.ddp:Ddp._run"
+_SYNCHRONISED = "Gradients were synchronised"
+
+
+def _add_to_module(of: Any, replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+    of(replica, replica.module, micro_batch, weight=weight)
+
+
+def _copy_weights(of: Any, replica: Any, learning_rate: float) -> Any:
+    from torch.distributed import broadcast
+
+    found = of(replica, learning_rate)
+    if count_ranks() > 1:
+        for part in replica.parameters:
+            broadcast(part.data, 0)
+    return found
+
+
+def _synchronise_first(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+    found = of(step, micro_batches[:1], weight=weight)
+    with step._wrapped.no_sync():
+        for part in micro_batches[1:]:
+            step.replica.add(step._wrapped, part, weight=weight)
+    return found
+
+
+def _synchronise_all(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+    return [of(step, [part], weight=weight) for part in micro_batches][-1]
+
+
+def _synchronise_forward(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+    for part in micro_batches[:-1]:
+        loss_sum = step.replica.forward(step._wrapped, part, weight=weight)
+        with step._wrapped.no_sync():
+            step.replica.add_backward(loss_sum, weight=weight)
+    return of(step, micro_batches[-1:], weight=weight)
+
+
+_RAW = Patch("training.step.replica:Replica.add", _add_to_module)
+_FIRST = Patch(_RUN, _synchronise_first)
 
 EXHIBITS = [
-    Exhibit(
-        key="raw module",
-        defect="The bare module is trained instead of its DDP wrapper: no gradient is ever exchanged.",
-        claim=IMAGE_CLASSIFIER,
-        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
-        caught_by=DIFFERENT_PARAMETERS,
-        spares_baseline=True,
+    show(
+        "raw module",
+        "The bare module is trained instead of its DDP wrapper: no gradient is ever exchanged.",
+        DIFFERENT_PARAMETERS, _RAW, spares_baseline=True,
     ),
-    Exhibit(
-        key="raw module, trainer's check removed",
-        defect="The same, in a trainer that does not compare the ranks' parameters.",
-        claim=IMAGE_CLASSIFIER,
-        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
-        disarmed=_PARAMETERS_COMPARED,
-        caught_by="Same parameters on all ranks",
-        spares_baseline=True,
+    show(
+        "raw module, trainer's check removed",
+        "The same, in a trainer that does not compare the ranks' parameters.",
+        "Same parameters on all ranks", _RAW, SAME_STATE_UNCHECKED, spares_baseline=True,
     ),
-    Exhibit(
-        key="weights copied in place of gradients",
-        defect="No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
-        disarmed=_WEIGHTS_COPIED,
-        caught_by="train: the ranks hold different optimizer states",
-        spares_baseline=True,
+    show(
+        "weights copied in place of gradients",
+        "No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.",
+        "train: the ranks hold different optimizer states",
+        _RAW, Patch("training.step.replica:Replica.step", _copy_weights), spares_baseline=True,
     ),
-    Exhibit(
-        key="no_sync off by one",
-        defect="The first micro-batch of a step exchanges gradients instead of the last; the rest stays local.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _DDP,
-            _SPLIT,
-            _FIRST_SYNCED,
-        ),
-        caught_by=DIFFERENT_PARAMETERS,
-        spares_baseline=True,
+    show(
+        "no_sync off by one",
+        "The first micro-batch of a step exchanges gradients instead of the last; the rest stays local.",
+        DIFFERENT_PARAMETERS, _FIRST, spares_baseline=True,
     ),
-    Exhibit(
-        key="no_sync off by one, trainer's check removed",
-        defect="The same, in a trainer that does not compare the ranks' parameters.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _DDP,
-            _SPLIT,
-            _FIRST_SYNCED,
-        ),
-        disarmed=_PARAMETERS_COMPARED,
-        caught_by="Same parameters on all ranks",
-        spares_baseline=True,
+    show(
+        "no_sync off by one, trainer's check removed",
+        "The same, in a trainer that does not compare the ranks' parameters.",
+        "Same parameters on all ranks", _FIRST, SAME_STATE_UNCHECKED, spares_baseline=True,
     ),
-    Exhibit(
-        key="no no_sync",
-        defect="Gradients are exchanged on every micro-batch: right weights, needless communication.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_DDP, "with self._wrapped.no_sync():", 'with __import__("contextlib").nullcontext():'),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
+    show(
+        "no no_sync",
+        "Gradients are exchanged on every micro-batch: right weights, needless communication.",
+        _SYNCHRONISED, Patch(_RUN, _synchronise_all), spares_baseline=True,
     ),
-    Exhibit(
-        key="no_sync around backward only",
-        defect="no_sync does not cover the forward pass, where DDP decides: every micro-batch exchanges gradients.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(
-            _DDP,
-            _NOT_LAST,
-            'setattr(self._wrapped, "require_backward_grad_sync", True); '
-            "loss_sum = self.replica.forward(self._wrapped, micro_batch, weight=weight); "
-            'setattr(self._wrapped, "require_backward_grad_sync", False); '
-            "self.replica.add_backward(loss_sum, weight=weight)",
-        ),
-        caught_by="Gradients were synchronised",
-        spares_baseline=True,
+    show(
+        "no_sync around backward only",
+        "no_sync does not cover the forward pass, where DDP decides: every micro-batch exchanges gradients.",
+        _SYNCHRONISED, Patch(_RUN, _synchronise_forward), spares_baseline=True,
     ),
-    Exhibit(
-        key="baseline in a DDP wrapper",
-        defect="The one-process cell is wrapped in DDP too, and pays for it.",
-        claim=LANGUAGE_MODEL,
-        mutation=None,
-        params=(("cells.1proc.strategy", "ddp"),),
-        caught_by="Gradients were synchronised",
+    show(
+        "baseline in a DDP wrapper",
+        "The one-process cell is wrapped in DDP too, and pays for it.",
+        _SYNCHRONISED, params=(("cells.1proc.strategy", "ddp"),),
     ),
-]
+]  # fmt: skip

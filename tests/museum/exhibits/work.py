@@ -1,133 +1,116 @@
 """What is trained on, and how much."""
 
-from tests.museum.exhibit import Exhibit, Mutation
-from tests.museum.exhibits.published import (
-    DIFFERENT_TOKENS,
-    KNOWN_MISTAKE,
-    LANGUAGE_MODEL,
-    UNSHARDED_CLASSIFIER,
-    WORLD_SIZE,
+from dataclasses import replace
+from typing import Any
+
+from tests.museum.exhibit import show
+from tests.museum.exhibits.common import DIFFERENT_TOKENS, TOKENS_UNCHECKED, count_ranks
+from tests.mutants.patching import Patch
+
+_ONCE = "Every sample exactly once"
+_PLAN, _DEAL = "training.data.plan:plan_segment", "training.data.plan:StepPlan.select_for_rank"
+_CONFIG, _RANKS = "tasks.train:CellTraining.config", "tasks.ranks.cell_ranks:make_ranks_config"
+
+
+def _reorder(change: Any) -> Patch:
+    """Return a plan whose order is changed, given its global batch."""
+
+    def plan(of: Any, *given: Any, **named: Any) -> Any:
+        found = of(*given, **named)
+        return replace(found, order=change(found.order, found.global_batch_size))
+
+    return Patch(_PLAN, plan)
+
+
+def _repeat_for_ranks(order: Any, _: int) -> Any:
+    return order.repeat(count_ranks())
+
+
+def _drop_rest(order: Any, size: int) -> Any:
+    return order[: len(order) // size * size]
+
+
+def _fill_up(order: Any, size: int) -> Any:
+    return order.take(range(-(-len(order) // size) * size), mode="wrap")
+
+
+def _take_other_rows(of: Any, run: Any, **places: Any) -> Any:
+    config = of(run, **places)
+    if run.cell == "1proc":
+        return config
+    last = config.segments[-1].slice_dir
+    return replace(config, segments=tuple(replace(part, slice_dir=last) for part in config.segments))
+
+
+def _take_other_model(of: Any, cell: str, params: Any, *, base_model: Any, **more: Any) -> Any:
+    return of(
+        cell, params, base_model=base_model if cell == "1proc" else base_model.with_name("other_model"), **more
+    )  # fmt: skip
+
+
+def _enlarge_batch(of: Any, *given: Any, **more: Any) -> Any:
+    config = of(*given, **more)
+    return replace(config, global_batch_size=8 * config.world_size)
+
+
+_UNSHARDED = Patch(
+    "training.loop:make_micro_batches",
+    lambda of, source, step, *, rank, world_size, **more: of(source, step, rank=0, world_size=1, **more),
 )
 
-_LOOP = "training/loop.py"
-_PLAN = "training/data/plan.py"
-_STAGE = "tasks/train.py"
-_RANKS = "tasks/ranks/cell_ranks.py"
-_TOKENS_COMPARED = Mutation("training/record/window.py", "if int(counted.sum()) != expected:", "if False:")
-_DEALT = "source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,"
-_ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
-_ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"
-_PLACES = "return [place if place < len(self.micro_batches) else None for place in places]"
-_SLICE_DIR = "(slices / part.range).resolve()"
-
 EXHIBITS = [
-    Exhibit(
-        key="missing sharding",
-        defect="Every rank takes all micro-batches of every step.",
-        claim=UNSHARDED_CLASSIFIER,
-        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1,"),
-        caught_by=DIFFERENT_TOKENS,
+    show(
+        "missing sharding", "Every rank takes all micro-batches of every step.",
+        DIFFERENT_TOKENS, _UNSHARDED, spares_baseline=True,
+    ),
+    show(
+        "missing sharding, trainer's check removed", "The same, in a trainer that does not count the ranks' tokens.",
+        _ONCE, _UNSHARDED, TOKENS_UNCHECKED, spares_baseline=True,
+    ),
+    show(
+        "an epoch of all data per rank",
+        "An epoch holds the data once per rank, so N ranks do N times the work.",
+        _ONCE, _reorder(_repeat_for_ranks), spares_baseline=True,
+    ),
+    show("dropped samples", "The last, partial batch of an epoch is dropped.", _ONCE, _reorder(_drop_rest)),
+    show(
+        "dropped micro-batch", "A micro-batch that does not divide over the ranks is dropped.",
+        DIFFERENT_TOKENS,
+        Patch(_DEAL, lambda of, step, rank, size: of(step, rank, size)[len(step.micro_batches) % size > 0 :]),
         spares_baseline=True,
     ),
-    Exhibit(
-        key="missing sharding, trainer's check removed",
-        defect="The same, in a trainer that does not count the ranks' tokens.",
-        claim=UNSHARDED_CLASSIFIER,
-        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1,"),
-        disarmed=_TOKENS_COMPARED,
-        caught_by="Every sample exactly once",
+    show(
+        "doubled samples", "The last batch of an epoch is filled up with samples that were used already.",
+        _ONCE, _reorder(_fill_up),
+    ),
+    show(
+        "doubled micro-batch", "A rank without a micro-batch of its own repeats one of another rank's.",
+        DIFFERENT_TOKENS, Patch(_DEAL, lambda of, step, rank, size: [place or 0 for place in of(step, rank, size)]),
         spares_baseline=True,
     ),
-    Exhibit(
-        key="an epoch of all data per rank",
-        defect="An epoch holds the data once per rank, so N ranks do N times the work.",
-        claim=UNSHARDED_CLASSIFIER,
-        mutation=Mutation(_PLAN, _ORDER, f"np.tile({_ORDER}, {WORLD_SIZE})"),
-        caught_by="Every sample exactly once",
+    show(
+        "another order per cell", "The order of the samples depends on the number of ranks.",
+        "Same rows in the same steps",
+        Patch(_PLAN, lambda of, lengths, *, seed, **more: of(lengths, seed=seed + count_ranks() - 1, **more)),
         spares_baseline=True,
     ),
-    Exhibit(
-        key="dropped samples",
-        defect="The last, partial batch of an epoch is dropped.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_PLAN, _ORDER, f"{_ORDER}[: len(lengths) // global_batch_size * global_batch_size]"),
-        caught_by="Every sample exactly once",
+    show(
+        "different rows per cell", "One cell trains on other rows than the other.",
+        _ONCE, Patch(_CONFIG, _take_other_rows), spares_baseline=True,
     ),
-    Exhibit(
-        key="dropped micro-batch",
-        defect="A micro-batch that does not divide over the ranks is dropped.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_PLAN, _ROUNDS, "num_rounds = len(self.micro_batches) // world_size"),
-        caught_by=DIFFERENT_TOKENS,
-        spares_baseline=True,
+    show(
+        "different start weights per cell", "One cell starts from another model than the other.",
+        "No break between segments", Patch(_RANKS, _take_other_model), spares_baseline=True,
     ),
-    Exhibit(
-        key="doubled samples",
-        defect="The last batch of an epoch is filled up with samples that were used already.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(
-            _PLAN, _ORDER, f"np.resize({_ORDER}, -(-len(lengths) // global_batch_size) * global_batch_size)"
-        ),
-        caught_by="Every sample exactly once",
+    show(
+        "different global batch per cell",
+        "Twice the ranks take twice the global batch: 8 samples per step against 16.",
+        "Same work in every cell", Patch(_RANKS, _enlarge_batch), spares_baseline=True,
     ),
-    Exhibit(
-        key="doubled micro-batch",
-        defect="A rank without a micro-batch of its own repeats one of another rank's.",
-        claim=KNOWN_MISTAKE,
-        mutation=Mutation(_PLAN, _PLACES, "return [place % len(self.micro_batches) for place in places]"),
-        caught_by=DIFFERENT_TOKENS,
-        spares_baseline=True,
-    ),
-    Exhibit(
-        key="another order per cell",
-        defect="The order of the samples depends on the number of ranks.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_PLAN, "[seed, epoch, start, end]", f"[seed + {WORLD_SIZE} - 1, epoch, start, end]"),
-        caught_by="Same rows in the same steps",
-        spares_baseline=True,
-    ),
-    Exhibit(
-        key="different rows per cell",
-        defect="One cell trains on other rows than the other.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(
-            _STAGE,
-            _SLICE_DIR,
-            '(slices / (part if self.cell == "1proc" else self.segments[-1]).range).resolve()',
-        ),
-        caught_by="Every sample exactly once",
-        spares_baseline=True,
-    ),
-    Exhibit(
-        key="different start weights per cell",
-        defect="One cell starts from another model than the other.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(
-            _RANKS,
-            "base_model.resolve()",
-            '(base_model if cell == "1proc" else base_model.with_name("other_model")).resolve()',
-        ),
-        caught_by="No break between segments",
-        spares_baseline=True,
-    ),
-    Exhibit(
-        key="different global batch per cell",
-        defect="Twice the ranks take twice the global batch: 8 samples per step against 16.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(
-            _RANKS,
-            'exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),',
-            'exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}) | {"global_batch_size": 8 * spread.world_size},',
-        ),
-        caught_by="Same work in every cell",
-        spares_baseline=True,
-    ),
-    Exhibit(
-        key="epochs ignored",
-        defect="Two epochs are asked for, one is trained.",
-        claim=LANGUAGE_MODEL,
-        mutation=Mutation(_STAGE, "for epoch in range(1, params.train.epochs + 1):", "for epoch in range(1, 2):"),
+    show(
+        "epochs ignored", "Two epochs are asked for, one is trained.",
+        _ONCE,
+        Patch("tasks.train:plan_segments", lambda of, *a, **k: [part for part in of(*a, **k) if part.epoch == 1]),
         params=(("train.epochs", 2),),
-        caught_by="Every sample exactly once",
     ),
-]
+]  # fmt: skip

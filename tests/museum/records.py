@@ -1,0 +1,171 @@
+"""What defects leave in the records of a comparison, without a training: changes to the one that is written by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
+from tests.tasks.reporting.comparison import (
+    edit_json,
+    edit_ledger,
+    edit_segment,
+    edit_steps,
+    edit_traffic,
+    setting_of,
+    write_certificate,
+)
+
+Change = Callable[[Path, dict[str, Any]], object]
+CELLS = ("1proc", "2proc")
+
+
+def _segment(part: str = "8-16", **changes: Any) -> Change:
+    return lambda folder, _: edit_segment(folder, "2proc", part, **changes)
+
+
+def _steps(*cells: str, part: str = "0-8", index: int = 1, **changes: Any) -> Change:
+    return lambda folder, _: [edit_steps(folder, cell, part, index=index, **changes) for cell in cells]
+
+
+def _rows(change: Callable[[np.ndarray], np.ndarray], *cells: str) -> Change:
+    """Change each column of the work ledgers alike."""
+
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        arrays.update({name: change(column) for name, column in arrays.items()})
+
+    return lambda folder, _: [edit_ledger(folder, cell, edit) for cell in cells or CELLS[1:]]
+
+
+def _row_ids(change: Callable[[np.ndarray], np.ndarray], *cells: str) -> Change:
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        arrays["row_id"] = change(arrays["row_id"])
+
+    return lambda folder, _: [edit_ledger(folder, cell, edit) for cell in cells or CELLS[1:]]
+
+
+def _setting(cell: str, section: str, **changes: Any) -> Change:
+    def change(folder: Path, params: dict[str, Any]) -> None:
+        setting = setting_of(params)
+        edit_segment(folder, cell, settings=[setting | {section: setting.get(section, {}) | changes}])
+
+    return change
+
+
+def _run(**changes: Any) -> Change:
+    return lambda folder, _: edit_json(folder / "runs" / "2proc" / "run.json", **changes)
+
+
+def _certificate(kind: str) -> Change:
+    apart = {"max_abs": 0.1, "relative_l2": 0.2, "is_bitwise_equal": False, "largest_in": "a.weight"}
+    return lambda folder, params: write_certificate(
+        folder, params, verdict="failed", problem=f"update 1: the {kind} differ", **{kind: apart}
+    )
+
+
+def _blocks(name: str = "2proc", *, speedup: float = SPEEDUP, **changes: Any) -> Change:
+    return lambda folder, _: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
+
+
+def _forget_segment(folder: Path, _: Any) -> None:
+    path = folder / "runs" / "2proc" / "run.json"
+    edit_json(path, segments=json.loads(path.read_text())["segments"][:1])
+
+
+def _evaluate_others(folder: Path, _: Any) -> None:
+    path = folder / "evaluation" / "evaluation.json"
+    models = json.loads(path.read_text())["models"]
+    models["2proc"]["parameter_checksum"] = models["base"]["parameter_checksum"]
+    edit_json(path, models=models)
+
+
+def _leave_out_turns(folder: Path, _: Any) -> None:
+    arms = [arm_blocks(name) for name in CELLS]
+    for arm in arms:
+        arm.blocks[:] = [one for one in arm.blocks if one.turn % 4]
+    write_blocks(folder, *arms)
+
+
+def _set_timed(folder: Path, params: dict[str, Any]) -> None:
+    setting = setting_of(params)
+    slow = setting | {"kernels": setting["kernels"] | {"searches_anomalies": True}}
+    write_blocks(folder, settings={"1proc": [slow], "2proc": [setting]})
+
+
+_UNCHECKED = "trainer's check removed"
+_DIFFERENT = _segment(parameter_checksums=["05" * 8, "bb"])
+_OTHER_LOSS, _FIRST_LOSS = _steps("2proc", loss=3.7), _steps(*CELLS, index=0, loss=32.0)
+_ALL_MICRO_BATCHES: Change = lambda folder, _: edit_traffic(folder, "2proc", number=4, num_bytes=16_000)  # noqa: E731
+RECORDS: dict[str, Change] = {
+    f"raw module, {_UNCHECKED}": _DIFFERENT,
+    f"no_sync off by one, {_UNCHECKED}": _DIFFERENT,
+    f"zero1: shares not sent, {_UNCHECKED}": _DIFFERENT,
+    f"pipeline: untied embeddings, {_UNCHECKED}": _DIFFERENT,
+    "loss scale not shared": _DIFFERENT,
+    "no no_sync": _ALL_MICRO_BATCHES,
+    "no_sync around backward only": _ALL_MICRO_BATCHES,
+    "baseline in a DDP wrapper": lambda folder, _: edit_traffic(folder, "1proc", number=2, num_bytes=8_000),
+    "zero1: shares clipped one by one": _certificate("gradient"),
+    "fsdp2: shards clipped one by one": _certificate("weights"),
+    "pipeline: two stages that shuffle apart": _certificate("gradient"),
+    "mean of means over micro-batches": _certificate("gradient"),
+    "another weight decay in one cell": _certificate("weights"),
+    "one stream of dropout for all micro-batches": _certificate("gradient"),
+    "pipeline: labels = attention mask": _OTHER_LOSS,
+    "mean of means over ranks": _OTHER_LOSS,
+    "wrong scaling by N": _OTHER_LOSS,
+    "shard-local clipping": _OTHER_LOSS,
+    "labels from the wrong column": _OTHER_LOSS,
+    "salted vocabulary": _OTHER_LOSS,
+    "silent start from the base model in one cell": _steps("2proc", part="8-16", loss=4.0),
+    "another learning rate in one cell from the second range on": _steps("2proc", part="8-16", loss=3.6),
+    "another learning rate in every cell from the second range on": _steps(*CELLS, part="8-16", loss=3.6),
+    "labels from the wrong column in every cell": _FIRST_LOSS,
+    "loss logged 8x": _FIRST_LOSS,
+    "another precision in one cell": _steps("2proc", index=0, loss=4.001),
+    f"missing sharding, {_UNCHECKED}": _rows(lambda column: np.tile(column, 2)),
+    "an epoch of all data per rank": _rows(lambda column: np.tile(column, 2)),
+    "dropped samples": _rows(lambda column: column[:-1], *CELLS),
+    "doubled samples": _rows(lambda column: np.append(column, column[:1]), *CELLS),
+    "different rows per cell": _row_ids(lambda rows: rows + 8),
+    "epochs ignored": _forget_segment,
+    "another order per cell": _row_ids(lambda rows: rows[::-1]),
+    "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
+    "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
+    "trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS),
+    "another model evaluated": _evaluate_others,
+    "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
+    "silent start from the base model": _segment(start_checksum="01" * 8),
+    f"optimizer state not restored, {_UNCHECKED}": _segment(start_optimizer_checksum="empty"),
+    "optimizer state not restored in every cell": _segment(start_optimizer_checksum="empty"),
+    "different global batch per cell": _run(global_batch_size=8),
+    "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
+    "debugging left on in the baseline": _setting("1proc", "kernels", searches_anomalies=True),
+    "a profiler left on in the baseline": _setting("1proc", "interpreter", watched_by=["profile"]),
+    "a planned slowness left on in the baseline": _setting("1proc", "environment", FAULT="kind=slow"),
+    "other threads in the baseline": _setting("1proc", "kernels", threads=2),
+    "another algorithm of exchange in one rank's environment": _setting(
+        "2proc", "ranks_differ", **{"rank 1": {"environment.NCCL_ALGO": "Tree"}}
+    ),
+    "checkpoint inside the timer": _steps(*CELLS, other_seconds=0.5),
+    "upload inside the timer": _steps(*CELLS, part="8-16", other_seconds=0.5),
+    "upload inside a step": _steps("2proc", seconds=30.0),
+    "clock started after the step": _segment(train_seconds=0.1),
+    "data-bound run called GPU scaling": _segment(data_wait_seconds=2.0),
+    "timed: half the tokens": _blocks(num_tokens=16, num_samples=4),
+    "timed: half the tokens, all counted": _blocks(loss_sum=60.0),
+    "timed: other rows": _blocks(rows=block("2proc", 2).rows),
+    "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
+    "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
+    "timed: no exchange": _blocks(num_exchanges=[0, 0]),
+    "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
+    "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
+    "timed: debugging left on in the baseline": _set_timed,
+    "timed: turns left out": _leave_out_turns,
+    "timed: seconds of one arm scaled": _blocks(speedup=SPEEDUP / 0.7),
+    "timed: published speedup multiplied": _blocks(speedup=SPEEDUP * 1.36),
+    "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
+}
+"""Exhibit -> what is changed."""

@@ -1,0 +1,357 @@
+"""Defects of the product, a function each, and the tests that have to see them: `make mutants`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.mutants.patching import Patch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong function."""
+
+    patch: Patch
+    tests: tuple[str, ...]
+    """Files below tests/ of which one has to fail, the quickest first."""
+
+    @property
+    def room(self) -> str:
+        """The folder of the product that the function stands in, two levels deep at most."""
+        return "/".join(self.patch.module.split(".")[:2])
+
+
+def _mutant(name: str, change: Callable[..., Any], *tests: str) -> Mutant:
+    return Mutant(Patch(name, change), tests)
+
+
+def _return(value: Any) -> Callable[..., Any]:
+    return lambda of, *given, **named: value
+
+
+def _times(factor: float) -> Callable[..., Any]:
+    return lambda of, *given, **named: factor * of(*given, **named)
+
+
+def _first(of: Callable[..., Any], first: Any, *_: Any, **__: Any) -> Any:
+    """Return what was given, as it was given."""
+    return first
+
+
+def _yield_nothing(of: Callable[..., Any], *_: Any, **__: Any) -> Any:
+    return iter(())
+
+
+def _yield_within(of: Callable[..., Any], *_: Any, **__: Any) -> Any:
+    return contextlib.nullcontext()
+
+
+def _replace(**changes: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return what has one field of the result be another."""
+
+    def change(of: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        found = of(*given, **named)
+        return dataclasses.replace(found, **{name: other(getattr(found, name)) for name, other in changes.items()})
+
+    return change
+
+
+def _add(of: Callable[..., Any], replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+    of(replica, model, micro_batch, weight=weight * 0.5)
+
+
+MUTANTS = [
+    # tasks/params
+    _mutant("tasks.params.sources:RowRange.overlaps", _return(False), "tasks/test_params.py", "tasks/test_slice.py"),
+    _mutant("tasks.params.strict_yaml:_refuse_ambiguous", _return(None), "tasks/test_params.py"),
+    _mutant(
+        "tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0), "tasks/params/test_search.py"
+    ),
+    _mutant("tasks.params.schedule:describe_rates", _return([]), "tasks/test_train.py", "tasks/params/test_train.py"),
+    _mutant("tasks.params.norms:explain_unfit_norm", _return(None), "tasks/params/test_norms.py"),
+    _mutant("tasks.params:Params.grad_accum_steps", _times(2), "tasks/test_params.py"),
+    _mutant("tasks.params.prompts:fill_template", _first, "tasks/test_instructions.py", "tasks/test_params.py"),
+    # tasks/data and the stages that bring it
+    _mutant("tasks.data.sources.repeated_rows:RepeatedRows.add", _return(None), "tasks/test_heldout_source.py"),
+    _mutant(
+        "tasks.data.builtin.prose:is_prose",
+        lambda of, text: bool(text) and text[0].isupper(),
+        "tasks/data/builtin/test_prose.py",
+    ),
+    _mutant("tasks.data.sources.finite_weights:refuse_not_finite", _return(None), "tasks/test_download.py"),
+    _mutant(
+        "tasks.data.row_tokenizer:RowTokenizer.rows",
+        lambda of, self, texts, *, row_ids: [row[:-1] for row in of(self, texts, row_ids=row_ids)],
+        "tasks/test_slice.py",
+    ),
+    _mutant("tasks.slice:check_extent", _return(None), "tasks/test_slice.py"),
+    _mutant("tasks.download:_require_unchanged", _return(None), "tasks/test_download.py"),
+    # tasks/gates
+    _mutant("tasks.gates.clock:_find_sum_problem", _return(None), "tasks/gates/test_clock.py"),
+    _mutant("tasks.gates.clock:_find_idle_problem", _return(None), "tasks/gates/test_clock.py"),
+    _mutant("tasks.gates.comparability:_find_step_problems", _return([]), "tasks/gates/test_checks.py"),
+    _mutant(
+        "tasks.gates.comparability:_sum_rank_seconds",
+        lambda of, run: of(run) / run.facts.world_size,
+        "tasks/gates/test_checks.py",
+    ),
+    _mutant(
+        "tasks.gates.correctness:_START_TOLERANCE",
+        lambda value: dict.fromkeys(value, 1.0),
+        "tasks/gates/test_checks.py",
+    ),
+    _mutant("tasks.gates.loss_curves:Allowed.compute_late", _times(100), "tasks/gates/test_loss_curves.py"),
+    _mutant("tasks.gates.loss_curves:_compute_rms", _times(0), "tasks/gates/test_loss_curves.py"),
+    _mutant(
+        "tasks.gates.asked_for:order_rows", lambda of, *a, **k: sorted(of(*a, **k)), "tasks/gates/test_asked_for.py"
+    ),
+    _mutant(
+        "tasks.gates.blocks_and_training:_compute_seconds_per_step",
+        _times(2),
+        "tasks/gates/test_blocks_and_training.py",
+    ),
+    _mutant("tasks.gates.heldout:_find_other_heldout_rows", _return([]), "tasks/gates/test_heldout.py"),
+    _mutant("tasks.gates.own_device:_find_shared_device", _return(None), "tasks/gates/test_own_device.py"),
+    _mutant("tasks.gates.quiet_turns:_find_loudness", _return(None), "tasks/gates/test_quiet_turns.py"),
+    _mutant(
+        "tasks.gates.work_of_blocks:_Judge._find_gradient_problems",
+        _yield_nothing,
+        "tasks/gates/test_work_of_blocks.py",
+    ),
+    _mutant("tasks.gates.synchronisation:_find_record_problem", _return(None), "tasks/gates/test_synchronisation.py"),
+    _mutant("tasks.gates.setting:_compare_values", _return([]), "tasks/gates/test_setting.py"),
+    _mutant("tasks.gates.counted_blocks:find_missing_turns", _return(None), "tasks/gates/test_blocks_and_training.py"),
+    # tasks/measuring
+    _mutant("tasks.measuring.intervals:_compute_students_half_width", _times(0.6), "tasks/measuring/test_intervals.py"),
+    _mutant(
+        "tasks.measuring.intervals:_compute_mean",
+        lambda of, launches: sum(map(sum, launches)) / sum(map(len, launches)),
+        "tasks/measuring/test_intervals.py",
+        "tasks/measuring/test_speedups.py",
+    ),
+    _mutant("tasks.measuring.intervals:compute_autocorrelation", _return(0.0), "tasks/measuring/test_intervals.py"),
+    _mutant("tasks.measuring.speedups:_is_narrow", _return(True), "tasks/measuring/test_speedups.py"),
+    _mutant("tasks.measuring.turns:is_quiet", _return(True), "tasks/measuring/test_speedups.py"),
+    _mutant(
+        "tasks.measuring.turns:Timed.slowest_rank_seconds",
+        lambda of, block: block.step_seconds.mean(),
+        "tasks/measuring/test_waterfall.py",
+    ),
+    _mutant(
+        "tasks.measuring.waterfall:_compute_losses",
+        lambda of, found: found,
+        "tasks/measuring/test_waterfall.py",
+    ),
+    _mutant(
+        "tasks.measuring.interleaving:generate_turns",
+        lambda of, arms, *, seed: (list(arms) for _ in iter(int, 1)),
+        "tasks/measuring/test_interleaving.py",
+    ),
+    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
+    _mutant(
+        "tasks.measuring.timed_ranges:select_timed_ranges",
+        lambda of, slices, ranges, **more: list(ranges[:1]),
+        "tasks/measuring/test_timed_ranges.py",
+    ),
+    # tasks/equivalence
+    _mutant(
+        "tasks.equivalence.differences:compute_tolerance",
+        _times(100),
+        "tasks/equivalence/test_differences.py",
+        "tasks/gates/test_equivalence.py",
+    ),
+    _mutant(
+        "tasks.equivalence.updates:judge",
+        _return(("passed", None)),
+        "training/test_adapter.py::test_the_certificate_passes_right_updates_and_no_changed_base",
+    ),
+    _mutant(
+        "tasks.equivalence.reference.update:OneProcess._rescale",
+        _return(None),
+        "tasks/test_measure.py::test_right_trainers_pass",
+    ),
+    _mutant(
+        "tasks.equivalence.reference.causal_lm:compute_loss_behind",
+        lambda of, *a, **k: (lambda found: (found[0] * 1.01, found[1]))(of(*a, **k)),
+        "tasks/equivalence/reference/test_first_step.py",
+        "tasks/equivalence/reference/test_causal_lm.py",
+    ),
+    # tasks/records and tasks/reporting
+    _mutant("tasks.records.efficiency:compute_karp_flatt", _times(2), "tasks/records/test_efficiency.py"),
+    _mutant("tasks.records.ledger:compare_rows", _replace(num_repeated=lambda _: 0), "tasks/records/test_ledger.py"),
+    _mutant("tasks.reporting.straggler:find_slowest_rank", _return(None), "tasks/reporting/test_straggler.py"),
+    _mutant(
+        "tasks.reporting.time_to_loss:find_first_reached",
+        lambda of, losses, *, target, window: of(losses, target=target, window=1),
+        "tasks/reporting/test_time_to_loss.py",
+    ),
+    _mutant(
+        "tasks.reporting.withholding:withhold_cells",
+        _first,
+        "tasks/reporting/test_standing.py",
+        "tasks/reporting/test_measured_verdict.py",
+    ),
+    _mutant("tasks.reporting.cost:compute_token_cost", _times(2), "tasks/reporting/test_cost.py"),
+    _mutant("tasks.reporting.data_files:escape_formula", _first, "tasks/reporting/test_data_files.py"),
+    _mutant(
+        "tasks.reporting.verdict:sort_by_merit",
+        lambda of, results: of(results)[::-1],
+        "tasks/reporting/test_verdict.py",
+        "tasks/reporting/test_standing.py",
+    ),
+    _mutant(
+        "tasks.reporting.history:History.regression",
+        _return(None),
+        "tasks/reporting/test_changes.py",
+        "flows/test_rebench.py",
+    ),
+    _mutant("tasks.reporting.markdown:escape", _first, "tasks/reporting/test_markdown.py"),
+    # tasks/store, inputs, train
+    _mutant("tasks.store.kept:is_kept", lambda of, folder: folder.is_dir(), "tasks/store/test_kept.py"),
+    _mutant("tasks.inputs.damage:require_digest", lambda of, file, wanted: wanted, "tasks/inputs/test_damage.py"),
+    _mutant(
+        "tasks.inputs.damage:require_whole", _return(None), "tasks/inputs/test_damage.py", "tasks/test_evaluate.py"
+    ),
+    _mutant("tasks.train:plan_segments", lambda of, *a, **k: of(*a, **{**k, "machine": ""}), "tasks/test_train.py"),
+    # tasks/ranks, process, services, machine
+    _mutant("tasks.ranks.watchdog:Watchdog._compute_patience", _return(0.0), "tasks/ranks/test_watchdog.py"),
+    _mutant(
+        "tasks.ranks.watchdog:Watchdog._read_place",
+        lambda of, self, rank: (of(self, rank)[0], 0),
+        "tasks/ranks/test_watchdog.py",
+    ),
+    _mutant(
+        "tasks.ranks.memory:_halve_micro_batch",
+        lambda of, config, error, *, num_shares: config,
+        "tasks/ranks/test_memory.py",
+    ),
+    _mutant("tasks.ranks.cluster.node:NodeRanks.list_missing", _return([]), "tasks/ranks/cluster/test_node.py"),
+    _mutant("tasks.process.lock:lock_machine", _yield_within, "tasks/process/test_lock.py"),
+    _mutant(
+        "tasks.process.wording:format_three_digits", lambda of, value: f"{value:.1f}", "tasks/process/test_wording.py"
+    ),
+    _mutant("tasks.process.disk:require_room", _return(None), "tasks/process/test_disk.py"),
+    _mutant("tasks.services.own_site:OwnSite._find_refusal", _return(None), "tasks/services/test_own_site.py"),
+    _mutant("tasks.services.hub:_require_stated_hash", _return(None), "integration/test_hub_download.py"),
+    _mutant(
+        "tasks.machine.host_checks:check_load",
+        lambda of, *a, **k: of(*a, **k).model_copy(update={"verdict": "ok"}),
+        "tasks/machine/test_preflight.py",
+    ),
+    _mutant("tasks.machine.gpu_meter:_integrate_power", _times(2), "tasks/machine/test_gpu_meter.py"),
+    _mutant("tasks.machine.gpu_checks:check_links", _return([]), "tasks/machine/test_gpu_checks.py"),
+    # flows
+    _mutant(
+        "flows.search:choose_promoted",
+        lambda of, losses, *, eta: sorted(losses)[: max(1, len(losses) // eta)],
+        "flows/test_search.py",
+    ),
+    _mutant(
+        "flows.dvc_stage:explain_failure",
+        lambda of, lines, dvc_code: (of(lines, dvc_code)[0], 1),
+        "flows/test_dvc_stage.py",
+    ),
+    _mutant(
+        "flows.child:make_environment",
+        lambda of, interpreter: {**__import__("os").environ},
+        "flows/test_child.py",
+        "flows/test_dvc_stage.py",
+    ),
+    # training
+    _mutant(
+        "training.data.plan:StepPlan.select_for_rank",
+        lambda of, self, rank, size: of(self, 0, size),
+        "training/data/test_plan.py",
+    ),
+    _mutant(
+        "training.data.plan:make_micro_batch",
+        lambda of, source, step, index, *, seq_len, seed: of(source, step, index, seq_len=seq_len, seed=(0, 0)),
+        "training/data/test_plan.py",
+        "training/data/test_batches.py",
+        "training/test_causal_lm.py",
+    ),
+    _mutant(
+        "training.data.batches:Slice.num_targets",
+        lambda of, self, seq_len: of(self, seq_len) + 1,
+        "training/data/test_batches.py",
+    ),
+    _mutant(
+        "training.step.schedule:compute_learning_rate",
+        lambda of, step, *a, **k: of(step + 1, *a, **k),
+        "training/step/test_schedule.py",
+    ),
+    _mutant(
+        "training.step.optimizer:group_parameters",
+        lambda of, parameters, config: [(config.weight_decay, list(parameters))],
+        "training/step/test_optimizer.py",
+    ),
+    _mutant("training.step.replica:Replica.add", _add, "training/test_strategies.py"),
+    _mutant(
+        "training.step.replica:Replica._clip_whole",
+        lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
+        "training/test_strategies.py",
+        "training/test_loop.py",
+    ),
+    _mutant("training.step.divergence:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
+    _mutant("training.step.clipping:scale_down", _return(None), "training/test_exchange.py", "training/test_exact.py"),
+    _mutant(
+        "training.strategies.ddp:Ddp.train_step",
+        lambda of, self, micro_batches, *, num_targets, learning_rate: of(
+            self, micro_batches, num_targets=num_targets * self._world_size, learning_rate=learning_rate
+        ),
+        "training/test_strategies.py",
+        "training/test_exchange.py",
+        "training/test_strategy_contract.py",
+    ),
+    _mutant(
+        "training.strategies.zero1:Shares.send",
+        lambda of, self: (
+            of(self)
+            if self._ranks.world_size == 1
+            else __import__("training.step.strategy", fromlist=["Traffic"]).Traffic(0, 0)
+        ),
+        "training/test_exchange.py",
+        "training/test_strategy_contract.py",
+    ),
+    _mutant(
+        "training.loop:_name_culprits",
+        _yield_within,
+        "training/test_loop.py",
+        "training/test_rank_faults.py",
+    ),
+    _mutant("training.state.receipt:_find_file_problem", _return(None), "training/state/test_receipt.py"),
+    _mutant(
+        "training.state.checkpoint:CheckpointStore._require_same_world_size",
+        _return(None),
+        "training/state/test_checkpoint_refused.py",
+    ),
+    _mutant("training.record.window:_explain_not_finite", _return(None), "training/record/test_window.py"),
+    _mutant("training.record.pace:Pace.seconds", _times(0.5), "training/record/test_pace.py"),
+    _mutant("training.model.linear_loss:_compute_softmax", _times(1.01), "training/model/test_linear_loss.py"),
+    _mutant("training.process.redaction:redact", _first, "hostile/test_redaction.py"),
+    _mutant("training.process.safe_loading:require_plain_archive", _return(None), "hostile/test_pickles.py"),
+    _mutant(
+        "training.workloads.causal_lm:select_targets",
+        lambda of, micro_batch: of(micro_batch).roll(1),
+        "training/test_causal_lm.py",
+    ),
+    _mutant(
+        "training.workloads.image_classification:_normalise", lambda of, images: images / 255, "training/test_images.py"
+    ),
+    _mutant("training.fault:_parse_fault", _return(None), "training/test_fault.py"),
+    # the audit and its observer
+    _mutant(
+        "tasks.auditing.request:_parse_cells", lambda of, cells: {"1proc": 1, "2proc": 2}, "auditing/test_request.py"
+    ),
+    _mutant(
+        "tasks.auditing.speed:_compare", lambda of, mine, base: (of(mine, base)[0], True), "auditing/test_speed.py"
+    ),
+    _mutant("tasks.auditing.findings.finite:_are_numbers", _return(True), "auditing/test_findings.py"),
+    _mutant("tasks.auditing.findings.rows_of_its_own:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
+    _mutant("ddp_compare_observer.gradient:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
+    _mutant("ddp_compare_observer.drawn:has_drawn_since", _return(False), "auditing/test_drawn.py"),
+    _mutant("ddp_compare_observer.samples:_digest", lambda of, content: of(b""), "auditing/test_observer.py"),
+]
+PATCHES = {mutant.patch.name: [mutant.patch] for mutant in MUTANTS}

@@ -1,0 +1,128 @@
+"""Defects by name: a function of the product, or a constant, and what is called or stands in its place.
+
+A process that is given DDP_COMPARE_PATCHES="MODULE:KEY", a line each, and `hook/` in PYTHONPATH has the patches of
+those keys in place before anything of the product is used, and so have all that it starts.
+"""
+
+import ast
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+VARIABLE = "DDP_COMPARE_PATCHES"
+_HOOK = Path(__file__).with_name("hook")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A function by its module and qualified name, and what is called in its place."""
+
+    name: str
+    """`module:qualified.name`."""
+    change: Callable[..., Any]
+    """Called with the original and what that was called with; of a constant, with its value."""
+
+    @property
+    def module(self) -> str:
+        """The module to be imported."""
+        return self.name.partition(":")[0]
+
+    def find(self, names: dict[str, Any]) -> tuple[Any, Any]:
+        """Return what has the name in the module, and its owner; KeyError if nothing has."""
+        owner = found = names
+        for part in self.name.partition(":")[2].split("."):
+            owner, found = found, (found if isinstance(found, dict) else vars(found))[part]
+        return owner, found
+
+    def apply(self, names: dict[str, Any]) -> None:
+        """Change what the module holds; KeyError if the name is not there."""
+        owner, original = self.find(names)
+        last = self.name.rpartition(":")[2].rpartition(".")[2]
+        if isinstance(owner, dict):
+            owner[last] = self._change(original)
+        else:
+            type.__setattr__(owner, last, self._change(original))
+
+    def _change(self, original: Any) -> Any:
+        if isinstance(original, (staticmethod, classmethod)):
+            return type(original)(self._wrap(original.__func__))
+        if isinstance(original, property):
+            assert original.fget is not None
+            return property(self._wrap(original.fget))
+        if isinstance(original, functools.cached_property):
+            changed = functools.cached_property(self._wrap(original.func))
+            changed.__set_name__(object, str(original.attrname))
+            return changed
+        return self._wrap(original) if callable(original) else self.change(original)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*given: Any, **named: Any) -> Any:
+            return self.change(original, *given, **named)
+
+        return replacement
+
+
+def find_patches(keys: str) -> list[Patch]:
+    """Return the patches of these keys: those in PATCHES of each module."""
+    parts = [key.split(":", 1) for key in keys.splitlines()]
+    return [patch for module, key in parts for patch in importlib.import_module(module).PATCHES[key]]
+
+
+def make_environment(keys: str) -> dict[str, str]:
+    """Return what has a process patched that is started with it."""
+    return {VARIABLE: keys, "PYTHONPATH": os.pathsep.join([str(_HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def install(patches: Iterable[Patch]) -> None:
+    """Have the modules patched as soon as they are imported, or run by `python -m`."""
+    by_module: dict[str, list[Patch]] = {}
+    for patch in patches:
+        assert patch.module not in sys.modules, f"{patch.module} has been imported before it was patched"
+        by_module.setdefault(patch.module, []).append(patch)
+    sys.meta_path.insert(0, _Finder(by_module))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, by_module: dict[str, list[Patch]]) -> None:
+        self._by_module = by_module
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        patches = self._by_module.get(name)
+        spec = PathFinder.find_spec(name, path, target) if patches else None
+        if patches and spec is not None and spec.origin is not None:
+            spec.loader = _Loader(name, spec.origin, patches)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, patches: list[Patch]) -> None:
+        super().__init__(name, path)
+        self._patches = patches
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
+        self.patch(vars(module))
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code that `python -m` runs: patched before it begins, which is the last statement."""
+        tree = ast.parse(self.get_data(self.path))
+        (call,) = ast.parse("__spec__.loader.patch(globals())").body
+        tree.body.insert(-1, call)
+        code: CodeType = compile(tree, self.path, "exec")
+        return code
+
+    def patch(self, names: dict[str, Any]) -> None:
+        """Change what stands in the module."""
+        for patch in self._patches:
+            patch.apply(names)

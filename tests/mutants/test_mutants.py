@@ -1,0 +1,52 @@
+"""Mutants by name: each names a function that is there, and is in place in every process that is started."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import MUTANTS, PATCHES, Mutant
+from tests.mutants.__main__ import TABLE, read_rows
+from tests.mutants.patching import Patch, make_environment
+
+_SAYS = "from tasks.process.disk import require_room; print(require_room.__name__, require_room(1, 2, num=3, what=''))"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.patch.name)
+def test_what_a_mutant_names_is_there_and_so_are_its_tests(mutant: Mutant, project: Path) -> None:
+    mutant.patch.find(vars(importlib.import_module(mutant.patch.module)))
+    assert all((project / "tests" / name.partition("::")[0]).is_file() for name in mutant.tests)
+
+
+def test_a_missing_name_is_an_error() -> None:
+    with pytest.raises(KeyError, match="gone"):
+        Patch("os:gone", str).apply({})
+
+
+def test_the_table_has_a_row_of_every_mutant() -> None:
+    assert len(PATCHES) == len(MUTANTS) >= 60
+    assert read_rows(TABLE.read_text(encoding="utf-8")).keys() == PATCHES.keys()
+
+
+@pytest.mark.parametrize(
+    "words", [["-c", _SAYS], ["-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS!r}])"]]
+)
+def test_a_process_and_what_it_starts_have_the_mutant(words: list[str], project: Path) -> None:
+    environment = os.environ | make_environment("tests.mutants:tasks.process.disk:require_room")
+    done = subprocess.run([sys.executable, *words], cwd=project, env=environment, capture_output=True, text=True)
+    assert done.stdout == "require_room None\n", done.stderr
+
+
+def test_a_module_that_runs_by_its_name_has_the_mutant(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "slice.py").write_text(
+        'def check_extent(): return "whole"\ndef _main(): print(check_extent())\nif __name__ == "__main__": _main()\n'
+    )
+    environment = os.environ | make_environment("tests.mutants:tasks.slice:check_extent")
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.slice"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "None\n", done.stderr

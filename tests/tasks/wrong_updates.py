@@ -1,0 +1,70 @@
+"""Functions of an update that are wrong, or wait or fail, by name; imports nothing of the product."""
+
+import time
+from typing import Any
+
+from tests.mutants.patching import Patch
+
+_ADD, _CLIP = "training.step.replica:Replica.add", "training.step.replica:Replica._clip_whole"
+_STEP = "training.strategies.ddp:Ddp.train_step"
+
+
+def _refuse_samples(of: Any, *given: Any, **named: Any) -> Any:
+    import torch
+
+    if any(getattr(part, "num_samples", 0) > 1 for part in given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB")
+    return of(*given, **named)
+
+
+def _average_own(of: Any, step: Any, micro_batches: Any, **more: Any) -> Any:
+    return of(step, micro_batches, **more | {"num_targets": 2 * sum(part.num_tokens for part in micro_batches)})
+
+
+def _average_each(of: Any, replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+    of(replica, model, micro_batch, weight=1 / max(micro_batch.num_tokens, 1))
+
+
+def _forget_moments(of: Any, replica: Any, learning_rate: float) -> Any:
+    found = of(replica, learning_rate)
+    replica._optimizer.state.clear()
+    return found
+
+
+def _exchange_all(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+    return [of(step, [part], weight=weight) for part in micro_batches][-1]
+
+
+def _break(*_: Any) -> Any:
+    raise RuntimeError("broken device")
+
+
+def _wait_first(seconds: float) -> Any:
+    return lambda of, *given, **named: (time.sleep(seconds), of(*given, **named))[1]
+
+
+WRONG = {
+    "gradient divided by the ranks twice": Patch(
+        _STEP, lambda of, *given, num_targets, **more: of(*given, num_targets=2 * num_targets, **more)
+    ),
+    "mean of the ranks' means": Patch(_STEP, _average_own),
+    "mean of the micro-batches' means": Patch(_ADD, _average_each),
+    "clipping leaves a parameter out": Patch(_CLIP, lambda of, replica, parameters: of(replica, parameters[1:])),
+    "moments forgotten after every update": Patch("training.step.replica:Replica.step", _forget_moments),
+    "no weight decay": Patch(
+        "training.step.optimizer:group_parameters",
+        lambda of, *given: [(0.0, group) for _, group in of(*given)],
+    ),
+}
+OTHERS = {
+    "needless exchanges": Patch("training.strategies.ddp:Ddp._run", _exchange_all),
+    "no memory on the ranks": Patch(_ADD, _refuse_samples),
+    "no memory in the one process": Patch(
+        "tasks.equivalence.reference.update:OneProcess._compute_micro_batch_gradient", _refuse_samples
+    ),
+    "no exchange": Patch(_ADD, lambda of, replica, model, *given, **more: of(replica, replica.module, *given, **more)),
+    "broken device": Patch(_CLIP, _break),
+    "slow ranks": Patch(_CLIP, _wait_first(0.5)),
+    "slow process": Patch("tasks.equivalence.certificate:_advance_or_stop", _wait_first(2)),
+}
+PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS).items()}
