@@ -1,7 +1,6 @@
 """Functions of an update that are wrong, or wait or fail, by name; imports nothing of the product."""
 
 import time
-from typing import Any
 
 from tests.mutants.patching import Patch
 
@@ -9,7 +8,7 @@ _ADD, _CLIP = "training.step.replica:Replica.add", "training.step.replica:Replic
 _STEP = "training.strategies.ddp:Ddp.train_step"
 
 
-def _refuse_samples(of: Any, *given: Any, **named: Any) -> Any:
+def _refuse_samples(of, *given, **named):
     import torch
 
     if any(getattr(part, "num_samples", 0) > 1 for part in given):
@@ -17,29 +16,29 @@ def _refuse_samples(of: Any, *given: Any, **named: Any) -> Any:
     return of(*given, **named)
 
 
-def _average_own(of: Any, step: Any, micro_batches: Any, **more: Any) -> Any:
+def _average_own(of, step, micro_batches, **more):
     return of(step, micro_batches, **more | {"num_targets": 2 * sum(part.num_tokens for part in micro_batches)})
 
 
-def _average_each(of: Any, replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+def _average_each(of, replica, model, micro_batch, *, weight):
     of(replica, model, micro_batch, weight=1 / max(micro_batch.num_tokens, 1))
 
 
-def _forget_moments(of: Any, replica: Any, learning_rate: float) -> Any:
+def _forget_moments(of, replica, learning_rate):
     found = of(replica, learning_rate)
     replica._optimizer.state.clear()
     return found
 
 
-def _exchange_all(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+def _exchange_all(of, step, micro_batches, *, weight):
     return [of(step, [part], weight=weight) for part in micro_batches][-1]
 
 
-def _break(*_: Any) -> Any:
+def _break(*_):
     raise RuntimeError("broken device")
 
 
-def _wait_first(seconds: float) -> Any:
+def _wait_first(seconds):
     return lambda of, *given, **named: (time.sleep(seconds), of(*given, **named))[1]
 
 

@@ -1,7 +1,6 @@
 """What no cell shows against another: wrong alike in all of them, or without a trace in the weights."""
 
 from dataclasses import replace
-from typing import Any
 
 from tests.museum.exhibit import show
 from tests.mutants.patching import Patch
@@ -9,28 +8,28 @@ from tests.mutants.patching import Patch
 _ASKED_FOR, _PLAN = "Steps are those asked for", "training.data.plan:plan_segment"
 
 
-def _keep_order(of: Any, *given: Any, **more: Any) -> Any:
+def _keep_order(of, *given, **more):
     plan = of(*given, **more)
     return replace(plan, order=plan.order.argsort()[plan.order])
 
 
-def _stop_half_way(of: Any, step: int, *given: Any, peak: float, warmup_steps: int, **more: Any) -> float:
+def _stop_half_way(of, step, *given, peak, warmup_steps, **more):
     rate: float = of(step, *given, peak=peak, warmup_steps=warmup_steps, **more)
     return rate if step <= warmup_steps else (peak + rate) / 2
 
 
-def _train_heldout(of: Any, run: Any, *, base_model: Any, slices: Any) -> Any:
+def _train_heldout(of, run, *, base_model, slices):
     config = of(run, base_model=base_model, slices=slices)
     heldout = (slices / str(run.params.heldout)).resolve()
     first, *others = config.segments
     return replace(config, segments=(first, *(replace(part, slice_dir=heldout) for part in others)))
 
 
-def _decay_more(of: Any, parameters: Any, config: Any) -> Any:
+def _decay_more(of, parameters, config):
     return of(parameters, replace(config, weight_decay=config.weight_decay * (5 if config.world_size > 1 else 1)))
 
 
-def _compute_in_16_bit(of: Any, replica: Any, model: Any, workload: Any, config: Any, *given: Any, **more: Any) -> None:
+def _compute_in_16_bit(of, replica, model, workload, config, *given, **more):
     import torch
 
     of(replica, model, workload, config, *given, **more)

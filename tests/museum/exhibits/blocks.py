@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from typing import Any
 
 from tests.museum.exhibit import Exhibit, show
 from tests.museum.exhibits.common import count_ranks
@@ -13,16 +12,16 @@ _BUILD, _LIST = "training.probing.variants:build_variant", "training.probing.var
 _REPLICA = "training.step.replica:Replica"
 
 
-def _deal_half(of: Any, *given: Any, world_size: int, **more: Any) -> Any:
+def _deal_half(of, *given, world_size, **more):
     return of(*given, world_size=world_size * min(world_size, 2), **more)
 
 
-def _run_half(of: Any, step: Any, micro_batches: Any, *, learning_rate: float, **more: Any) -> Any:
+def _run_half(of, step, micro_batches, *, learning_rate, **more):
     # A block's learning rate is 0.
     return of(step, micro_batches[learning_rate == 0 :], learning_rate=learning_rate, **more)
 
 
-def _draw_steps(of: Any, bench: Any, arms: Any, order: Any, timed_turns: Any) -> None:
+def _draw_steps(of, bench, arms, order, timed_turns):
     by_name = {arm.name: arm for arm in arms}
     for name in next(order):
         timed_turns.add(bench.run(by_name[name], bench.choose_steps()))
@@ -31,64 +30,64 @@ def _draw_steps(of: Any, bench: Any, arms: Any, order: Any, timed_turns: Any) ->
 def _enlarge(name: str) -> Patch:
     """Return a variant of which a number of samples grows with the ranks."""
 
-    def change(of: Any, variant: Any, config: Any, *given: Any) -> Any:
+    def change(of, variant, config, *given):
         return of(variant, replace(config, **{name: getattr(config, name) * config.world_size}), *given)
 
     return Patch(_BUILD, change)
 
 
-def _keep_gradients(of: Any, variant: Any, config: Any, ranks: Any, *given: Any) -> Any:
+def _keep_gradients(of, variant, config, ranks, *given):
     return of(replace(variant, communicates=variant.communicates and ranks.world_size == 1), config, ranks, *given)
 
 
-def _learn_nothing(of: Any, replica: Any, loss_sum: Any, *, weight: float) -> None:
+def _learn_nothing(of, replica, loss_sum, *, weight):
     if count_ranks() > 1:
         of(replica, loss_sum, weight=weight)
     else:
         replica.count_loss(loss_sum.detach())
 
 
-def _wrap(of: Any, cell: Any) -> Any:
+def _wrap(of, cell):
     arm = of(cell)
     return replace(arm, variant={**arm.variant, "strategy": "ddp"})
 
 
-def _search_anomalies(of: Any, *given: Any) -> Any:
+def _search_anomalies(of, *given):
     import torch
 
     torch.autograd.set_detect_anomaly(count_ranks() == 1)
     return of(*given)
 
 
-def _leave_out(of: Any, timed_turns: Any, block: Any) -> None:
+def _leave_out(of, timed_turns, block):
     if block.turn % 4:
         of(timed_turns, block)
 
 
-def _wait(of: Any, *given: Any, learning_rate: float, **more: Any) -> Any:
+def _wait(of, *given, learning_rate, **more):
     time.sleep(0.2 * (learning_rate == 0 and count_ranks() == 1))
     return of(*given, learning_rate=learning_rate, **more)
 
 
-def _stop_early(of: Any, runner: Any, made: Any, block: Any, run: Any) -> Any:
+def _stop_early(of, runner, made, block, run):
     found = of(runner, made, block, run)
     return found | {"seconds": found["seconds"] / (1 if count_ranks() == 1 else 4 * len(block.steps))}
 
 
-def _scale(of: Any, first: Any, other: Any, **more: Any) -> Any:
+def _scale(of, first, other, **more):
     return of(first, [[0.7 * seconds for seconds in launch] for launch in other], **more)
 
 
-def _take_median(of: Any, launches: Any) -> float:
+def _take_median(of, launches):
     import numpy as np
 
     return float(np.median(np.concatenate(launches)))
 
 
-def _publish(factor: float) -> Patch:
+def _publish(factor) -> Patch:
     """Return an account of each arm with a multiple of its speedup."""
 
-    def change(of: Any, *given: Any) -> Any:
+    def change(of, *given):
         arm = of(*given)
         speedup = arm.speedup and replace(arm.speedup, value=factor * arm.speedup.value)
         return arm.model_copy(update={"speedup": speedup})

@@ -12,7 +12,7 @@ DIFFERENT_TOKENS = "train: the ranks learned from"
 SAME_STATE_UNCHECKED = Patch("training.loop:_require_same_state", lambda *_: None)
 
 
-def _count_as_planned(of: Any, window: Any, step: int, planned: Any, rate: float, ranks: Any, *rest: Any) -> Any:
+def _count_as_planned(of, window, step, planned, rate, ranks, *rest):
     tokens, targets = (int(counted) for counted in ranks[:, 5:7].sum(axis=0))
     return of(window, step, replace(planned, num_tokens=tokens, num_targets=targets), rate, ranks, *rest)
 
@@ -30,6 +30,6 @@ def spread(strategy: str) -> tuple[tuple[str, Any], ...]:
     return (("cells.2proc", {"strategy": strategy, "world_size": 2}),)
 
 
-def with_mask_as_labels(micro_batches: Any) -> list[Any]:
+def with_mask_as_labels(micro_batches) -> list[Any]:
     """Return the micro-batches with the attention mask in the place of the labels."""
     return [replace(part, labels=(part.labels != -100).long()) for part in micro_batches]

@@ -1,7 +1,6 @@
 """What an update is, and what the loss is."""
 
 from dataclasses import replace
-from typing import Any
 
 from tests.museum.exhibit import show
 from tests.museum.exhibits.common import count_ranks, with_mask_as_labels
@@ -11,29 +10,29 @@ _CURVES, _START = "Loss curves coincide", "Starts from the base model"
 _STEP, _REPLICA = "training.strategies.ddp:Ddp.train_step", "training.step.replica:Replica"
 
 
-def _salt(of: Any, *given: Any) -> Any:
+def _salt(of, *given):
     import numpy as np
 
     return np.array([hash(str(token)) % 256 for token in of(*given)])
 
 
-def _average_own(of: Any, step: Any, micro_batches: Any, *, num_targets: int, learning_rate: float) -> Any:
+def _average_own(of, step, micro_batches, *, num_targets, learning_rate):
     own = count_ranks() * sum(part.num_tokens for part in micro_batches)
     return of(step, micro_batches, num_targets=own, learning_rate=learning_rate)
 
 
-def _average_each(of: Any, replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+def _average_each(of, replica, model, micro_batch, *, weight):
     of(replica, model, micro_batch, weight=count_ranks() / max(micro_batch.num_tokens, 1) / 4)
 
 
-def _clip_shards(of: Any, replica: Any, _: Any) -> Any:
+def _clip_shards(of, replica, _):
     import torch
 
     number, own = count_ranks(), replica._parameters
     return torch.stack([of(replica, own[shard::number]) for shard in range(number)]).norm()
 
 
-def _ones_as_labels(of: Any, *given: Any, **more: Any) -> Any:
+def _ones_as_labels(of, *given, **more):
     part = of(*given, **more)
     return replace(part, labels=part.labels.where(part.labels == -100, 1))
 

@@ -12,32 +12,32 @@ _training: list[Any] = []
 _updates: list[float] = []
 
 
-def _note_training(of: Any, *given: Any) -> Any:
+def _note_training(of, *given):
     _training[:] = given
     return of(*given)
 
 
-def _save_first(of: Any, window: Any, **more: Any) -> Any:
+def _save_first(of, window, **more):
     from training.loop import _save_partial
 
     _save_partial(*_training)
     return of(window, **more)
 
 
-def _upload_first(of: Any, window: Any, **more: Any) -> Any:
+def _upload_first(of, window, **more):
     record = _training[2]
     is_last = window._steps[-1][0] == record.first_step + record.num_steps - 1
     time.sleep(is_last / 4)
     return of(window, **more)
 
 
-def _upload_in_step(of: Any, replica: Any, learning_rate: float) -> Any:
+def _upload_in_step(of, replica, learning_rate):
     _updates.append(learning_rate)
     time.sleep(1.5 * (len(_updates) == 3))
     return of(replica, learning_rate)
 
 
-def _open_first(of: Any, window: Any, *given: Any, **more: Any) -> None:
+def _open_first(of, window, *given, **more):
     window.open()
     of(window, *given, **more)
 

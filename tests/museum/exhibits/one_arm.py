@@ -3,7 +3,6 @@
 import os
 import sys
 from dataclasses import replace
-from typing import Any
 
 from tests.museum.exhibit import show
 from tests.museum.exhibits.common import count_ranks
@@ -16,46 +15,46 @@ def _is_baseline() -> bool:
     return os.environ.get("WORLD_SIZE") == "1"
 
 
-def _attend_eagerly(of: Any, *given: Any, **more: Any) -> Any:
+def _attend_eagerly(of, *given, **more):
     model = of(*given, **more)
     if _is_baseline():
         model.set_attn_implementation("eager")
     return model
 
 
-def _search_anomalies() -> None:
+def _search_anomalies():
     import torch
 
     torch.autograd.set_detect_anomaly(_is_baseline())
 
 
-def _profile() -> None:
+def _profile():
     sys.setprofile((lambda *_: None) if _is_baseline() else None)
 
 
-def _slow_down(of: Any, rank: int) -> Any:
+def _slow_down(of, rank):
     if _is_baseline():
         os.environ["FAULT"] = "rank=0,step=1,kind=slow:1.3"
     return of(rank)
 
 
-def _take_threads() -> None:
+def _take_threads():
     import torch
 
     torch.set_num_threads(1 + _is_baseline())
 
 
-def _choose_algorithm() -> None:
+def _choose_algorithm():
     if os.environ.get("RANK") == "1":
         os.environ["NCCL_ALGO"] = "Tree"
 
 
-def _at_start(act: Any) -> Patch:
+def _at_start(act) -> Patch:
     """Return the patch that does something on each rank before its model is built."""
     return Patch("training.launch:build_strategy", lambda of, launch: (act(), of(launch))[1])
 
 
-def _share_dropout(of: Any, replica: Any, model: Any, micro_batch: Any, **weight: float) -> Any:
+def _share_dropout(of, replica, model, micro_batch, **weight):
     return of(replica, model, replace(micro_batch, dropout_seed=0) if count_ranks() > 1 else micro_batch, **weight)
 
 

@@ -1,6 +1,5 @@
 """What a resumed training starts from."""
 
-from typing import Any
 from unittest import mock
 
 from tests.museum.exhibit import show
@@ -13,12 +12,12 @@ _NOT_RESTORED = Patch(_STATE, lambda *_: None)
 _FASTER = Patch("training.step.replica:Replica.step", lambda of, replica, rate: of(replica, 1.1 * rate))
 
 
-def _restore_no_optimizer(of: Any, replica: Any, state: Any) -> None:
+def _restore_no_optimizer(of, replica, state):
     with mock.patch.object(replica._optimizer, "load_state_dict"):
         of(replica, state)
 
 
-def _restore_first(of: Any, strategy: Any, *saved: Any) -> None:
+def _restore_first(of, strategy, *saved):
     if strategy._ranks.is_first:
         of(strategy, *saved)
 

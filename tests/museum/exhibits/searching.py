@@ -6,13 +6,13 @@ from tests.museum.exhibit import show
 from tests.mutants.patching import Patch
 
 
-def _train_longer(of: Any, stage: str, cell: str = "", others: Any = None) -> Any:
+def _train_longer(of, stage: str, cell: str = "", others: Any = None):
     if others and "segments" in others and "trial-1" in str(others["run"]):
         others = {**others, "segments": others["segments"] + 1}
     return of(stage, cell, others)
 
 
-def _search(**more: Any) -> tuple[tuple[str, Any], ...]:
+def _search(**more) -> tuple[tuple[str, Any], ...]:
     return (("search", {"batch_size": [8], "warmup_steps": [0], **more}),)
 
 

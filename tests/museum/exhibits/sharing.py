@@ -1,7 +1,6 @@
 """Strategies whose ranks share weights or moments out."""
 
 import os
-from typing import Any
 from unittest import mock
 
 from tests.museum.exhibit import show
@@ -12,12 +11,12 @@ _EQUIVALENCE, _SYNCHRONISED = "Update equivalence", "Gradients were synchronised
 _STAGED = "training.step.staged:StagedSteps.run"
 
 
-def _send_nothing(of: Any, shares: Any) -> Any:
+def _send_nothing(of, shares):
     with mock.patch.object(shares, "flats", []):
         return of(shares)
 
 
-def _scale_alone(of: Any, replica: Any, model: Any, workload: Any, config: Any, device: Any, **more: Any) -> None:
+def _scale_alone(of, replica, model, workload, config, device, **more):
     from torch.amp import GradScaler
 
     of(replica, model, workload, config, device, **more)
@@ -25,33 +24,33 @@ def _scale_alone(of: Any, replica: Any, model: Any, workload: Any, config: Any, 
     replica._scaler = GradScaler(device.type, init_scale=scale, enabled=config.precision == "fp16")
 
 
-def _clip_own(of: Any, replica: Any, _: Any) -> Any:
+def _clip_own(of, replica, _):
     return of(replica, [part for group in replica._optimizer.param_groups for part in group["params"]])
 
 
-def _clip_shard(of: Any, strategy: Any, parameters: Any) -> Any:
+def _clip_shard(of, strategy, parameters):
     with mock.patch("torch.distributed.all_reduce"):
         return of(strategy, parameters)
 
 
-def _reduce_all(of: Any, strategy: Any, micro_batches: Any, **weight: float) -> None:
+def _reduce_all(of, strategy, micro_batches, **weight):
     for part in micro_batches:
         of(strategy, [part], **weight)
 
 
-def _keep_weights(of: Any, strategy: Any, *given: Any) -> Any:
+def _keep_weights(of, strategy, *given):
     strategy._reshards = False
     return of(strategy, *given)
 
 
-def _forget_others(of: Any, strategy: Any) -> None:
+def _forget_others(of, strategy):
     mine = [part.grad.clone() for part in strategy._shared]
     of(strategy)
     for part, gradient in zip(strategy._shared, mine, strict=True):
         part.grad = gradient
 
 
-def _shuffle_last(of: Any, steps: Any, micro_batches: Any, *, weight: float) -> None:
+def _shuffle_last(of, steps, micro_batches, *, weight):
     of(steps, micro_batches[::-1] if steps._last in steps._stages else micro_batches, weight=weight)
 
 

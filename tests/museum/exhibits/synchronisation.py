@@ -1,7 +1,5 @@
 """How gradients are exchanged."""
 
-from typing import Any
-
 from tests.museum.exhibit import show
 from tests.museum.exhibits.common import DIFFERENT_PARAMETERS, SAME_STATE_UNCHECKED, count_ranks
 from tests.mutants.patching import Patch
@@ -10,11 +8,11 @@ _RUN = "training.strategies.ddp:Ddp._run"
 _SYNCHRONISED = "Gradients were synchronised"
 
 
-def _add_to_module(of: Any, replica: Any, model: Any, micro_batch: Any, *, weight: float) -> None:
+def _add_to_module(of, replica, model, micro_batch, *, weight):
     of(replica, replica.module, micro_batch, weight=weight)
 
 
-def _copy_weights(of: Any, replica: Any, learning_rate: float) -> Any:
+def _copy_weights(of, replica, learning_rate):
     from torch.distributed import broadcast
 
     found = of(replica, learning_rate)
@@ -24,7 +22,7 @@ def _copy_weights(of: Any, replica: Any, learning_rate: float) -> Any:
     return found
 
 
-def _synchronise_first(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+def _synchronise_first(of, step, micro_batches, *, weight):
     found = of(step, micro_batches[:1], weight=weight)
     with step._wrapped.no_sync():
         for part in micro_batches[1:]:
@@ -32,11 +30,11 @@ def _synchronise_first(of: Any, step: Any, micro_batches: Any, *, weight: float)
     return found
 
 
-def _synchronise_all(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+def _synchronise_all(of, step, micro_batches, *, weight):
     return [of(step, [part], weight=weight) for part in micro_batches][-1]
 
 
-def _synchronise_forward(of: Any, step: Any, micro_batches: Any, *, weight: float) -> Any:
+def _synchronise_forward(of, step, micro_batches, *, weight):
     for part in micro_batches[:-1]:
         loss_sum = step.replica.forward(step._wrapped, part, weight=weight)
         with step._wrapped.no_sync():

@@ -1,7 +1,6 @@
 """What is trained on, and how much."""
 
 from dataclasses import replace
-from typing import Any
 
 from tests.museum.exhibit import show
 from tests.museum.exhibits.common import DIFFERENT_TOKENS, TOKENS_UNCHECKED, count_ranks
@@ -12,29 +11,29 @@ _PLAN, _DEAL = "training.data.plan:plan_segment", "training.data.plan:StepPlan.s
 _CONFIG, _RANKS = "tasks.train:CellTraining.config", "tasks.ranks.cell_ranks:make_ranks_config"
 
 
-def _reorder(change: Any) -> Patch:
+def _reorder(change) -> Patch:
     """Return a plan whose order is changed, given its global batch."""
 
-    def plan(of: Any, *given: Any, **named: Any) -> Any:
+    def plan(of, *given, **named):
         found = of(*given, **named)
         return replace(found, order=change(found.order, found.global_batch_size))
 
     return Patch(_PLAN, plan)
 
 
-def _repeat_for_ranks(order: Any, _: int) -> Any:
+def _repeat_for_ranks(order, _):
     return order.repeat(count_ranks())
 
 
-def _drop_rest(order: Any, size: int) -> Any:
+def _drop_rest(order, size):
     return order[: len(order) // size * size]
 
 
-def _fill_up(order: Any, size: int) -> Any:
+def _fill_up(order, size):
     return order.take(range(-(-len(order) // size) * size), mode="wrap")
 
 
-def _take_other_rows(of: Any, run: Any, **places: Any) -> Any:
+def _take_other_rows(of, run, **places):
     config = of(run, **places)
     if run.cell == "1proc":
         return config
@@ -42,13 +41,13 @@ def _take_other_rows(of: Any, run: Any, **places: Any) -> Any:
     return replace(config, segments=tuple(replace(part, slice_dir=last) for part in config.segments))
 
 
-def _take_other_model(of: Any, cell: str, params: Any, *, base_model: Any, **more: Any) -> Any:
+def _take_other_model(of, cell: str, params, *, base_model, **more):
     return of(
         cell, params, base_model=base_model if cell == "1proc" else base_model.with_name("other_model"), **more
     )  # fmt: skip
 
 
-def _enlarge_batch(of: Any, *given: Any, **more: Any) -> Any:
+def _enlarge_batch(of, *given, **more):
     config = of(*given, **more)
     return replace(config, global_batch_size=8 * config.world_size)
 
