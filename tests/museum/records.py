@@ -1,12 +1,14 @@
 """What defects leave in the records of a comparison, without a training: changes to the one that is written by hand."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tasks.gates.checks import check_gates
+from tasks.records.gate import Gate
 from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import (
     edit_json,
@@ -14,8 +16,10 @@ from tests.tasks.reporting.comparison import (
     edit_segment,
     edit_steps,
     edit_traffic,
+    outputs_of,
     setting_of,
     write_certificate,
+    write_comparison,
 )
 
 Change = Callable[[Path, dict[str, Any]], object]
@@ -169,3 +173,16 @@ RECORDS: dict[str, Change] = {
     "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
 }
 """Exhibit -> what is changed."""
+
+
+def judge(folder: Path, key: str) -> list[Gate]:
+    """Return what the gates say of a comparison with this exhibit's change, written to the folder."""
+    params = write_comparison(folder)
+    RECORDS[key](folder, params)
+    return check_gates(outputs_of(folder, params))
+
+
+def list_codes(gates: Iterable[Gate], name: str) -> set[str]:
+    """Return the codes of the problems that the gate of this name fails for."""
+    failed = [found for gate in gates if gate.name == name for found in gate.findings if found.verdict == "failed"]
+    return {problem.code for found in failed for problem in found.problems}

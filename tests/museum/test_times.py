@@ -22,11 +22,13 @@ def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
 
 
 @pytest.mark.parametrize("exhibit", list_exhibits(about_seconds=True))
-def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum: Museum, exhibit: Exhibit) -> None:
+def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(
+    museum: Museum, exhibit: Exhibit, tmp_path: Path
+) -> None:
     outcome = museum.show(exhibit)
     if exhibit.is_timed and outcome.verdicts.get(exhibit.caught_by) == "not checked":
         pytest.skip(f"the machine was too busy for “{exhibit.caught_by}” to tell: {outcome.says}")
-    assert_is_caught(outcome, exhibit)
+    assert_is_caught(outcome, exhibit, tmp_path)
 
 
 def assert_no_alarm(outcome: Outcome) -> None:

@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     _mutant("tasks.gates.heldout:_find_other_heldout_rows", _return([]), "tasks/gates/test_heldout.py"),
     _mutant("tasks.gates.own_device:_find_shared_device", _return(None), "tasks/gates/test_own_device.py"),
-    _mutant("tasks.gates.quiet_turns:_find_loudness", _return(None), "tasks/gates/test_quiet_turns.py"),
+    _mutant("tasks.gates.quiet_turns:MOST_OTHERS_SHARE", lambda value: 1.0, "tasks/gates/test_quiet_turns.py"),
     _mutant(
         "tasks.gates.work_of_blocks:_Judge._find_gradient_problems",
         _yield_nothing,
