@@ -49,6 +49,6 @@ def open_first_model() -> None:
 
 
 get_checkpoint_conversion_mapping("qwen2")
-if hasattr(Backend, "_ensure_backend_registered"):  # from torch 2.15 on
+if hasattr(Backend, "_ensure_backend_registered"):  # from torch 2.14 on
     Backend._ensure_backend_registered("gloo")
 open_first_model()

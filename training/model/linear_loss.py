@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.process.torch_private import allow_any_length
+
 DEFAULT_CHUNK_ROWS = 2048
 """Rows of logits that exist at once; of fewer, the matrix products become too small to be fast."""
 _ROWS_TOGETHER = 128
@@ -101,7 +103,7 @@ def _compute_at_once(logits: Tensor, places: Tensor, scale: Tensor | None, memor
     num_rows = min(len(memory[0]), _round_up(len(places)))
     whole, all_places = memory[0][:num_rows], F.pad(places, (0, 0, 0, num_rows - len(places)))
     for part in (whole, all_places):
-        torch._dynamo.maybe_mark_dynamic(part, 0)
+        allow_any_length(part)
     return _compile_turn()(whole, all_places, scale)[: len(places)].sum()
 
 

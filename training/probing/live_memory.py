@@ -226,7 +226,7 @@ class LiveMemory(TorchDispatchMode):
         self, func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor], made: list[Tensor]
     ) -> int:
         """Return the bytes that an operation reads and writes."""
-        packet = func._overloadpacket
+        packet = func.overloadpacket
         if packet in _READ_IN_PART:
             given = [*given[1:], *made]
         elif packet in _WRITTEN_IN_PART:

@@ -135,6 +135,11 @@ def set_compiler() -> None:
     torch._dynamo.config.optimize_ddp = False
 
 
+def allow_any_length(tensor: Tensor) -> None:
+    """Have what is compiled of it hold for any number of rows."""
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
 def is_compiler_error(error: Exception) -> bool:
     """Return whether torch.compile raised it; where nothing is compiled nothing is imported, which takes a second."""
     dynamo = sys.modules.get("torch._dynamo.exc")
