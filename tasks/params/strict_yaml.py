@@ -33,14 +33,17 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
     text = _read_text(path)
     yaml = YAML(typ="safe", pure=True)
     try:
-        depth = 0
+        open_ones: list[bool] = []
         for event in yaml.parse(text):
-            _refuse_ambiguous(event)
-            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-            if depth > _MAX_DEPTH:
+            _refuse_ambiguous(event, within_brackets=bool(open_ones) and open_ones[-1])
+            if isinstance(event, CollectionStartEvent):
+                open_ones.append(bool(event.flow_style))
+            elif isinstance(event, CollectionEndEvent):
+                open_ones.pop()
+            if len(open_ones) > _MAX_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH} levels; allowed: sections of keys and values")
         value = YAML(typ="safe", pure=True).load(text)
-        # DVC reads the file too, by another reader, which wants quotes around some words that hold a colon.
+        # DVC reads the file too, by libyaml where ruamel.yaml.clib is installed.
         if YAML(typ="safe").load(text) != value:
             raise ValueError("YAML readers differ on what it says; put quotes around words with signs in them")
     except MarkedYAMLError as error:
@@ -84,7 +87,7 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _refuse_ambiguous(event: Any) -> None:
+def _refuse_ambiguous(event: Any, *, within_brackets: bool) -> None:
     line = f"line {event.start_mark.line + 1}: "
     if isinstance(event, AliasEvent) or (isinstance(event, NodeEvent) and event.anchor is not None):
         raise ValueError(f"{line}anchors and aliases are refused; allowed: the value itself")
@@ -93,6 +96,8 @@ def _refuse_ambiguous(event: Any) -> None:
     if isinstance(event, ScalarEvent | CollectionStartEvent) and event.tag is not None:
         raise ValueError(f"{line}got the tag {str(event.tag)[:80]}; allowed: values without tags")
     if isinstance(event, ScalarEvent):
+        if within_brackets and event.style is None and any(sign in event.value for sign in ":?"):
+            raise ValueError(f"{line}YAML readers differ on {event.value[:80]} within brackets; put it in quotes")
         if event.style is None and event.value == "<<":
             raise ValueError(f"{line}got the merge key <<; allowed: the keys themselves")
         if event.style is None and _LEADING_ZERO.fullmatch(event.value):

@@ -48,7 +48,7 @@ BAD = {
     "on is a word": ("epochs: 2", "epochs: on", ["train.epochs", "'on'"]),
     "fraction for a count": ("world_size: 2", "world_size: 1.5", ["cells.2proc.world_size", "1.5"]),
     "octal": ("epochs: 2", "epochs: 010", ["010", "leading zeros"]),
-    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["not valid YAML"]),
+    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["line", "1:30", "quotes"]),
     "huge epochs": ("epochs: 2", "epochs: 1000000000", ["train.epochs", "10000"]),
     "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
     "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
@@ -173,6 +173,17 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(case: str, tm
     assert len(line) < 600
     for part in named:
         assert part in line
+
+
+@pytest.mark.parametrize("written", ["{a: b:c}", "[x:y]", "{a: {b: c:}}", "[b, :c]", "[a?b]"])
+def test_what_readers_differ_on_is_refused_whichever_is_installed(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ruamel.yaml.main.CParser", None)
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD.replace("name: test", f"name: {written}", 1))
+    with pytest.raises(ConfigurationError, match="quotes|words"):
+        load_params(file)
 
 
 @pytest.mark.parametrize("case", WHOLE_FILES)
