@@ -58,6 +58,7 @@ class Observer:
         from ddp_compare_observer.fed import Loaders
         from ddp_compare_observer.steps import Steps
         from ddp_compare_observer.timeline import Place, Timeline
+        from ddp_compare_observer.torch_private import start_recorder
 
         place = Place(self._heartbeat, rank=self._rank)
         self.times, lines = Timeline(place), ScriptLines()
@@ -82,6 +83,7 @@ class Observer:
         )  # fmt: skip
         for part in (self.steps, clocks, around, loaders, computing):
             part.watch()
+        start_recorder()
         self._record.write("torch", version=torch.__version__, device_count=torch.cuda.device_count())
 
         def finish() -> None:

@@ -1,6 +1,7 @@
 """What is read of torch that has no public name, in one place: tried on torch 2.10, 2.11, 2.14 and 2.15."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -30,6 +31,12 @@ def count_collectives() -> dict[str, int]:
             # Not every backend counts.
             continue
     return counts
+
+
+def start_recorder() -> None:
+    """Have the flight recorder keep collectives; to be called before the first group. From 2.11 on it does anyway."""
+    if torch.__version__ < "2.11":
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def read_recorded() -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from tests.training.forked_ranks import ForkedRanks, last_words
 from training.model.weights import load_weights
 from training.process.failure import FAILURES, read_failures
 from training.state.receipt import find_problem
+from training.step.staged import takes_micro_batches
+from training.strategies.fsdp2 import takes_dtypes_by_weight
 from training.workloads import causal_lm
 
 pytestmark = pytest.mark.slow
@@ -75,6 +77,10 @@ def cell(request: pytest.FixtureRequest) -> Cell:
     found = CELLS[request.param]
     if package := read_constant(f"training/strategies/{found.name}.py", "PACKAGE"):
         skip_without(package)
+    if (found.name == "pipeline" and not takes_micro_batches()) or (
+        found.changes.get("options", {}).get("mixed") and not takes_dtypes_by_weight()
+    ):
+        pytest.skip(f"refused with torch {torch.__version__}")
     return found
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from training.config import STORE, TrainingConfig
 from training.process import failure
-from training.process.torch_private import count_begun
+from training.process.torch_private import count_begun, start_recorder
 
 # The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
 _TIMEOUT = datetime.timedelta(minutes=10)
@@ -142,6 +142,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
 
 
 def _join_group(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
+    start_recorder()
     if "TORCHELASTIC_RUN_ID" in os.environ and STORE not in os.environ:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     else:

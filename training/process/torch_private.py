@@ -1,6 +1,7 @@
 """What is used of torch that has no public name, in one place: tried on torch 2.10, 2.11, 2.14 and 2.15."""
 
 import json
+import os
 import sys
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +20,12 @@ _c10d: Any = _distributed_c10d
 def count_begun(group: Any) -> int:
     """Return how many collectives a process group has begun."""
     return int(group._get_sequence_number_for_group())
+
+
+def start_recorder() -> None:
+    """Have the flight recorder keep collectives; to be called before the first group. From 2.11 on it does anyway."""
+    if torch.__version__ < "2.11":
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
 def read_recorded(backend: str) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def build(
     """Return the strategy, on any number of ranks.
 
     Raises ValueError for replicas that do not share out the ranks; UnfitModelError for what it cannot do: exact mode,
-    compiled layers, fp16, weights in bf16 for a forward that is not.
+    compiled layers, fp16, weights in bf16 for a forward that is not or by an earlier torch.
     """
     refuse_statistics(model, "the strategy fsdp2")
     options = read_options(OPTIONS, config)
@@ -60,8 +60,14 @@ def build(
         "compile: true": config.compile,
         "precision: fp16": config.precision == "fp16",
         mixed: options["mixed"] != "none" and config.precision != "bf16",
+        f"mixed: bf16 with torch {torch.__version__}": options["mixed"] != "none" and not takes_dtypes_by_weight(),
     })  # fmt: skip
     return Fsdp2(model, workload, config, ranks)
+
+
+def takes_dtypes_by_weight() -> bool:
+    """Return whether torch gathers each weight in a dtype of its own: from 2.15 on."""
+    return hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")
 
 
 class Fsdp2(AroundReplica):
