@@ -1,4 +1,4 @@
-"""What every strategy around a replica hands on: who listens to its step, and its model."""
+"""What every strategy around a replica answers alike, unless it says otherwise."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,6 +10,8 @@ from training.step.replica import Replica
 
 class AroundReplica:
     """A strategy whose step is computed by a replica, which is told who listens."""
+
+    counts_rows: bool = True
 
     replica: Replica
     """Model and optimizer, or this rank's part of them."""
@@ -41,3 +43,16 @@ class AroundReplica:
     def module(self) -> nn.Module:
         """The model, of whose parameters this rank may have a part."""
         return self.replica.module
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes, which is whole."""
+        return self.replica.num_checkpoint_bytes
+
+    def may_overflow(self) -> bool:
+        """Return whether a step with a non-finite gradient is a normal event."""
+        return self.replica.may_overflow()
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return nothing: nobody else times anything."""
+        return {}

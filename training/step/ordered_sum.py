@@ -19,7 +19,7 @@ from training.process.failure import RanksDisagreeError
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
 from training.step.strategy import StepResult
-from training.step.traffic import ALL_GATHER, Traffic
+from training.step.traffic import ALL_GATHER, Sent
 
 _PARCEL_BYTES = 2**25
 
@@ -36,20 +36,18 @@ class OrderedSum:
         self._ranks = ranks
         self._group: Any = ranks.gradient_group
         self._parcels = list(split_into_parcels([part.numel() * part.element_size() for part in replica.parameters]))
-        self._num_gathers = 0
-        self._num_gather_bytes = 0
+        self._sent = Sent()
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
-        self._num_gathers = self._num_gather_bytes = 0
+        before = dict(self._sent.counts)
         total: list[Tensor] = []
-        for micro_batch, ranks_in_order in zip(micro_batches, order_ranks(self._ranks, micro_batches), strict=True):
+        for micro_batch, ranks_in_order in zip(micro_batches, self._order_ranks(micro_batches), strict=True):
             self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
             total = self._add_gradients(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        traffic = Traffic(self._num_gathers, self._num_gather_bytes)
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_GATHER: traffic})
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and gather, change nothing."""
@@ -73,10 +71,15 @@ class OrderedSum:
         results: list[Tensor] = []
         for parcel in self._parcels:
             parts = mine[parcel]
-            everyones = self._gather_parcel(torch.cat([part.reshape(-1) for part in parts]))
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            self.replica.on_section(StepSection.COLLECTIVE)
+            everyones = flat.new_empty(self._ranks.world_size, flat.numel())
+            dist.all_gather(list(everyones.unbind()), flat, group=self._group)
+            self._sent.count(ALL_GATHER, flat)
             sums = total[parcel]
             for rank in ranks_in_order:
-                theirs = split_like(everyones[rank], parts)
+                pieces = everyones[rank].split([part.numel() for part in parts])
+                theirs = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
                 if sums:
                     torch._foreach_add_(sums, theirs)
                 else:
@@ -86,28 +89,18 @@ class OrderedSum:
             results += sums
         return results
 
-    def _gather_parcel(self, mine: Tensor) -> Tensor:
-        self.replica.on_section(StepSection.COLLECTIVE)
-        everyones = mine.new_empty(self._ranks.world_size, mine.numel())
-        dist.all_gather(list(everyones.unbind()), mine, group=self._group)
-        self._num_gathers += 1
-        self._num_gather_bytes += mine.numel() * mine.element_size()
-        return everyones
+    def _order_ranks(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
+        """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
 
-
-def order_ranks(ranks: Ranks, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
-    """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
-
-    Dummies are left out: they add nothing. To be called by all ranks; raises RanksDisagreeError if the ranks' order is
-    not one rank's order.
-    """
-    mine = [-1 if part.place is None else part.place for part in micro_batches]
-    places = ranks.gather(np.array(mine)).astype(int)
-    order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
-    added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
-    if added != list(reversed(range(len(added)))):
-        raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
-    return order
+        Dummies are left out: they add nothing.
+        """
+        mine = [-1 if part.place is None else part.place for part in micro_batches]
+        places = self._ranks.gather(np.array(mine)).astype(int)
+        order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
+        added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
+        if added != list(reversed(range(len(added)))):
+            raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
+        return order
 
 
 def split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
@@ -119,8 +112,3 @@ def split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
             start, num_bytes = index, 0
         num_bytes += size
     yield slice(start, len(sizes))
-
-
-def split_like(flat: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    pieces = flat.split([part.numel() for part in parts])
-    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

@@ -35,8 +35,6 @@ class ReplicatedStep(Protocol):
 class Replicated(AroundReplica):
     """Every rank sees a share of the micro-batches of its own, holds all of the state, and rank 0 writes it."""
 
-    counts_rows = True
-
     def __init__(self, replica: Replica, ranks: Ranks, step: ReplicatedStep) -> None:
         self.replica = replica
         self.step = step
@@ -47,20 +45,14 @@ class Replicated(AroundReplica):
         self.train_step = step.train_step
         self.warm_up = step.warm_up
         self.describe = step.describe
-        self.own_timers = step.own_timers
 
-    @property
-    def num_checkpoint_bytes(self) -> int:
-        """About how much a checkpoint takes."""
-        return self.replica.num_checkpoint_bytes
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return what the step's engine times by itself."""
+        return self.step.own_timers(run)
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, without any exchange."""
         return self.replica.sum_losses(micro_batches)
-
-    def may_overflow(self) -> bool:
-        """Return whether a step with a non-finite gradient is a normal event."""
-        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone give a finite gradient, which is exchanged with nobody."""

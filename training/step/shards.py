@@ -1,4 +1,4 @@
-"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and their update."""
+"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, their exchange and update."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
+from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Sent
 
 Key = TypeVar("Key")
 _TOGETHER_BYTES = 1 << 25
@@ -90,6 +91,53 @@ class Shards:
         """Return one of every rank's texts for each copy; as many as there are where those that hold it differ."""
         starts = range(0, len(texts), self.number)
         return [text for start in starts for text in dict.fromkeys(texts[start : start + self.number])]
+
+
+class Reduced(Sent):
+    """What this rank put into collectives so far, and whether a gradient that it put in was not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_watched = False
+        self.is_finite = True
+
+    def count_all_reduce(self, tensor: Tensor) -> None:
+        """Note one more that torch made by itself."""
+        self.count(ALL_REDUCE, tensor)
+
+    def watch(self, gradient: Tensor) -> None:
+        """Look at what this rank gives to a reduction, if that is asked for."""
+        if self.is_watched:
+            self.is_finite = self.is_finite and bool(gradient.isfinite().all())
+
+
+class _Allocating:
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return an empty tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class Gather(_Allocating):
+    """All-gather as torch does it."""
+
+    def __init__(self, sent: Reduced) -> None:
+        self._sent = sent
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        self._sent.count(ALL_GATHER, input_tensor)
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class Scatter(_Allocating):
+    """Reduce-scatter as torch does it; what goes in is this rank's own gradient."""
+
+    def __init__(self, sent: Reduced) -> None:
+        self._sent = sent
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self._sent.count(REDUCE_SCATTER, input_tensor)
+        self._sent.watch(input_tensor)
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
 
 def get_local_rows(tensor: Any) -> Tensor:

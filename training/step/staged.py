@@ -7,7 +7,7 @@ its own, and nothing is computed for what is filled up.
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from training.data.batches import MicroBatch
 from training.model.cut import Cut
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
-from training.step.traffic import ALL_REDUCE, BROADCAST, SEND, Traffic
+from training.step.traffic import SEND, Sent
 
 ROW_DTYPE = torch.float32
 """Of hidden states on their way, as they are between the layers of our models even where those compute in bf16."""
@@ -36,30 +36,6 @@ ROW_DTYPE = torch.float32
 def takes_micro_batches() -> bool:
     """Return whether torch's schedules take micro-batches as they are; earlier ones split a batch themselves."""
     return "kwarg_mbs" in inspect.signature(ScheduleGPipe.step).parameters
-
-
-class Sent:
-    """What this rank sent and put into collectives so far."""
-
-    def __init__(self) -> None:
-        self.counts = {kind: Traffic(0, 0) for kind in (SEND, ALL_REDUCE, BROADCAST)}
-
-    def count(self, kind: str, tensor: Tensor) -> None:
-        """Note one more."""
-        self.add(kind, Traffic(1, tensor.nbytes))
-
-    def add(self, kind: str, more: Traffic) -> None:
-        """Note several more."""
-        number, num_bytes = self.counts[kind]
-        self.counts[kind] = Traffic(number + more.number, num_bytes + more.num_bytes)
-
-    def since(self, before: Mapping[str, Traffic]) -> dict[str, Traffic]:
-        """Return what came after `before`."""
-        return {
-            kind: Traffic(now.number - before[kind].number, now.num_bytes - before[kind].num_bytes)
-            for kind, now in self.counts.items()
-            if now.number > before[kind].number
-        }
 
 
 class Timed(NamedTuple):

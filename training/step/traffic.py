@@ -5,9 +5,11 @@ recorder is on by default: to read it when the clock stands costs a step nothing
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from training.process import torch_private
 from training.process.distributed import Ranks
@@ -31,6 +33,33 @@ class Traffic(NamedTuple):
     """Collectives, or messages."""
     num_bytes: int
     """Bytes that they were given."""
+
+
+class Sent:
+    """What this rank put into collectives, or sent, so far, by kind."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Traffic] = {}
+
+    def count(self, kind: str, tensor: Tensor) -> None:
+        """Note one more."""
+        self.add(kind, Traffic(1, tensor.nbytes))
+
+    def add(self, kind: str, more: Traffic) -> None:
+        """Note several more."""
+        now = self.counts.get(kind, _NOTHING)
+        self.counts[kind] = Traffic(now.number + more.number, now.num_bytes + more.num_bytes)
+
+    def since(self, before: Mapping[str, Traffic]) -> dict[str, Traffic]:
+        """Return what came after `before`, of the kinds that there were."""
+        found = {
+            kind: Traffic(now.number - was.number, now.num_bytes - was.num_bytes)
+            for kind, now, was in ((kind, now, before.get(kind, _NOTHING)) for kind, now in self.counts.items())
+        }
+        return {kind: one for kind, one in found.items() if one.number}
+
+
+_NOTHING = Traffic(0, 0)
 
 
 def count_exchanges(ranks: Ranks) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ None of its kernels in C++ is used, so that nothing is compiled.
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
@@ -17,10 +18,8 @@ from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
-from training.step.fragments import Fragment
 from training.step.replica import Replica
-from training.step.sharded_exchange import Sent
-from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
+from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Sent, Traffic
 
 SENT = Sent()
 """What this rank put into DeepSpeed's collectives, which go through one place in a process."""
@@ -33,6 +32,53 @@ _INPUTS = {
 """Method of DeepSpeed's backend -> kind of collective, and which of its arguments goes in."""
 _BUCKET_ELEMENTS = 500_000_000
 """As DeepSpeed has it."""
+
+
+class Fragment(NamedTuple):
+    """What this rank has of a flattened parameter."""
+
+    start: int
+    """Its first element in the parameter."""
+    length: int
+    """Elements; 0: this rank has none of it."""
+    flat: int
+    """Which of the rank's flat tensors it is in."""
+    place: int
+    """Its first element there."""
+
+    def cut(self, flat: Tensor) -> Tensor:
+        """Return it from a tensor that is laid out as its flat tensor, in place."""
+        return flat.detach()[self.place : self.place + self.length]
+
+    def select(self, whole: Tensor) -> Tensor:
+        """Return the same elements of a whole parameter."""
+        return whole.reshape(-1)[self.start : self.start + self.length]
+
+
+class Fragments:
+    """The fragments of all parameters; what is gathered goes over the ranks' own group, beside what is counted."""
+
+    def __init__(self, ranks: Ranks, own: Mapping[str, Fragment], shapes: Mapping[str, Sequence[int]]) -> None:
+        """`own`: parameter -> what this rank has; `shapes`: of the whole. Collective."""
+        self.own = own
+        self._ranks, self._shapes = ranks, shapes
+        said = ranks.gather_json({name: [one.start, one.length] for name, one in own.items()})
+        self._spans = {name: [its[name] for its in said] for name in own}
+        for name, spans in self._spans.items():
+            num_elements, num_held = torch.Size(shapes[name]).numel(), sum(length for _, length in spans)
+            assert num_held == num_elements, f"of the {num_elements} elements of {name} the ranks hold {num_held}"
+
+    def gather(self, name: str, flats: Sequence[Tensor]) -> Tensor:
+        """Return the whole of a parameter, on the CPU of every rank, from flat tensors of every rank. Collective."""
+        own = self.own[name]
+        mine = own.cut(flats[own.flat]).cpu()
+        whole = torch.empty(torch.Size(self._shapes[name]).numel(), dtype=mine.dtype)
+        own.select(whole).copy_(mine)
+        if self._ranks.world_size > 1:
+            for rank, (start, length) in enumerate(self._spans[name]):
+                if length:
+                    dist.broadcast(whole[start : start + length], src=rank)
+        return whole.view(*self._shapes[name])
 
 
 class _Losses(nn.Module):

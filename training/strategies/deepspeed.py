@@ -5,7 +5,7 @@ strategy. The state is taken out of its shares and put back into them here: a ch
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,12 +18,11 @@ from training.model.weights import TensorDigest
 from training.process.distributed import Ranks
 from training.process.heartbeat import StepSection
 from training.step.around_replica import AroundReplica
-from training.step.fragments import Fragments
 from training.step.replica import Replica
 from training.step.spread_state import WholeModel
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
-from training.step.zero_engine import SENT, ZeroEngine
+from training.step.zero_engine import SENT, Fragments, ZeroEngine
 from training.strategies import read_options, refuse
 from training.workloads import Workload
 
@@ -59,8 +58,6 @@ def build(
 
 class DeepSpeed(AroundReplica):
     """Micro-batches are shared out over the ranks; rank 0 writes the state, whose moments, at least, are spread."""
-
-    counts_rows = True
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
@@ -125,10 +122,6 @@ class DeepSpeed(AroundReplica):
             self._engine.update(0.0)
             self._engine.send_weights()
             self.replica.forget_gradient()
-
-    def may_overflow(self) -> bool:
-        """Return False: there is no fp16."""
-        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do, whose gradient is given to nobody."""
@@ -243,7 +236,3 @@ class DeepSpeed(AroundReplica):
     def describe(self) -> dict[str, Any]:
         """Return how DeepSpeed lays its exchange out: see ZeroEngine."""
         return self._engine.describe()
-
-    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
-        """Return nothing: DeepSpeed's timers would wait for the device."""
-        return {}

@@ -4,7 +4,7 @@ torch's own `fully_shard`: one unit per layer of the model, and the root for the
 not. Gradients are summed up where they arise and reduced with the last micro-batch of a step only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from training.process.torch_private import forget_forward_order
 from training.step.around_replica import AroundReplica
 from training.step.clipping import clip_part
 from training.step.replica import Replica
-from training.step.sharded_exchange import Gather, Scatter, Sent
-from training.step.shards import Shards, describe_units, get_local_rows, update_local_rows
+from training.step.shards import Gather, Reduced, Scatter, Shards, describe_units, get_local_rows, update_local_rows
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE
@@ -74,8 +73,6 @@ class Fsdp2(AroundReplica):
     """Micro-batches are shared out over the ranks; a copy of the state is spread over them, or neighbours, and rank 0
     writes it."""
 
-    counts_rows = True
-
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
         options = read_options(OPTIONS, config)
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
@@ -86,7 +83,7 @@ class Fsdp2(AroundReplica):
         self._max_grad_norm = config.max_grad_norm
         self._reshards: bool = options["reshard_after_forward"]
         self._is_mixed, self._is_offloaded = options["mixed"] == "bf16", options["offload"] == "cpu"
-        self._sent = Sent()
+        self._sent = Reduced()
         # Asked while there is a whole model to answer: whether its head is a plain matrix, say.
         model.eval()
         with torch.no_grad():
@@ -137,11 +134,6 @@ class Fsdp2(AroundReplica):
             [alike, self._group], kind, mesh=[list(one) for one in copies], mesh_dim_names=("replicas", "shards")
         )
 
-    @property
-    def num_checkpoint_bytes(self) -> int:
-        """About how much a checkpoint takes, which is whole."""
-        return self.replica.num_checkpoint_bytes
-
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         before = dict(self._sent.counts)
@@ -182,10 +174,6 @@ class Fsdp2(AroundReplica):
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
-
-    def may_overflow(self) -> bool:
-        """Return False: there is no fp16."""
-        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do: by what this rank gives to the reduction, which mixes all."""
@@ -285,7 +273,3 @@ class Fsdp2(AroundReplica):
         `gathered_bytes`, as they are gathered; `num_parameters` in all.
         """
         return describe_units(self._units, self._shards, is_mixed=self._is_mixed)
-
-    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
-        """Return nothing: nobody else times anything."""
-        return {}

@@ -26,10 +26,10 @@ from training.step.around_replica import AroundReplica
 from training.step.clipping import Squares, clip_part
 from training.step.replica import Replica
 from training.step.spread_state import SpreadState, WholeModel
-from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
+from training.step.staged import ROW_DTYPE, StagedSteps, takes_micro_batches
 from training.step.statistics import refuse_statistics
 from training.step.strategy import Digests, Part, StepResult
-from training.step.traffic import ALL_REDUCE, BROADCAST, SEND
+from training.step.traffic import ALL_REDUCE, BROADCAST, SEND, Sent
 from training.strategies import read_options, refuse
 from training.strategies.zero1 import Shares
 from training.workloads import Workload
@@ -89,6 +89,8 @@ class Pipeline(AroundReplica):
         self.data_world_size = int(options["replicas"])
         self._num_ranks = ranks.world_size // self.data_world_size
         self.data_rank, self._place = divmod(ranks.rank, self._num_ranks)
+        # Where the loss is: on the last stage.
+        self.counts_rows = self._place == self._num_ranks - 1
         per_rank = _STAGES_PER_RANK.get(options["schedule"], 1) if self._num_ranks > 1 else 1
         self._num_stages = per_rank * self._num_ranks
         self._stages = range(self._place, self._num_stages, self._num_ranks)
@@ -154,11 +156,6 @@ class Pipeline(AroundReplica):
         model.eval()
         with torch.no_grad():
             self._workload.loss_sum(model, self._workload.make_dummy_micro_batch(self._config.seq_len))
-
-    @property
-    def counts_rows(self) -> bool:
-        """Where the loss is: on the last stage."""
-        return self._place == self._num_ranks - 1
 
     @property
     def num_checkpoint_bytes(self) -> int:
@@ -230,10 +227,6 @@ class Pipeline(AroundReplica):
             self._add_shared()
             self._send_shares()
             self.replica.forget_gradient()
-
-    def may_overflow(self) -> bool:
-        """Return False: there is no fp16."""
-        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this stage makes what is not finite: not where it was given that, forward or backward."""
