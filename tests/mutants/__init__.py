@@ -295,7 +295,11 @@ MUTANTS = [
         "training/test_loop.py",
     ),
     _mutant("training.step.divergence:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
-    _mutant("training.step.clipping:scale_down", _return(None), "training/test_exchange.py", "training/test_exact.py"),
+    _mutant(
+        "training.step.clipping:clip_part",
+        lambda of, mine, squares, *, most: squares.sqrt().float(),
+        "training/test_strategy_contract.py",
+    ),
     _mutant(
         "training.strategies.ddp:Ddp.train_step",
         lambda of, self, micro_batches, *, num_targets, learning_rate: of(

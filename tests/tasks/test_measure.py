@@ -101,7 +101,6 @@ def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, An
     change_params(copied, changes)
     found = certificate_of(copied)
     assert (found["verdict"], found["problem"]) == ("passed", None)
-    # Only the early head is added up in another order; what is made of the gradient is the same then, too.
     assert found["gradient"]["is_bitwise_equal"] == ("train.packing" in changes)
     assert found["weights"]["is_bitwise_equal"]
 
