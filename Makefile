@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
 # What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
-$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED OUT,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
+$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench bench-gpu gpu-day bench-growth retrain lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench lease-kit gpu-day bench-growth retrain lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -111,12 +111,12 @@ chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; an h
 bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1
 	@python -m benchmarks.throughput
 
-# Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `prepare` made elsewhere.
-bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
-	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
+lease-kit: $(READY)  ## What to carry to a machine with a card and little else (.lease), and the command to type there
+	@python -m benchmarks.gpu_day.kit
 
-gpu-day:  ## All that a card is wanted for, within 25 minutes, in one folder: make gpu-day PREPARED=folder (OUT=gpu-day)
-	@"$$PYTHON" -m benchmarks.gpu_day --prepared "$${PREPARED-}" --out "$${OUT-gpu-day}"
+# Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `make lease-kit` made elsewhere.
+gpu-day:  ## All that a card is wanted for, within 7.5 minutes, into one file (ARCHIVE=gpu-day.tgz)
+	@"$$PYTHON" -m benchmarks.gpu_day --prepared "$${PREPARED-.lease/prepared}" --archive "$${ARCHIVE-gpu-day.tgz}"
 
 bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 	@python -m benchmarks.growth

@@ -1,7 +1,8 @@
-"""`make gpu-day`: everything that a card is wanted for, within 25 minutes, in one folder of results.
+"""`make gpu-day`: everything that a card is wanted for, within minutes, and one file of results.
 
-Needs torch, transformers, numpy, scipy and safetensors, and what benchmarks/throughput/prepare.py made. A part that
-fails or takes too long is ended and named, and the next one begins; the summary is written after each of them.
+Needs torch, transformers, numpy, scipy and safetensors, and what `make lease-kit` made; pytest and accelerate for their
+parts. A part that fails or takes too long is ended and named, and the next one begins; the archive is written anew
+whenever something was found.
 """
 
 import argparse
@@ -14,73 +15,106 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from benchmarks.gpu_day.parts import Day, Part, list_parts
-from benchmarks.gpu_day.summary import Ended, compute_flops_per_token, write_summary
+from benchmarks.gpu_day.day import Day
+from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, read_rehearsed, write_archive
+from training.process.lifeline import set_parent_death_signal
 from training.process.redaction import redact, shorten
 
+PARTS: Mapping[str, tuple[str, float]] = {
+    "card": ("card", 25),
+    "eager": ("steps", 50),
+    "compiled": ("steps", 80),
+    "profile": ("profiles", 20),
+    "tests": ("gpu_tests", 70),
+    "precisions": ("steps", 40),
+    "two-ranks": ("two_ranks", 60),
+    "training": ("resuming", 40),
+    "peers": ("beside_peers", 80),
+}
+"""Part -> module of this folder, and its seconds of 7.5 minutes: to them come those that the parts before it left."""
+_MINUTES = 7.5
+_FIRST = "card"
+"""Always run: it makes the model of all others."""
 _PROJECT = Path(__file__).resolve().parents[2]
-_TOTAL_SECONDS = 25 * 60.0
-_LEAST_SECONDS = 20.0
+_LEAST_SECONDS = 8.0
 """With less left, a part is not begun."""
+_SECONDS_TO_END = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.1
 _PHANTOM = "PHANTOM_CARD"
 """Set where the card is that of tests/phantom/."""
 
 
-def run_day(prepared: Path, results: Path, scratch: Path, *, only: Sequence[str], is_short: bool) -> list[Ended]:
-    """Run all parts, or these and the model for them; return how each ended."""
-    started = time.monotonic()
-    facts = json.loads((prepared / "facts.json").read_bytes())
-    lengths = np.minimum(np.diff(np.load(prepared / "rows" / "offsets.npy")), facts["seq_len"]).tolist()
-    day = Day(
-        prepared=prepared, results=results, scratch=scratch, num_rows=facts["num_rows"],
-        seq_len=facts["seq_len"], is_short=is_short,
-    )  # fmt: skip
-    flops = compute_flops_per_token(prepared, lengths)
-    ended: list[Ended] = []
-    for part in list_parts(day):
-        if only and part.name not in ("model", *only):
+def run_day(
+    prepared: Path, archive: Path, work: Path, *, minutes: float, only: Sequence[str], is_short: bool
+) -> list[Ended]:
+    """Run all parts, or the first and these; return how each ended."""
+    planned_end = time.monotonic()
+    day_ends_at = planned_end + 60 * minutes - _SECONDS_TO_END
+    results, scratch, ended = work / "results", work / "scratch", list[Ended]()
+    scratch.mkdir()
+    rehearsed = read_rehearsed(prepared)
+
+    def keep(*running: Ended) -> str:
+        summary = format_summary([*ended, *running], rehearsed, is_phantom=_PHANTOM in os.environ)
+        write_archive(archive, results, [*ended, *running], summary)
+        return summary
+
+    for name, (module, seconds) in PARTS.items():
+        if only and name not in (_FIRST, *only):
             continue
-        left = _TOTAL_SECONDS - (time.monotonic() - started)
-        ended.append(run_part(part, left))
-        print(f"{part.name}: {ended[-1].how} ({ended[-1].seconds:.0f} s)", flush=True)
-        write_summary(results, ended, flops_per_token=flops, is_phantom=_PHANTOM in os.environ)
+        planned_end += seconds * minutes / _MINUTES
+        day = Day(
+            part=name, prepared=prepared, scratch=scratch, out=results / name, is_short=is_short,
+            ends_at=min(planned_end, day_ends_at),
+        )  # fmt: skip
+        day.out.mkdir(parents=True)
+        ended.append(run_part(day, [sys.executable, "-m", "benchmarks.gpu_day.part", module, day.as_text()], keep))
+        summary = keep()
+        print(f"{name}: {ended[-1].how} ({ended[-1].seconds:.0f} s)", flush=True)
+    print(summary, flush=True)
     return ended
 
 
-def run_part(part: Part, seconds_left: float) -> Ended:
-    """Run a part to its end or to that of its time."""
-    if seconds_left < _LEAST_SECONDS:
-        return Ended(name=part.name, how="not begun: no time was left", seconds=0.0, found={})
-    limit, started = min(part.limit_seconds, seconds_left), time.monotonic()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **part.environment}
-    with (part.folder / "log.txt").open("wb") as log:
+def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) -> Ended:
+    """Run a part to its end or to that of its time; whenever it finds something, `keep` is told of it."""
+    found, log = day.out / "found.json", day.out / "log.txt"
+    started, limit = time.monotonic(), day.seconds_left
+    if limit < _LEAST_SECONDS:
+        return Ended(name=day.part, how="not begun: no time was left")
+    with log.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, *part.arguments], cwd=_PROJECT, env=environment, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, cwd=_PROJECT, stdout=written, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=partial(set_parent_death_signal, signal.SIGKILL, parent=os.getpid()),
         )  # fmt: skip
-        try:
-            code = process.wait(timeout=limit)
-            how = "finished" if code == 0 else f"failed: {_find_reason(part.folder / 'log.txt')}"
-        except subprocess.TimeoutExpired:
-            how = f"ended after its {limit:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    found = part.folder / "found.json"
+    how, stamp = f"ended after its {limit:.0f} s", 0
+    try:
+        while day.seconds_left > 0 and process.poll() is None:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            if found.exists() and found.stat().st_mtime_ns != stamp:
+                stamp = found.stat().st_mtime_ns
+                keep(_make_ended(day, RUNNING, started))
+        if process.poll() is not None:
+            how = "finished" if process.returncode == 0 else f"failed: {find_reason(log)}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return _make_ended(day, how, started)
+
+
+def _make_ended(day: Day, how: str, started: float) -> Ended:
+    found = day.out / "found.json"
     return Ended(
-        name=part.name, how=how, seconds=time.monotonic() - started,
+        name=day.part, how=how, seconds=time.monotonic() - started,
         found=json.loads(found.read_bytes()) if found.exists() else {},
     )  # fmt: skip
 
 
-def _find_reason(log: Path) -> str:
+def find_reason(log: Path) -> str:
     """Return the first error that the log names, which is the rank's and not that of whoever waited for it."""
     text = log.read_text(errors="replace")
     named = re.search(r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
@@ -91,22 +125,19 @@ def _find_reason(log: Path) -> str:
 def main() -> None:
     """Run what the command line asks for; exit with 1 if a part did not finish."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_day", description=__doc__)
-    parser.add_argument("--prepared", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("gpu-day"), help="folder of the results")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="the model and these alone")
+    parser.add_argument("--prepared", type=Path, default=Path(".lease/prepared"), help="what `make lease-kit` made")
+    parser.add_argument("--archive", type=Path, default=Path("gpu-day.tgz"), help="file of the results")
+    parser.add_argument("--minutes", type=float, default=_MINUTES, help="for all parts")
+    parser.add_argument("--only", nargs="+", default=[], choices=PARTS, metavar="PART", help="the card and these alone")
     parser.add_argument("--short", action="store_true", help="a step or two of each part, to see whether it runs")
     arguments = parser.parse_args()
-    prepared = arguments.prepared
-    if not (prepared / "facts.json").is_file():
-        parser.error(f"{prepared}: no facts.json; make it: python -m benchmarks.throughput.prepare --out FOLDER")
-    if not torch.cuda.is_available():
-        parser.error("no GPU is there for torch: nothing could be measured")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    if not (arguments.prepared / "facts.json").is_file():
+        parser.error(f"{arguments.prepared}: no facts.json; make it: make lease-kit")
+    with tempfile.TemporaryDirectory() as work:
         ended = run_day(
-            prepared.resolve(), arguments.out.resolve(), Path(scratch), only=arguments.only, is_short=arguments.short
-        )
-    print((arguments.out / "summary.md").read_text(encoding="utf-8"))
+            arguments.prepared.resolve(), arguments.archive.resolve(), Path(work), minutes=arguments.minutes,
+            only=arguments.only, is_short=arguments.short,
+        )  # fmt: skip
     sys.exit(any(part.how != "finished" for part in ended))
 
 

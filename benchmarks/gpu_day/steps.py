@@ -1,79 +1,96 @@
-"""`python -m benchmarks.gpu_day.steps --config FILE --out FOLDER`: timed steps of one setting, on one rank or several.
+"""Timed steps of several settings, one after another on one rank: speed, what the host needs, memory."""
 
-Rank 0 writes found.json: what each block took and did, and the memory.
-"""
-
-import argparse
-import os
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from training.config import read_config
+from benchmarks.gpu_day.day import Day
+from training.config import TrainingConfig, parse_config
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
-from training.process.distributed import join_ranks
-from training.process.files import write_json
-from training.process.lifeline import end_with_parent
+from training.process.distributed import Ranks, join_ranks
 
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "eager": {
+        "packed, 64 rows": {},
+        "packed, 16 rows": {"micro_batch_size": 16},
+        "padded, 16 rows": {"micro_batch_size": 16, "packing": False},
+    },
+    "compiled": {"packed, 64 rows, compiled": {"compile": True}},
+    "precisions": {
+        "packed, 64 rows, fp16": {"precision": "fp16"},
+        "packed, 64 rows, ddp on one rank": {"strategy": "ddp"},
+        "packed, 16 rows, fp32": {"precision": "fp32", "micro_batch_size": 16},
+    },
+}
+"""Part -> setting -> what differs from 64 rows of a step in one pack, in bf16, by the strategy `single`."""
 _BLOCKS, _STEPS_PER_BLOCK = 6, 4
+_HOST_TOKENS = 8
+"""Rows cut to so few have as many kernels, and hardly any work for the device: their steps take what the host does."""
+_SHARE_OF_BLOCKS = 0.6
+"""Of a setting's time, at most."""
 
 
-def main() -> None:
-    """Run blocks of consecutive steps, all of them as a training does."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu_day.steps", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
-    config = read_config(arguments.config)
+def run(day: Day) -> None:
+    """Time every setting of the part. RuntimeError if one failed, after all others."""
+    config, found = parse_config(day.make_config()), dict[str, Any]()
     torch.set_num_threads(config.threads_per_rank)
-    num_blocks, num_steps = (2, 1) if arguments.short else (_BLOCKS, _STEPS_PER_BLOCK)
+    settings = SETTINGS[day.part]
     with join_ranks(config) as ranks:
-        runner = BlockRunner(config, ranks)
-        facts = runner.facts(Variant())
-        blocks = []
-        for block in range(num_blocks):
-            steps = [(block * num_steps + turn) % facts["num_steps"] + 1 for turn in range(num_steps)]
-            blocks.append(runner.run(Block(variant=Variant(), steps=steps, data="loader")))
-        mine = [
-            [block[name] for name in ("seconds", "num_tokens", "num_positions", "loss_sum", "num_targets")]
-            for block in blocks
-        ]
-        memory = [torch.cuda.max_memory_allocated(ranks.device), torch.cuda.max_memory_reserved(ranks.device)]
-        every, peaks = ranks.gather(np.array(mine)), ranks.gather(np.array(memory))
-        if ranks.is_first:
-            write_json(arguments.out / "found.json", _make_found(every, peaks, facts, num_steps))
+        for number, (name, changes) in enumerate(settings.items()):
+            runner = BlockRunner(config, ranks)
+            try:
+                seconds = day.seconds_left / (len(settings) - number)
+                found[name] = _time_setting(day, runner, ranks, config, changes, seconds=seconds)
+                day.write(settings=found)
+                found[name]["host_ms"] = _time_host(day, runner, changes)
+            except (RuntimeError, ValueError) as error:
+                traceback.print_exc()
+                found[name] = {**found.get(name, {}), "failed": f"{type(error).__name__}: {error}"[:200]}
+            runner.forget()
+            day.write(settings=found)
+    failed = [name for name, one in found.items() if "failed" in one]
+    if failed:
+        raise RuntimeError(f"{failed[0]}: {found[failed[0]]['failed']}")
 
 
-def _make_found(every: np.ndarray, peaks: np.ndarray, facts: dict[str, Any], num_steps: int) -> dict[str, Any]:
-    """Return the figures; `every`: (ranks, blocks, what)."""
-    seconds, totals = every[..., 0].max(axis=0), every.sum(axis=0)
+def _time_setting(
+    day: Day, runner: BlockRunner, ranks: Ranks, config: TrainingConfig, changes: dict[str, Any], *, seconds: float
+) -> dict[str, Any]:
+    variant = _make_variant(changes)
+    facts = runner.facts(variant)
+    spent, blocks = 0.0, list[dict[str, Any]]()
+    num_blocks, num_steps = (1, 1) if day.is_short else (_BLOCKS, _STEPS_PER_BLOCK)
+    while len(blocks) < num_blocks and (not blocks or spent < _SHARE_OF_BLOCKS * seconds):
+        first = len(blocks) * num_steps
+        steps = [(first + turn) % facts["num_steps"] + 1 for turn in range(num_steps)]
+        blocks.append(runner.run(Block(variant=variant, steps=steps, data="loader")))
+        spent += blocks[-1]["seconds"]
+    total = {name: sum(block[name] for block in blocks) for name in ("num_tokens", "num_positions", "num_targets")}
+    speed, precision = total["num_tokens"] / spent, changes.get("precision", config.precision)
     return {
-        "block_seconds": seconds.tolist(),
-        "block_tokens": totals[:, 1].tolist(),
-        "tokens_per_second": float(totals[:, 1].sum() / seconds.sum()),
-        "step_seconds": float(np.median(seconds) / num_steps),
-        "positions_per_token": float(totals[:, 2].sum() / totals[:, 1].sum()),
-        "loss": float(totals[:, 3].sum() / totals[:, 4].sum()),
-        "allocated_gib": float(peaks[:, 0].max() / 2**30),
-        "reserved_gib": float(peaks[:, 1].max() / 2**30),
+        "tokens_per_second": speed,
+        "mfu": day.compute_mfu(speed, gpu=torch.cuda.get_device_name(), precision=precision),
+        "step_ms": float(np.median([block["seconds"] for block in blocks]) / num_steps * 1e3),
+        "block_seconds": [block["seconds"] for block in blocks],
+        "positions_per_token": total["num_positions"] / total["num_tokens"],
+        "allocated_gib": torch.cuda.max_memory_allocated(ranks.device) / 2**30,
+        "reserved_gib": torch.cuda.max_memory_reserved(ranks.device) / 2**30,
         "warm_up_seconds": facts["warm_up_seconds"],
+        "loss": sum(block["loss_sum"] for block in blocks) / total["num_targets"],
     }
 
 
-if __name__ == "__main__":
-    end_with_parent()
-    try:
-        main()
-        code = 0
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _time_host(day: Day, runner: BlockRunner, changes: dict[str, Any]) -> float:
+    """Return the milliseconds of a step whose rows are cut to a few tokens."""
+    variant = _make_variant({**changes, "seq_len": _HOST_TOKENS})
+    steps = [1] * (1 if day.is_short else 2 * _STEPS_PER_BLOCK)
+    block = runner.run(Block(variant=variant, steps=steps, data="device"))
+    return float(block["seconds"] / len(steps) * 1e3)
+
+
+def _make_variant(changes: dict[str, Any]) -> Variant:
+    overrides = {name: value for name, value in changes.items() if name != "strategy"}
+    return Variant(strategy=changes.get("strategy"), overrides=overrides)

@@ -1,68 +1,81 @@
-"""What is known so far, as JSON and markdown. A figure that nobody measured stays empty."""
+"""What is known so far, as text, and the one file that comes back. A figure that nobody measured stays empty."""
 
 import json
-from dataclasses import asdict, dataclass
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.machine.gpu_peaks import find_peak_tflops
-from tasks.measuring.model_flops import find_model_shape
-from training.process.files import write_json
+from training.process.files import replace_file, write_json
 
-_TIMED = ("tokens_per_second", "step_seconds", "warm_up_seconds", "block_seconds", "loss")
+_TIMED = ("tokens_per_second", "mfu", "step_ms", "block_seconds", "warm_up_seconds", "loss")
 _HEADINGS = (
-    "part", "how it ended", "s", "real tokens/s", "ms per step", "MFU", "positions per token", "allocated GiB",
-    "reserved GiB", "warm-up s", "loss",
+    "setting", "real tokens/s", "rehearsed", "MFU", "ms per step", "host ms", "positions per token", "allocated GiB",
+    "rehearsed", "reserved GiB", "warm-up s", "loss",
 )  # fmt: skip
+_MOST_LOG_BYTES = 200_000
+RUNNING = "still running"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A part that is over."""
+    """A part that is over, or the one that runs."""
 
     name: str
     how: str
     """`finished`, or why not, in a line."""
-    seconds: float
+    seconds: float = 0.0
     """Of the whole process."""
-    found: dict[str, Any]
+    found: dict[str, Any] = field(default_factory=dict)
     """What it wrote; {} if nothing."""
 
 
-def write_summary(results: Path, ended: list[Ended], *, flops_per_token: float | None, is_phantom: bool) -> None:
-    """Write summary.json and summary.md; on a phantom, which computes nothing, without what would be measured."""
+def format_summary(ended: Sequence[Ended], rehearsed: dict[str, Any], *, is_phantom: bool) -> str:
+    """Return it as markdown.
+
+    `rehearsed`: card -> setting -> what was foretold. Of a phantom, which computes nothing, neither times nor losses.
+    """
+    card = next((part.found for part in ended if part.name == "card"), {})
+    foretold = rehearsed.get(card.get("card", ""), {})
+    settings = {name: one for part in ended for name, one in part.found.get("settings", {}).items()}
     if is_phantom:
-        ended = [_leave_out_figures(part) for part in ended]
-    card = next((part.found for part in ended if part.name == "model"), {})
-    write_json(
-        results / "summary.json", {"is_phantom": is_phantom, "card": card, "parts": [asdict(part) for part in ended]}
-    )
-    peak = find_peak_tflops(card["card"], "bf16") if card and not is_phantom else None
-    lines = [
-        "# A day on a GPU",
-        "",
-        _describe(card, is_phantom=is_phantom),
-        "",
-        f"| {' | '.join(_HEADINGS)} |",
-        f"|{' --- |' * len(_HEADINGS)}",
-        *(f"| {' | '.join(_make_row(part, flops_per_token=flops_per_token, peak_tflops=peak))} |" for part in ended),
-        "",
-        "Rows of 512 tokens at most, 64 per step in micro-batches of 16 unless said otherwise; MFU: operations of the "
-        "documents alone against the peak in bf16. Two ranks share the one card over gloo: their figures say nothing "
-        "of two cards. What was not measured is empty. Each part's folder has its log and all that it found.",
-    ]
-    (results / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        settings = {
+            name: {key: value for key, value in one.items() if key not in _TIMED} for name, one in settings.items()
+        }
+    parts = [f"- {part.name}: {part.how} ({part.seconds:.0f} s)" for part in ended]
+    lines = [] if is_phantom else [f"- {line}" for part in ended for line in part.found.get("lines", [])]
+    return "\n".join(
+        [
+            "# A day on a GPU", "", _describe(card, is_phantom=is_phantom), "", *parts, "",
+            f"| {' | '.join(_HEADINGS)} |",
+            f"|{' --- |' * len(_HEADINGS)}",
+            *(f"| {' | '.join(_make_row(name, one, foretold.get(name, {})))} |" for name, one in settings.items()),
+            "", *lines, *([""] if lines else []),
+            "Steps of 64 rows of 512 tokens at most; MFU: operations of the documents alone against the peak of the "
+            "precision. Host ms: a step whose rows are cut to 8 tokens. Rehearsed: modelled without a card.",
+        ]
+    )  # fmt: skip
 
 
-def compute_flops_per_token(prepared: Path, lengths: list[int]) -> float | None:
-    """Return the operations of a real token of these rows, forward and backward; None for an unknown architecture."""
-    shape, _ = find_model_shape(json.loads((prepared / "config.json").read_bytes()))
-    return None if shape is None else shape.count_document_token_flops(lengths)
+def write_archive(archive: Path, results: Path, ended: Sequence[Ended], summary: str) -> None:
+    """Write the summary, and of every part its log's end and what it found, as one file that is whole or the last."""
+    write_json(results / "summary.json", [asdict(part) for part in ended])
+    (results / "summary.md").write_text(summary + "\n", encoding="utf-8")
+    for log in results.glob("*/log.txt"):
+        text = log.read_bytes()
+        (log.parent / "log-end.txt").write_bytes(text[-_MOST_LOG_BYTES:])
+    with replace_file(archive) as temporary, tarfile.open(temporary, "w:gz") as packed:
+        for file in sorted(results.rglob("*")):
+            if file.is_file() and file.name not in ("log.txt",) and not file.name.startswith("."):
+                packed.add(file, arcname=f"gpu-day/{file.relative_to(results)}")
 
 
-def _leave_out_figures(part: Ended) -> Ended:
-    kept = {name: value for name, value in part.found.items() if name not in _TIMED}
-    return Ended(name=part.name, how=part.how, seconds=part.seconds, found=kept)
+def read_rehearsed(prepared: Path) -> dict[str, Any]:
+    """Return what the kit foretold; {} where it did not."""
+    path = prepared / "rehearsed.json"
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return found
 
 
 def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
@@ -70,21 +83,23 @@ def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
         return "Nothing is known of the card."
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
     what = f"{card['num_cards']} x {card['card']}, {card['memory_gib']:.1f} GiB; {versions}."
-    return f"{what} **A phantom, which computes nothing: neither times nor losses are given.**" if is_phantom else what
+    if is_phantom:
+        return f"{what} **A phantom, which computes nothing: neither times nor losses are given.**"
+    copied, product = card["copied_tb_per_second"], card["product_tflops"]
+    return f"{what} Copies {copied:.2f} TB/s (read and written), a product of 8192 in bf16 {product:.0f} TFLOP/s."
 
 
-def _make_row(part: Ended, *, flops_per_token: float | None, peak_tflops: float | None) -> list[str]:
-    found = part.found
-    speed, step = found.get("tokens_per_second"), found.get("step_seconds")
-    mfu = speed * flops_per_token / (peak_tflops * 1e12) if speed and flops_per_token and peak_tflops else None
+def _make_row(name: str, found: dict[str, Any], foretold: dict[str, Any]) -> list[str]:
+    speeds = [_format(foretold.get(key), ",.0f") for key in ("lowest_tokens_per_second", "highest_tokens_per_second")]
     return [
-        part.name, part.how.replace("|", "/"), f"{part.seconds:.0f}",
-        _say(speed, ",.0f"), _say(step and 1e3 * step, ",.1f"), _say(mfu, ".1%"),
-        _say(found.get("positions_per_token"), ".2f"), _say(found.get("allocated_gib"), ".2f"),
-        _say(found.get("reserved_gib"), ".2f"), _say(found.get("warm_up_seconds"), ".1f"),
-        _say(found.get("loss"), ".4f"),
+        name if "failed" not in found else f"{name}: {found['failed'].replace('|', '/')}",
+        _format(found.get("tokens_per_second"), ",.0f"), " to ".join(speeds) if all(speeds) else "",
+        _format(found.get("mfu"), ".1%"), _format(found.get("step_ms"), ",.1f"), _format(found.get("host_ms"), ",.1f"),
+        _format(found.get("positions_per_token"), ".2f"), _format(found.get("allocated_gib"), ".2f"),
+        _format(foretold.get("peak_gib"), ".2f"), _format(found.get("reserved_gib"), ".2f"),
+        _format(found.get("warm_up_seconds"), ".1f"), _format(found.get("loss"), ".4f"),
     ]  # fmt: skip
 
 
-def _say(value: float | None, how: str) -> str:
+def _format(value: float | None, how: str) -> str:
     return "" if value is None else format(value, how)

@@ -1,18 +1,16 @@
-"""Peers against each other: the best setting of each, then blocks in turns until the intervals are narrow."""
+"""Our step against one peer's: blocks in turns until the interval of their ratio is narrow, or the time is over."""
 
 import dataclasses
+import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rounds import MIN_ROUNDS, Stopping, average_blocks, compute_ratio, generate_rounds
+from benchmarks.rounds import FEWEST_ROUNDS, MIN_ROUNDS, Stopping, average_pairs, compute_ratio, generate_rounds
 from benchmarks.throughput.groups import Blocks, Setup, groups
-from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
 from tasks.records.estimate import Estimate
 
 OURS = "ours"
@@ -23,134 +21,113 @@ _LOSS_TOLERANCES = {"fp32": LOSS_TOLERANCE, "bf16": 2e-2, "fp16": 2e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A finished contest."""
+    """A finished contest of two."""
 
     setup: Setup
     """What was compared."""
-    settings: dict[str, dict[str, Any]]
-    """The setting of every peer."""
-    too_large: dict[str, dict[str, Any]]
-    """The best setting of peers for which memory beside the others was too small, so that they took a smaller one."""
-    tried: dict[str, list[dict[str, Any]]]
-    """Every peer's settings with the seconds of each block that they took when tried."""
+    peer: str
+    """Name of a file in benchmarks/throughput/peers/."""
+    settings: Mapping[str, dict[str, Any]]
+    """Of both."""
     blocks: dict[str, Blocks]
-    """Of every peer."""
-    ratios: dict[str, Estimate]
-    """Units per second of ours / of the peer."""
-    cpu_ratios: dict[str, Estimate]
-    """CPU seconds of the peer / of ours, which other load hardly changes; without the wait for other ranks."""
-    largest_loss_difference: dict[str, float]
-    """Of any block from ours, relative."""
-    num_rounds: int
-    """Rounds of two blocks of each."""
+    """Of both."""
+    ratio: Estimate | None
+    """Units per second of ours / of the peer; None of fewer rounds than an interval needs."""
     stopped_because: str
     """In words."""
     load: float
     """Load average of five minutes when it ended, its own processes included."""
 
     @property
-    def losses_agree(self) -> bool:
-        """Whether all peers did the same work, by their losses."""
-        allowed = _LOSS_TOLERANCES[self.setup.precision]
-        return all(value <= allowed for value in self.largest_loss_difference.values())
+    def num_rounds(self) -> int:
+        """Return the rounds of two blocks of each."""
+        return len(self.blocks[OURS].seconds) // 2
 
-    def units_per_second(self, peer: str) -> float:
-        """Return the real tokens, or the images, of the peer's blocks / their seconds."""
-        return sum(self.blocks[peer].num_units) / sum(self.blocks[peer].seconds)
+    @property
+    def cpu_ratio(self) -> Estimate | None:
+        """Return CPU seconds of the peer / of ours, which other load hardly changes; without the wait for others."""
+        return _estimate({name: blocks.cpu_seconds for name, blocks in self.blocks.items()}, self.peer)
+
+    @property
+    def largest_loss_difference(self) -> float:
+        """Return that of any block from ours, relative."""
+        pairs = zip(self.blocks[self.peer].losses, self.blocks[OURS].losses, strict=True)
+        return max(abs(theirs / ours - 1) if ours else math.inf for theirs, ours in pairs)
+
+    @property
+    def losses_agree(self) -> bool:
+        """Whether both did the same work, by their losses."""
+        return self.largest_loss_difference <= _LOSS_TOLERANCES[self.setup.precision]
+
+    def units_per_second(self, name: str) -> float:
+        """Return the real tokens, or the images, of the blocks of one of both / their seconds."""
+        return sum(self.blocks[name].num_units) / sum(self.blocks[name].seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything, round by round."""
+        """Return everything, block by block."""
         return {
             "setup": {name: value for name, value in vars(self.setup).items() if not isinstance(value, Path)},
+            "peer": self.peer,
             "settings": self.settings,
-            "too_large": self.too_large,
-            "tried": self.tried,
-            "units_per_second": {peer: self.units_per_second(peer) for peer in self.blocks},
-            "ratios": {peer: dataclasses.asdict(ratio) for peer, ratio in self.ratios.items()},
-            "cpu_ratios": {peer: dataclasses.asdict(ratio) for peer, ratio in self.cpu_ratios.items()},
+            "units_per_second": {name: self.units_per_second(name) for name in self.blocks},
+            "ratio": self.ratio and dataclasses.asdict(self.ratio),
+            "cpu_ratio": self.cpu_ratio and dataclasses.asdict(self.cpu_ratio),
             "losses_agree": self.losses_agree,
             "largest_loss_difference": self.largest_loss_difference,
             "num_rounds": self.num_rounds,
             "stopped_because": self.stopped_because,
             "load": self.load,
-            "blocks": {peer: dataclasses.asdict(blocks) for peer, blocks in self.blocks.items()},
+            "blocks": {name: dataclasses.asdict(blocks) for name, blocks in self.blocks.items()},
         }
 
 
-def contest(
+def hold_contest(
     setup: Setup,
-    peers: Sequence[str],
+    peer: str,
     work: Path,
     *,
+    settings: Mapping[str, dict[str, Any]],
     max_seconds: float,
-    half_width: float,
-    say: Callable[[str], None],
+    half_width: float = 0.02,
     min_rounds: int = MIN_ROUNDS,
-    is_trying: bool = True,
-    tried_on_one: Mapping[str, list[dict[str, Any]]] | None = None,
+    ends_at: float = math.inf,
 ) -> Found:
-    """Return how our units per second compare with the peers'.
+    """Return how our units per second compare with the peer's, each at its setting.
 
-    Each peer takes the best of its settings or, without trying, the first. `tried_on_one`: what was tried on one
-    process, for a contest on several.
+    No round is begun that would end after `ends_at`, by time.monotonic(), but the first; there may then be no interval.
     """
-    tried: dict[str, list[dict[str, Any]]] = {}
-    chosen: dict[str, dict[str, Any]] = {}
-    best: dict[str, dict[str, Any]] = {}
-    for peer in peers:
-        offered = settings_of(setup, peer, work / "trying")
-        chosen[peer] = offered[0]
-        if is_trying:
-            if tried_on_one is not None:
-                offered = worth_trying(offered, tried_on_one[peer])
-            tried[peer] = tried_settings(setup, peer, work / "trying", settings=offered, say=say)
-            chosen[peer] = best_of(tried[peer])
-    blocks = {peer: Blocks() for peer in peers}
-    values: dict[str, list[float]] = {peer: [] for peer in peers}
-    cpu_values: dict[str, list[float]] = {peer: [] for peer in peers}
+    names, blocks = (OURS, peer), {OURS: Blocks(), peer: Blocks()}
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
-    with groups(setup, peers, work / "running") as running:
-        for peer in peers:
-            best[peer] = chosen[peer]
-            chosen[peer] = use_what_fits(running[peer], best[peer], tried.get(peer, []), say=say)
-        started, num_rounds, order = time.perf_counter(), 0, generate_rounds(peers, seed=1)
-        look = partial(against_ours, values)
-        while True:
-            names = next(order)
-            seconds = [running[name].run(blocks[name]) for name in names]
-            for peer, value in average_blocks(names, seconds).items():
-                values[peer].append(value)
-                cpu_values[peer].append(sum(blocks[peer].cpu_seconds[-2:]))
-            num_rounds += 1
-            if not stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look):
+    def look(confidence: float) -> dict[str, Estimate]:
+        found = _estimate({name: one.seconds for name, one in blocks.items()}, peer, confidence=confidence)
+        assert found is not None
+        return {peer: found}
+
+    with groups(setup, names, work) as running:
+        for name in names:
+            running[name].use(settings[name])
+            # Buckets, kernels, memory: not timed.
+            running[name].run(Blocks())
+        started, num_rounds = time.perf_counter(), 0
+        for order in generate_rounds(names, seed=1):
+            for name in order:
+                running[name].run(blocks[name])
+            num_rounds, seconds = num_rounds + 1, time.perf_counter() - started
+            reason = f"its time was over after {num_rounds} rounds"
+            if time.monotonic() + seconds / num_rounds > ends_at:
                 break
-            if num_rounds % 5 == 0:
-                say(f"{setup.name}: {num_rounds} rounds, {statistics.median(values[OURS]):.2f} s per block of ours")
+            if not stopping.goes_on(num_rounds, seconds=seconds, look=look):
+                reason = stopping.reason
+                break
+    found = stopping.intervals.get(peer) or _estimate({name: one.seconds for name, one in blocks.items()}, peer)
     return Found(
-        setup=setup,
-        settings=chosen,
-        too_large={peer: setting for peer, setting in best.items() if setting != chosen[peer]},
-        tried=tried,
-        blocks=blocks,
-        ratios=dict(stopping.intervals),
-        cpu_ratios=against_ours(cpu_values),
-        largest_loss_difference={peer: largest_difference(blocks[peer], blocks[OURS]) for peer in peers},
-        num_rounds=num_rounds,
-        stopped_because=stopping.reason,
+        setup=setup, peer=peer, settings=settings, blocks=blocks, ratio=found, stopped_because=reason,
         load=os.getloadavg()[1],
-    )
+    )  # fmt: skip
 
 
-def against_ours(values: Mapping[str, list[float]], confidence: float = 0.95) -> dict[str, Estimate]:
-    """Return each peer's seconds / ours, from one value per round."""
-    return {
-        peer: compute_ratio(found, values[OURS], confidence=confidence)
-        for peer, found in values.items()
-        if peer != OURS
-    }
-
-
-def largest_difference(blocks: Blocks, others: Blocks) -> float:
-    """Return the largest relative difference of a block's loss from that of the same block."""
-    return max(abs(one / other - 1) for one, other in zip(blocks.losses, others.losses, strict=True))
+def _estimate(values: Mapping[str, list[float]], peer: str, *, confidence: float = 0.95) -> Estimate | None:
+    """Return the peer's values / ours with an interval; None of too few rounds."""
+    theirs, ours = average_pairs(values[peer]), average_pairs(values[OURS])
+    return compute_ratio(theirs, ours, confidence=confidence) if len(ours) >= FEWEST_ROUNDS else None

@@ -153,10 +153,6 @@ class Group:
         self._block += 1
         return seconds
 
-    def restart(self) -> None:
-        """Start its processes anew, after one has ended."""
-        self._workers.restart()
-
     def close(self) -> None:
         """End its processes."""
         self._workers.close()

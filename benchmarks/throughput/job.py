@@ -48,12 +48,10 @@ class Job:
 
     @property
     def micro_batch_sizes(self) -> list[int]:
-        """Rows of a micro-batch that are worth trying: those that split the rank's share, small ones on a CPU."""
+        """Rows of a micro-batch that are worth trying on a CPU: those that split the rank's share."""
         share = self.global_batch_size // self.training.world_size
-        sizes = (8, 16, 32, 64)
-        if self.training.device == "cpu":
-            # Small ones have few logits, of which there are many only where every token has some.
-            sizes = (1, 2, 4, 8) if self.training.workload == "causal_lm" else (4, 8, 16, 32)
+        # Small ones have few logits, of which there are many only where every token has some.
+        sizes = (1, 2, 4, 8) if self.training.workload == "causal_lm" else (4, 8, 16, 32)
         return [size for size in sizes if size <= share and share % size == 0] or [share]
 
     def steps_of(self, block: int) -> list[int]:

@@ -178,6 +178,12 @@ def write_rows(folder: Path, rows: "Sequence[np.ndarray] | np.ndarray", *, vocab
     return folder
 
 
+def write_first_rows(folder: Path, source: Path, num_rows: int, *, vocab_size: int | None = None) -> Path:
+    """Write the first rows of a slice as one of their own; return its folder. `vocab_size` as above."""
+    ends = np.load(source / "offsets.npy")[: num_rows + 1]
+    return write_rows(folder, np.split(np.load(source / "tokens.npy")[: ends[-1]], ends[1:-1]), vocab_size=vocab_size)
+
+
 def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[np.ndarray]:
     """Write the built-in model, its tokenizer made of these texts, and the texts as a slice; return their tokens."""
     from tokenizers import Tokenizer
@@ -191,8 +197,11 @@ def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[n
     return tokens
 
 
-def write_random_model(folder: Path, config: dict[str, Any]) -> Path:
-    """Write a transformers folder with a model of this config and random fp32 weights; return the folder."""
+def write_random_model(folder: Path, config: dict[str, Any], *, device: str = "cpu") -> Path:
+    """Write a transformers folder with a model of this config and random fp32 weights; return the folder.
+
+    `device`: where they are drawn, which a CPU takes many seconds for if they are many.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -200,7 +209,7 @@ def write_random_model(folder: Path, config: dict[str, Any]) -> Path:
     logging.disable_progress_bar()
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     shape = AutoConfig.for_model(config["model_type"], **settings)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(1)
         # from_config would build in the config's dtype.
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)

@@ -58,7 +58,7 @@ def rehearse_cell(
         fit=fit,
         remedies=_seek_remedies(config, card, rehearse, fit) if seeks_remedies else None,
         num_missing_cards=0 if spread.oversubscribe else max(0, spread.ranks_per_node - num_cards),
-        load=_weigh(config, step),
+        load=weigh_step(config, step),
         recorded_gib=find_recorded_gib(config, card),
     )
 
@@ -71,13 +71,13 @@ def _has_rows_of_its_own(config: TrainingConfig) -> bool:
     return count_shares(config.strategy, config.world_size, config.options) == config.world_size
 
 
-def _weigh(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
+def weigh_step(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
     """Return what the first rank runs in a step, on average over steps of all segments."""
     workload, found = find_workload(config.workload), []
     for segment in config.segments:
         plan = make_segment_plan(open_training_rows(workload, config, segment), config, segment)
         steps = np.linspace(1, plan.num_steps, min(plan.num_steps, _MOST_STEPS_LOOKED_AT)).astype(int).tolist()
-        found += [_weigh_step(plan, number, config, is_image=workload.UNIT == "image") for number in steps]
+        found += [_weigh_numbered(plan, number, config, is_image=workload.UNIT == "image") for number in steps]
     positions, num_micro_batches, tokens = np.mean(found, axis=0).tolist()
     shares = config.world_size if config.strategy in _SHARES_ITS_UPDATE else 1
     return StepLoad(
@@ -93,7 +93,7 @@ def _weigh(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
     )
 
 
-def _weigh_step(plan: SegmentPlan, number: int, config: TrainingConfig, *, is_image: bool) -> tuple[int, int, int]:
+def _weigh_numbered(plan: SegmentPlan, number: int, config: TrainingConfig, *, is_image: bool) -> tuple[int, int, int]:
     """Return positions and micro-batches of the first rank, and what the step counts."""
     step = plan.step(number)
     mine = [step.micro_batches[place] for place in step.select_for_rank(0, config.world_size) if place is not None]

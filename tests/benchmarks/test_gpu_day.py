@@ -1,76 +1,158 @@
-"""`make gpu-day`: a part that fails or takes too long is named, and what nobody measured stays empty."""
+"""A day on a card: a part that fails or takes too long is named, and what nobody measured stays empty."""
 
 import json
+import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_day.__main__ import run_part
-from benchmarks.gpu_day.parts import Part
-from benchmarks.gpu_day.summary import Ended, write_summary
+from benchmarks.gpu_day import kit
+from benchmarks.gpu_day.__main__ import PARTS, run_part
+from benchmarks.gpu_day.day import Day
+from benchmarks.gpu_day.profiles import summarize
+from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, write_archive
+from tests.bare_python import make_bare_python
 
-_CARD = {"card": "NVIDIA H100 80GB HBM3", "num_cards": 1, "memory_gib": 79.2, "versions": {"torch": "2"}}
-
-
-def _make_part(folder: Path, program: str, *, limit_seconds: float = 60.0) -> Part:
-    return Part(name="a part", folder=folder, arguments=["-c", program], limit_seconds=limit_seconds)
-
-
+_CARD = {
+    "card": "NVIDIA H100 80GB HBM3", "num_cards": 1, "memory_gib": 79.2, "versions": {"torch": "2"},
+    "copied_tb_per_second": 3.0, "product_tflops": 798.0,
+}  # fmt: skip
 _RANKS_FAIL = """
 print("Traceback (most recent call last):\\n  in a rank")
 print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
 raise SystemError("a rank failed")
 """
+_FINDS_AND_HANGS = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1], "found.json").write_text('{"first": 1}')
+time.sleep(60)
+"""
+
+
+def _make_day(folder: Path, *, seconds: float = 60.0) -> Day:
+    out = folder / "out"
+    out.mkdir()
+    return Day(
+        part="a part", prepared=folder, scratch=folder, out=out, ends_at=time.monotonic() + seconds, is_short=True
+    )
+
+
+def _run(day: Day, program: str) -> tuple[Ended, list[Ended]]:
+    """Return how it ended, and what was kept on the way."""
+    kept = list[Ended]()
+    return run_part(day, [sys.executable, "-c", program, str(day.out)], kept.append), kept
+
+
+def test_a_part_is_told_the_same_as_its_day_knows(tmp_path: Path) -> None:
+    day = _make_day(tmp_path)
+    assert Day.parse(day.as_text()) == day
 
 
 def test_of_several_errors_the_first_is_the_reason(tmp_path: Path) -> None:
-    assert (
-        run_part(_make_part(tmp_path, _RANKS_FAIL), 100.0).how == "failed: torch.OutOfMemoryError: CUDA out of memory"
-    )
-    assert run_part(_make_part(tmp_path, "raise SystemExit(3)"), 100.0).how == "failed: it said nothing"
+    day = _make_day(tmp_path)
+    assert _run(day, _RANKS_FAIL)[0].how == "failed: torch.OutOfMemoryError: CUDA out of memory"
+    assert _run(day, "raise SystemExit(3)")[0].how == "failed: it said nothing"
 
 
-def test_what_a_part_found_is_there_and_one_that_fails_is_named_by_its_error(tmp_path: Path) -> None:
-    (tmp_path / "found.json").write_text(json.dumps({"loss": 2.5}))
-    assert run_part(_make_part(tmp_path, "print('as it should')"), 100.0).how == "finished"
-    failed = run_part(_make_part(tmp_path, "raise ValueError('too small')"), 100.0)
-    assert (failed.how, failed.found) == ("failed: ValueError: too small", {"loss": 2.5})
-    assert "as it should" not in (tmp_path / "log.txt").read_text()
-
-
-@pytest.mark.parametrize(("limit", "left", "how"), [(0.5, 100.0, "ended after its 0 s"), (60.0, 5.0, "not begun")])
-def test_a_part_has_no_more_time_than_there_is(limit: float, left: float, how: str, tmp_path: Path) -> None:
-    ended = run_part(_make_part(tmp_path, "import time; time.sleep(60)", limit_seconds=limit), left)
-    assert ended.how.startswith(how)
+def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path: Path) -> None:
+    ended, kept = _run(_make_day(tmp_path, seconds=9.0), _FINDS_AND_HANGS)
+    assert (ended.how, ended.found) == ("ended after its 9 s", {"first": 1})
+    assert [(one.how, one.found) for one in kept] == [(RUNNING, {"first": 1})]
     assert ended.seconds < 30
 
 
-def test_the_summary_has_the_figures_that_were_found_and_no_others(tmp_path: Path) -> None:
-    ended = [
-        Ended(name="model", how="finished", seconds=3.0, found=_CARD),
-        Ended(name="steps", how="finished", seconds=30.0, found={"tokens_per_second": 1000.0, "allocated_gib": 2.5}),
-        Ended(name="more", how="failed: a | b", seconds=1.0, found={}),
-    ]
-    write_summary(tmp_path, ended, flops_per_token=989.5e9 / 2, is_phantom=False)
-    lines = (tmp_path / "summary.md").read_text().splitlines()
-    (steps,) = [line for line in lines if line.startswith("| steps")]
-    # 1,000 tokens of half a peak second each.
-    assert steps == "| steps | finished | 30 | 1,000 |  | 50.0% |  | 2.50 |  |  |  |"
-    (more,) = [line for line in lines if line.startswith("| more")]
-    assert more == "| more | failed: a / b | 1 |  |  |  |  |  |  |  |  |"
+def test_a_part_is_not_begun_with_no_time_left(tmp_path: Path) -> None:
+    assert _run(_make_day(tmp_path, seconds=5.0), "")[0].how.startswith("not begun")
 
 
-def test_of_a_phantom_neither_times_nor_losses_are_given(tmp_path: Path) -> None:
-    found = {"tokens_per_second": 1000.0, "loss": 0.0, "allocated_gib": 2.5}
-    ended = [
-        Ended(name="model", how="finished", seconds=3.0, found=_CARD),
-        Ended(name="steps", how="finished", seconds=30.0, found=found),
-    ]
-    write_summary(tmp_path, ended, flops_per_token=1e9, is_phantom=True)
-    assert "| steps | finished | 30 |  |  |  |  | 2.50 |  |  |  |" in (tmp_path / "summary.md").read_text()
-    kept = json.loads((tmp_path / "summary.json").read_bytes())["parts"][1]["found"]
-    assert kept == {"allocated_gib": 2.5}
+def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+    day = _make_day(tmp_path)
+    day.write(loss=float("nan"), lines=[])
+    assert json.loads((day.out / "found.json").read_bytes()) == {"loss": None, "lines": []}
+
+
+_ENDED = [
+    Ended(name="card", how="finished", seconds=3.0, found=_CARD),
+    Ended(
+        name="eager", how="finished", seconds=30.0,
+        found={
+            "lines": ["a line"],
+            "settings": {
+                "packed": {"tokens_per_second": 1000.0, "mfu": 0.5, "loss": 2.0, "allocated_gib": 2.5},
+                "padded": {"failed": "a | b"},
+            },
+        },
+    ),
+]  # fmt: skip
+_FORETOLD = {
+    "NVIDIA H100 80GB HBM3": {
+        "packed": {"peak_gib": 2.25, "lowest_tokens_per_second": 900.0, "highest_tokens_per_second": 1900.0}
+    }
+}
+
+
+def _find_row(summary: str, name: str) -> str:
+    (row,) = [line for line in summary.splitlines() if line.startswith(f"| {name}")]
+    return row
+
+
+def test_the_summary_has_what_was_found_beside_what_was_foretold_and_no_others() -> None:
+    summary = format_summary(_ENDED, _FORETOLD, is_phantom=False)
+    assert (
+        _find_row(summary, "packed")
+        == "| packed | 1,000 | 900 to 1,900 | 50.0% |  |  |  | 2.50 | 2.25 |  |  | 2.0000 |"
+    )
+    assert _find_row(summary, "padded") == "| padded: a / b |  |  |  |  |  |  |  |  |  |  |  |"
+    assert "- a line" in summary.splitlines()
+    assert "product of 8192 in bf16 798 TFLOP/s" in summary
+
+
+def test_of_a_phantom_neither_times_nor_losses_are_given() -> None:
+    summary = format_summary(_ENDED, {}, is_phantom=True)
+    assert _find_row(summary, "packed") == "| packed |  |  |  |  |  |  | 2.50 |  |  |  |  |"
+    assert "a line" not in summary
+    assert "798" not in summary
+
+
+def test_the_archive_has_what_each_part_found_and_the_end_of_its_log(tmp_path: Path) -> None:
+    part = tmp_path / "results" / "eager"
+    part.mkdir(parents=True)
+    (part / "found.json").write_text("{}")
+    (part / "log.txt").write_text("x" * 300_000 + "the end")
+    write_archive(tmp_path / "day.tgz", tmp_path / "results", _ENDED, "text")
+    with tarfile.open(tmp_path / "day.tgz") as packed:
+        assert {file.name: file.size for file in packed if file.name.endswith("log-end.txt")} == {
+            "gpu-day/eager/log-end.txt": 200_000
+        }
+        names = {"summary.json", "summary.md", "eager/found.json", "eager/log-end.txt"}
+        assert set(packed.getnames()) == {f"gpu-day/{name}" for name in names}
+
+
+def test_kernels_that_overlap_are_busy_once() -> None:
+    # 0 to 10 and 5 to 12 on two streams, then nothing until 20, then 5: 12 + 5 of 25 microseconds.
+    found = summarize([("a", 0.0, 10.0), ("b", 5.0, 7.0), ("a", 20.0, 5.0)])
+    assert (found["num_kernels"], found["span_ms"], found["idle_ms"]) == (3, 0.025, pytest.approx(0.008))
+    assert found["longest"][0] == {"kernel": "a", "number": 2, "ms": 0.015}
+
+
+def test_the_parts_are_the_most_wanted_first_and_the_time_is_for_all_but_the_last() -> None:
+    assert list(PARTS)[:3] == ["card", "eager", "compiled"]
+    seconds = [seconds for _, seconds in PARTS.values()]
+    assert sum(seconds[:-1]) < 7.5 * 60 < sum(seconds)
+
+
+def test_the_command_begins_with_the_wheels_if_there_are_any(tmp_path: Path) -> None:
+    folder = tmp_path / ".lease"
+    assert kit.make_command(folder, minutes=7.5).startswith("PYTHONUNBUFFERED=1 python3 -m benchmarks.gpu_day ")
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "wheels" / "a.whl").touch()
+    command = kit.make_command(folder, minutes=7.5)
+    assert command.startswith("python3 -m pip install")
+    assert "--minutes 7.5 --archive" in command
+    assert len(command) <= 2_000
 
 
 def test_without_a_prepared_folder_it_says_how_to_make_one(
@@ -81,4 +163,32 @@ def test_without_a_prepared_folder_it_says_how_to_make_one(
     monkeypatch.setattr(sys, "argv", ["gpu_day", "--prepared", str(tmp_path)])
     with pytest.raises(SystemExit):
         main()
-    assert "benchmarks.throughput.prepare --out" in capsys.readouterr().err
+    assert "make lease-kit" in capsys.readouterr().err
+
+
+def test_every_part_can_be_imported_where_only_five_packages_are(tmp_path: Path, project: Path) -> None:
+    modules = [f"gpu_day.{module}" for module in {module for module, _ in PARTS.values()} - {"gpu_tests"}]
+    modules += [f"throughput.peers.{name}" for name in ("ours", "trainer", "accelerated", "published_fp32")]
+    program = "".join(f"import benchmarks.{name}\n" for name in ("gpu_day.__main__", *modules))
+    program += (
+        "import sys; print([name for name in ('pydantic', 'rich', 'ruamel.yaml', 'pandas') if name in sys.modules])"
+    )
+    python = make_bare_python(tmp_path / "bare")
+    done = subprocess.run([python, "-c", program], cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_kit_without_data_is_of_built_in_text_and_foretells_every_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kit", "--out", str(tmp_path / "lease")])
+    monkeypatch.setattr(kit, "data_folder", lambda _: None)
+    small = {**kit._QWEN2, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    monkeypatch.setattr(kit, "_QWEN2", small)
+    kit.main()
+    said = capsys.readouterr().out
+    assert "built-in documentation text" in said
+    assert f"--prepared {tmp_path / 'lease' / 'prepared'}" in said
+    found = json.loads((tmp_path / "lease" / "prepared" / "rehearsed.json").read_bytes())
+    assert len(found["NVIDIA H100 80GB HBM3"]) == 7

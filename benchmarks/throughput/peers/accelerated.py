@@ -12,7 +12,7 @@ from benchmarks.throughput.peers.feeding import (
     class_loss,
     collators,
     feeding_settings,
-    loaded_model,
+    load_model,
     rows_in_order,
 )
 from benchmarks.throughput.turns import Turns
@@ -42,7 +42,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     )
     # Two settings in one process: the first one's accumulation would else be kept.
     accelerator.gradient_state.plugin_kwargs["num_steps"] = accumulation
-    model = loaded_model(job, setting)
+    model = load_model(job)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True)
     loader: Any = DataLoader(
         Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),

@@ -93,17 +93,10 @@ def feeding_settings(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def loaded_model(job: Job, setting: Mapping[str, Any]) -> Any:
-    """Return the model, compiled at its first call if the setting says so.
-
-    In place: what Trainer and accelerate do themselves is settled for all settings of a process by the first of them.
-    """
+def load_model(job: Job) -> Any:
+    """Return the model, on the CPU."""
     model = find_workload(job.training.workload).load_model(job.training.model_dir)
-    if job.training.workload == "image_classification":
-        model = Images(model)
-    if setting.get("compile"):
-        model.compile()
-    return model
+    return Images(model) if job.training.workload == "image_classification" else model
 
 
 def rows_in_order(job: Job, setting: Mapping[str, Any], *, first_block: int) -> list[int]:

@@ -14,11 +14,8 @@ from training.record.window import Window
 
 def settings(job: Job) -> list[dict[str, Any]]:
     """Return overrides of TrainingConfig."""
-    sizes = job.micro_batch_sizes
-    if job.training.device == "cuda":
-        return [{"packing": True, "micro_batch_size": size} for size in sizes]
     ways = (False,) if job.training.workload == "image_classification" else (True, False)
-    return [{"packing": is_packed, "micro_batch_size": size} for is_packed in ways for size in sizes]
+    return [{"packing": is_packed, "micro_batch_size": size} for is_packed in ways for size in job.micro_batch_sizes]
 
 
 def run(job: Job, turns: Turns) -> None:

@@ -12,7 +12,7 @@ from benchmarks.throughput.peers.feeding import (
     class_loss,
     collators,
     feeding_settings,
-    loaded_model,
+    load_model,
     rows_in_order,
 )
 from benchmarks.throughput.turns import Turns
@@ -108,7 +108,7 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
         train_sampling_strategy=_BATCH_REBALANCE if setting["order"] == _BATCH_REBALANCE else "sequential",
     )
     trainer = HeldTrainer(
-        model=loaded_model(job, setting),
+        model=load_model(job),
         args=arguments,
         train_dataset=Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         data_collator=collators(job)[setting["collator"]],

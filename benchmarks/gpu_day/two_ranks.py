@@ -1,0 +1,124 @@
+"""Two ranks on the one card, over gloo, against one: losses, weights, and the certificate of each update.
+
+Of the model's architecture with few layers, in fp32. NCCL refuses two ranks on one card.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_day.day import Day
+from benchmarks.throughput.rows import write_first_rows, write_random_model
+from tasks.equivalence.differences import compute_difference
+from tasks.equivalence.updates import compare_with_one_process, judge
+from tasks.ranks.one_machine import RanksHere
+from training.config import parse_config
+from training.model.weights import load_tensors
+from training.process.files import write_json
+
+_STRATEGIES = {"1 rank": "single", "2 ranks, ddp": "ddp", "2 ranks, fsdp2": "fsdp2", "2 ranks, zero1": "zero1"}
+_CERTIFIED = "2 ranks, ddp"
+_STEPS, _ROWS_PER_STEP = 3, 16
+_SMALL = {"num_hidden_layers": 2, "vocab_size": 8192}
+_MOST_LOSS, _MOST_WEIGHTS = 1e-5, 1e-5
+"""Relative differences that count as equal."""
+
+
+def run(day: Day) -> None:
+    """Train with each strategy at once, then compare. RuntimeError if ranks do not end well."""
+    shape = json.loads((day.prepared / "config.json").read_bytes())
+    vocab_size = min(_SMALL["vocab_size"], shape["vocab_size"])
+    model = write_random_model(day.scratch / "small", {**shape, **_SMALL, "vocab_size": vocab_size})
+    num_rows = _STEPS * _ROWS_PER_STEP
+    rows = write_first_rows(day.scratch / "few-rows", day.prepared / "rows", num_rows, vocab_size=vocab_size)
+    launches, told = dict[str, RanksHere](), dict[str, dict[str, Any]]()
+    for name, strategy in _STRATEGIES.items():
+        told[name] = _make_config(day, model, rows, strategy=strategy)
+        folder = Path(told[name]["work_dir"])
+        write_json(folder / "config.json", told[name])
+        launches[name] = RanksHere(
+            folder / "config.json", world_size=told[name]["world_size"], threads_per_rank=2,
+            log_folder=folder / "logs", arguments=["--keep-updates"] if name == _CERTIFIED else [],
+        )  # fmt: skip
+    try:
+        found, failed = _follow(day, launches)
+        base = {name: read_end(Path(told[name]["work_dir"])) for name in found}
+        compared = {name: _compare(base[name], base["1 rank"]) for name in found if "1 rank" in base}
+        day.write(ended=found, compared=compared, lines=_format(compared, None))
+        if _CERTIFIED in found:
+            certificate = _certify(told[_CERTIFIED])
+            day.write(ended=found, compared=compared, certificate=certificate, lines=_format(compared, certificate))
+        if failed:
+            raise RuntimeError(f"{failed[0]}: {launches[failed[0]].explain_end()}")
+    finally:
+        for launch in launches.values():
+            launch.stop(grace_seconds=0.0)
+
+
+def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[str, Any]:
+    num_rows = _STEPS * _ROWS_PER_STEP
+    setup = day.make_setup(
+        model_dir=model, slice_dir=rows, num_rows=num_rows, global_batch_size=_ROWS_PER_STEP, precision="fp32",
+        world_size=1 if strategy == "single" else 2, threads=2,
+    )  # fmt: skip
+    told = setup.training(day.scratch / day.part / strategy)
+    return {**told, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
+
+
+def _follow(day: Day, launches: dict[str, RanksHere]) -> tuple[dict[str, float], list[str]]:
+    """Return the seconds of those that ended well, and the others."""
+    started, ended, failed = time.perf_counter(), dict[str, float](), list[str]()
+    while len(ended) + len(failed) < len(launches):
+        for name, launch in launches.items():
+            if name not in ended and name not in failed and not launch.is_running:
+                if launch.exit_code() == 0:
+                    ended[name] = time.perf_counter() - started
+                    day.write(ended=ended)
+                else:
+                    failed.append(name)
+        time.sleep(0.1)
+    return ended, failed
+
+
+def read_end(work: Path) -> dict[str, Any]:
+    """Return the losses of a training's steps, and its weights at the end."""
+    lines = [json.loads(line) for line in (work / "steps.jsonl").read_text().splitlines()]
+    (weights,) = work.glob("segments/*/*-epoch-1.pt")
+    return {"losses": [line["loss"] for line in lines if line["event"] == "step"], "weights": load_tensors(weights)}
+
+
+def _compare(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest relative difference of a loss, and that of the weights."""
+    losses = [
+        abs(one - other) / max(other, 1e-9) for one, other in zip(found["losses"], expected["losses"], strict=True)
+    ]
+    weights = compute_difference(found["weights"], expected["weights"]).relative_l2
+    return {"loss": max(losses), "weights": weights, "is_equal": max(losses) < _MOST_LOSS and weights < _MOST_WEIGHTS}
+
+
+def _certify(told: dict[str, Any]) -> dict[str, Any]:
+    """Return how far the updates are from those that one process makes by itself, beside re-ordered sums."""
+    updates, problems = compare_with_one_process(parse_config(told), on_update=lambda: None)
+    verdict, problem = judge(updates, problems)
+    gradients = [update.gradient for update in updates if update.gradient]
+    return {
+        "verdict": verdict,
+        "problem": problem,
+        "num_updates": len(updates),
+        "gradient": max((part.found.relative_l2 for part in gradients), default=None),
+        "tolerance": max((part.tolerance for part in gradients), default=None),
+    }
+
+
+def _format(compared: dict[str, dict[str, Any]], certificate: dict[str, Any] | None) -> list[str]:
+    lines = [
+        f"{name}: {'equal' if one['is_equal'] else 'NOT EQUAL'}, loss {one['loss']:.1e} and weights "
+        f"{one['weights']:.1e} from 1 rank's"
+        for name, one in compared.items() if name != "1 rank"
+    ]  # fmt: skip
+    if certificate is not None:
+        words = f"{certificate['verdict']} over {certificate['num_updates']} updates"
+        problem = f": {certificate['problem']}" if certificate["problem"] else ""
+        lines.append(f"certificate of {_CERTIFIED}: {words}{problem}")
+    return lines
