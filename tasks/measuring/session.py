@@ -1,4 +1,4 @@
-"""One measurement of a comparison: preflight, ranks, speedups, waterfalls, prediction and advice."""
+"""One measurement of a comparison: preflight, ranks, speedups, waterfalls, the link and advice."""
 
 import contextlib
 import json
@@ -7,12 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from tasks.machine.gpu_meter import open_gpu_meter
-from tasks.machine.host_checks import GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
@@ -21,28 +18,24 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adapter
-from tasks.measuring.link import compute_link_speed
+from tasks.measuring.link import measure_link
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
-from tasks.measuring.probe_cells import Probed, list_kinds, predict_cells, sweep_link
 from tasks.measuring.speedups import Speedups, find_most_doubts
 from tasks.measuring.timed_comparison import (
-    Measured,
     TimedComparison,
     measure_comparison,
     select_seconds,
-    select_turns_for,
 )
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
-from tasks.process import wording
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
+from tasks.records.link_speed import LinkSpeed
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import Advice, MeasurementFile, RankTimeline
-from tasks.records.predicted import LinkSpeed, Prediction
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -51,18 +44,6 @@ _log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY = 0.6
 """Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
-_MORE_RANKS = (4, 8)
-"""Whose link is measured though no cell has so many, where there are devices for them."""
-
-
-@dataclass
-class _Further:
-    """What is measured after the speedups."""
-
-    predictions: list[Prediction] = field(default_factory=list)
-    advice: Advice | None = None
-    links: list[LinkSpeed] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
 
 
 def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile:
@@ -100,9 +81,10 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
             cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
         }
         waits = _collect_waits(comparison, bench, params)
-        more = _predict_and_advise(session, bench, workers, measured, fits, stop)
+        links = _measure_links(comparison, bench, workers)
+        advice, left_out = _advise(session, bench, fits, measured.waterfalls)
         # Last: nothing is timed after it, and what it may break is not needed any more.
-        timelines = _record_timelines(comparison, bench, workers, more.left_out)
+        timelines = _record_timelines(comparison, bench, workers, left_out)
     speedups = measured.speedups
     alike, largest = find_most_doubts(speedups, select_seconds(comparison))
     shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
@@ -123,19 +105,18 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         largest_turn=largest,
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
-        predictions=more.predictions,
-        advice=more.advice,
+        advice=advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
         memory=rehearse_memory(session, observed),
-        links=more.links,
+        links=links,
         waits=waits,
         timelines=timelines,
         devices_of_starts=devices,
         settings=settings,
         left_out=_explain_no_waterfall(comparison, params)
         + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
-        + more.left_out,
+        + left_out,
     )
 
 
@@ -166,21 +147,14 @@ def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[s
     baseline = comparison.baseline
     if params.model.norm == "sync_batch":
         return [
-            "Waterfall and prediction were left out: with model.norm sync_batch ranks that tell each other nothing do "
-            "other work."
+            "The waterfall was left out: with model.norm sync_batch ranks that tell each other nothing do other work."
         ]
     if not comparison.waterfall_seconds:
-        return ["Waterfall and prediction were left out: measure.waterfall_seconds is 0."]
+        return ["The waterfall was left out: measure.waterfall_seconds is 0."]
     if baseline.world_size == 1:
-        others = [cell for cell in comparison.cells if cell.world_size > 1 and cell not in comparison.spreading]
-        if baseline.strategy == "single" or not others:
-            return []
-        return [
-            f"A prediction of {', '.join(cell.name for cell in others)} was left out: the baseline {baseline.name} is "
-            "no plain process (strategy single), whose parts could be timed."
-        ]
+        return []
     return [
-        f"Waterfall and prediction were left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
+        f"The waterfall was left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
         "what is lost is counted from one."
     ]
 
@@ -209,34 +183,6 @@ def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) ->
         said = profile.tell_timers(timers, spread.options, world_size=cell.world_size) if all(timers) else None
         told += [] if said is None else [f"{cell.name}: {said}."]
     return told
-
-
-def _predict_and_advise(
-    session: Session,
-    bench: Bench,
-    workers: Mapping[str, Workers],
-    measured: Measured,
-    fits: Callable[..., bool],
-    stop: threading.Event,
-) -> "_Further":
-    """Return the prediction and the advice; the speedups are measured, and what fails here must not cost them."""
-    more = _Further()
-    try:
-        more.predictions = _predict(session, bench, workers, measured, stop, more.links)
-        more.left_out += select_predictable(session.comparison, measured.speedups.intervals)[1]
-    except PreemptedError:
-        raise
-    except ValueError as error:
-        more.left_out.append(f"The prediction was left out: {error}.")
-    try:
-        more.advice = _advise(session, bench, fits, measured.waterfalls)
-    except PreemptedError:
-        raise
-    except ValueError as error:
-        more.left_out.append(f"The advice was left out: {error}.")
-    for sentence in more.left_out:
-        _log.warning("%s", sentence)
-    return more
 
 
 def _count_held_bytes(session: Session) -> HeldBytes:
@@ -272,89 +218,29 @@ def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *
 
 def _advise(
     session: Session, bench: Bench, fits: Callable[..., bool], waterfalls: Sequence[Waterfall]
-) -> Advice | None:
+) -> tuple[Advice | None, list[str]]:
+    """Return the advice, and why there is none: the speedups are measured, and what fails here must not cost them."""
     if not session.params.measure.advice:
-        return None
+        return None, []
     capabilities = [parse_capability(gpu) for gpu in session.machine.gpus]
-    return advise(
-        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
-        has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
-    )  # fmt: skip
+    try:
+        found = advise(
+            session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
+            has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
+        )  # fmt: skip
+    except PreemptedError:
+        raise
+    except ValueError as error:
+        _log.warning("The advice was left out: %s.", error)
+        return None, [f"The advice was left out: {error}."]
+    return found, []
 
 
-def _predict(
-    session: Session,
-    bench: Bench,
-    workers: Mapping[str, Workers],
-    measured: Measured,
-    stop: threading.Event,
-    links: list[LinkSpeed],
-) -> list[Prediction]:
-    """Return the predictions; what the links can do is added to `links` as soon as it is known."""
-    comparison = session.comparison
-    cells, _ = select_predictable(comparison, measured.speedups.intervals)
-    if not cells:
+def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[str, Workers]) -> list[LinkSpeed]:
+    """Return what the link between as many ranks as any cell has can do; nothing where all have one rank."""
+    largest = max(comparison.cells, key=lambda cell: cell.world_size)
+    if largest.world_size == 1:
         return []
-    largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
-    has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
-    baseline, num_gpus = comparison.baseline, session.machine.num_gpus
-    probed = Probed(
-        baseline=baseline,
-        cells=cells,
-        has_copy=comparison.has_copy,
-        is_weak=comparison.is_weak,
-        bytes_per_real_byte=bench.facts(make_trained_arm(baseline))[0]["bytes_per_real_byte"],
-        # Ranks may share devices, and then as many as there were do.
-        ranks_per_machine=max(num_gpus, largest) if num_gpus or has_several_machines else None,
-        overlaps=session.device == "cuda",
-        sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
-    )
-
-    def hear_sweep(sweep: dict[str, Any]) -> None:
-        if (found := compute_link_speed(sweep)) is not None:
-            links.append(found)
-
-    return predict_cells(
-        probed, workers, measured.speedups.intervals, partial(select_turns_for, comparison, measured.beside),
-        seed=comparison.seed, make_ready=bench.make_ready, hear_sweep=hear_sweep,
-    )  # fmt: skip
-
-
-def select_predictable(comparison: TimedComparison, speedups: Mapping[str, object]) -> tuple[list[Cell], list[str]]:
-    """Return the cells that a prediction can begin at, and in words those that it cannot for want of quiet turns.
-
-    All of them where no cell has a speedup, which is then said of the whole prediction.
-    """
-    cells = comparison.predicted
-    missing = [cell.name for cell in cells if speedups and cell.name not in speedups]
-    told = f"Nothing is predicted from {wording.join_names(missing)}: too few turns were quiet for a speedup."
-    return [cell for cell in cells if cell.name not in missing], [told] * bool(missing)
-
-
-def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the sweeps of the link for each number of ranks beyond the cells' that the machine has devices for.
-
-    How an exchange grows with the ranks cannot be told from one number of them. A group that fails costs its sweeps.
-    """
-    cells = session.comparison.predicted
-    if not cells:
-        return {}
-    largest = max(cells, key=lambda cell: cell.world_size)
-    sweeps: dict[str, dict[int, dict[str, Any]]] = {}
-    for num_ranks in (n for n in _MORE_RANKS if largest.world_size < n <= session.num_devices):
-        if num_ranks * GIB_PER_RANK * 2**30 > _SHARE_OF_MEMORY * read_free_memory_bytes()[0]:
-            _log.warning("the link of %d ranks is not measured: memory has no room for them", num_ranks)
-            break
-        cell = replace(largest, name=f"link of {num_ranks} ranks", world_size=num_ranks)
-        told = session.configs[largest.name]
-        work = told.work_dir.with_name(f"{told.work_dir.name}-link-{num_ranks}")
-        config = replace(told, cell=cell.name, world_size=num_ranks, work_dir=work)
-        launchers = {cell.name: session.params.cells[largest.name].launcher}
-        _log.info("measuring the link of %d ranks, for the prediction", num_ranks)
-        try:
-            with open_workers({cell.name: config}, launchers=launchers, stop=stop) as workers:
-                for kind, sweep in sweep_link(workers[cell.name], cell, list_kinds(cells)).items():
-                    sweeps.setdefault(kind, {})[num_ranks] = sweep
-        except (ResourceError, DistributedError) as error:
-            _log.warning("the prediction goes without the link of %d ranks: %s", num_ranks, error)
-    return sweeps
+    bench.make_ready(make_trained_arm(largest))
+    found = measure_link(workers[largest.name], largest)
+    return [] if found is None else [found]

@@ -29,7 +29,7 @@ from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfal
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
-from tasks.strategies import find_profile
+from tasks.strategies import count_shares, find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -93,19 +93,12 @@ class TimedComparison:
         return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
 
     @property
-    def predicted(self) -> list[Cell]:
-        """The cells of which a prediction is available; one without a waterfall is held against whole copies of a plain
-        baseline, for which there is room where the baseline has it.
-        """
-        if self.baseline.world_size > 1 or not self.waterfall_seconds:
+    def staged(self) -> list[Cell]:
+        """The cells whose ranks are stages, held against whole copies of a plain baseline: for those there is room."""
+        if self.baseline.strategy != "single" or not self.waterfall_seconds:
             return []
         return [
-            cell
-            for cell in self.cells
-            if cell.world_size > 1
-            and (profile := find_profile(cell.strategy)) is not None
-            and profile.explain_no_prediction(cell.options, is_exact=self.is_exact) is None
-            and (self._has_waterfall(cell) or self.baseline.strategy == "single")
+            cell for cell in self.cells if count_shares(cell.strategy, cell.world_size, cell.options) < cell.world_size
         ]
 
     def _has_waterfall(self, cell: Cell) -> bool:
@@ -115,13 +108,12 @@ class TimedComparison:
     @property
     def counterfactuals(self) -> list[Arm]:
         """The other arms of the waterfalls."""
-        spreading = self.spreading
-        others = [cell for cell in self.predicted if cell not in spreading]
-        if not spreading and not others:
+        spreading, staged = self.spreading, self.staged
+        if not spreading and not staged:
             return []
         arms = [arm for cell in (self.baseline, *spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)]
         arms += [arm for cell in spreading for arm in make_spreading_arms(cell)]
-        return arms + [arm for cell in others for arm in make_contention_arms(cell)]
+        return arms + [arm for cell in staged for arm in make_contention_arms(cell)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,9 +290,9 @@ def _make_waterfall(comparison: TimedComparison, bench: Bench, timed_turns: Time
 def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns) -> list[Waterfall]:
     """Return those of the cells whose ranks time how long they wait for each other."""
     found = []
-    for cell in (one for one in comparison.predicted if one not in comparison.spreading):
+    for cell in comparison.staged:
         profile = find_profile(cell.strategy)
-        assert profile is not None, "a cell that can be predicted"
+        assert profile is not None, "a cell whose shares are known"
         said = [
             profile.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
         ]

@@ -22,7 +22,6 @@ from tasks.measuring.arms import (
     name_data_arm,
 )
 from tasks.measuring.intervals import estimate_mean
-from tasks.measuring.paired import compute_relative_tokens
 from tasks.measuring.turns import TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
@@ -227,6 +226,15 @@ def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:
             lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
         ),
     ]
+
+
+def compute_relative_tokens(timed_turns: TimedTurns, baseline: Cell, cell: Cell) -> np.ndarray:
+    """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
+    mine, theirs = (
+        np.array(timed_turns.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens)) / one.world_size
+        for one in (cell, baseline)
+    )
+    return np.asarray(mine / theirs)
 
 
 def compute_data_wait_share(timed_turns: TimedTurns, arm: Arm) -> float:

@@ -59,7 +59,7 @@ class MeasureParams(Section):
     others used over 5 % in the mean of those that count, the speedup is unproven."""
     waterfall_seconds: Finite = Field(default=12.0, ge=0, le=86_400)
     """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost. 0: no
-    waterfall, and no prediction, which begins there."""
+    waterfall."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)
     """Seconds of one block of the baseline, about; a block has four steps at least."""
     scaling: Literal["strong", "weak"] = "strong"

@@ -118,11 +118,6 @@ def format_small_percent(value: float) -> str:
     return f"{value:.1%}".replace("%", " %")
 
 
-def format_signed_percent(value: float) -> str:
-    """Return a difference with its sign, such as `+4.0 %`."""
-    return f"{value:+.1%}".replace("%", " %")
-
-
 def format_difference(value: float) -> str:
     """Return a small relative difference such as `3.1e-06`."""
     return "0" if value == 0 else f"{value:.1e}"

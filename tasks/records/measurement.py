@@ -14,8 +14,8 @@ from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_bloc
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
+from tasks.records.link_speed import LinkSpeed
 from tasks.records.lost_time import Waterfall
-from tasks.records.predicted import LinkSpeed, Prediction
 from tasks.records.stage_file import StageFile, damaged
 from training.process.files import digest_file
 from training.record.segment_facts import RankDevice
@@ -231,15 +231,12 @@ class Measurement(Record):
     """Seconds that the whole measurement took."""
     waterfalls: list[Waterfall]
     """One for each cell with several ranks."""
-    predictions: list[Prediction]
-    """What more ranks would give, one for each way of spreading the work; empty where there is nothing to predict from,
-    or if withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
     memory: list[CellMemory] = Field(default_factory=list)
     """What a step takes of memory, cell by cell; empty in earlier results."""
     links: list[LinkSpeed] = Field(default_factory=list)
-    """What the link between the ranks can do; empty where no prediction asked for it, and in earlier results."""
+    """What the link between the ranks can do; empty where no cell has several, and in earlier results."""
     waits: list[str] = Field(default_factory=list)
     """How long ranks that need each other in every pass wait for each other, in whole sentences; of such cells only."""
     left_out: list[str] = Field(default_factory=list)

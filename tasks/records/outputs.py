@@ -21,7 +21,7 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import RunFile, read_receipt, read_segment, require_sealed
+from tasks.records.run import RunFile, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
@@ -122,12 +122,6 @@ class SegmentOutputs:
             return [(int(one["step"]), float(one["heldout_loss"])) for one in found if one["heldout_rows"] == rows]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
-
-    def find_weights_digest(self, model_name: str) -> str | None:
-        """Return the sha256 of the checkpoint at its end, as its receipt has it; None where the receipt names none."""
-        name = f"{model_name}_{self.facts.range}-epoch-{self.facts.epoch}.pt"
-        sealed = read_receipt(self.folder).files.get(name)
-        return None if sealed is None else sealed.sha256
 
     @cached_property
     def ledger(self) -> Ledger:

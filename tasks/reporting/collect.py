@@ -28,6 +28,7 @@ from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.hardware import collect_hardware
+from tasks.reporting.more_ranks import compute_more_ranks
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
@@ -76,6 +77,7 @@ def collect_results(outputs: Outputs) -> Results:
         residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
         if outputs.measurement and measurement
         else [],
+        more_ranks=compute_more_ranks(outputs, measurement),
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         hardware=collect_hardware(outputs.measurement) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,

@@ -29,7 +29,6 @@ from tasks.reporting.sections import (
     measured,
     memory,
     not_claimed,
-    prediction,
     preflight,
     provenance,
     quality,
@@ -39,7 +38,7 @@ from tasks.reporting.sections import (
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict, losses, advice, prediction, memory, gates, trust, quality, cost, history, speed, compared,
+    verdict, losses, advice, memory, gates, trust, quality, cost, history, speed, compared,
     preflight, measured, provenance, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""

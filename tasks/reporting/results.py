@@ -20,6 +20,7 @@ from tasks.reporting.cost import Cost
 from tasks.reporting.evidence import PairedBlock, Residual
 from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
+from tasks.reporting.more_ranks import MoreRanks
 from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
 from tasks.reporting.timeline import CellTimeline
@@ -83,6 +84,8 @@ class Results(Record):
     """Whether the parts of each waterfall add up to what the speedup lost; empty likewise."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
+    more_ranks: list[MoreRanks] = Field(default_factory=list)
+    """What a line through the speedup and the link says of more ranks, a model; empty without either."""
     timelines: list[CellTimeline] = Field(default_factory=list)
     """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
     hardware: list[CellHardware] = Field(default_factory=list)

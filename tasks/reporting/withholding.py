@@ -5,7 +5,6 @@ from collections.abc import Collection
 from tasks.process.wording import join_names
 from tasks.records.arm_figures import DATA_WAIT, select_cell_arms
 from tasks.records.measurement import Measurement
-from tasks.records.predicted import Prediction
 
 _AGAINST_THE_BASELINE = (DATA_WAIT, "host-to-device copy", "optimizer", "fixed")
 """Parts of which only what does not shrink with the ranks is a loss, so that the baseline is in them."""
@@ -15,11 +14,9 @@ def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurem
     """Return what failed gates of these cells leave of the measurement: nothing that compares one of them or rests on
     it.
 
-    A prediction rests on the baseline and the cells that it begins at, a change on the cell that it was tried on.
+    A change rests on the cell that it was tried on.
     """
     left, left_out = withhold_comparison(measurement, cells), list(measurement.left_out)
-    if len(_select_kept(measurement, cells)) < len(measurement.predictions):
-        left_out.append(f"The prediction is withheld: it rests on {_describe_withheld(measurement, cells)}.")
     advice = measurement.advice
     tried = [one.cell for one in advice.tried] if advice is not None else []
     if advice is not None and set(tried) & set(cells):
@@ -31,12 +28,6 @@ def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurem
             f"{_describe_withheld(measurement, set(cells) & set(tried))}."
         )
     return left.model_copy(update={"advice": advice, "left_out": left_out})
-
-
-def _select_kept(measurement: Measurement, cells: Collection[str]) -> list[Prediction]:
-    """Return the predictions that rest on none of these cells."""
-    baseline = select_cell_arms(measurement)[0].cell
-    return [] if baseline in cells else [one for one in measurement.predictions if not set(one.cells) & set(cells)]
 
 
 def _describe_withheld(measurement: Measurement, cells: Collection[str]) -> str:
@@ -68,6 +59,5 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
                 else one
                 for one in measurement.waterfalls
             ],
-            "predictions": _select_kept(measurement, cells),
         }
     )

@@ -167,10 +167,6 @@ class Profile(Protocol):
         """Return for what a waterfall is not available, `the strategy ...`; None where it is."""
         ...
 
-    def explain_no_prediction(self, options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-        """Return for what a prediction is not available; None where communication/ knows the exchange."""
-        ...
-
     def explain_no_knobs(self, *, is_exact: bool) -> str | None:
         """Return for what advice on its options is not available; None where there is some, or no option."""
         ...
@@ -229,11 +225,10 @@ def list_unavailable(
     profile = find_profile(strategy)
     if profile is None:
         unknown = f"the strategy {strategy}, of which nothing is known beside its step (tasks/strategies/{strategy}.py)"
-        reasons: list[tuple[str, str | None]] = [("Waterfall, prediction and advice on options", unknown)]
+        reasons: list[tuple[str, str | None]] = [("Waterfall and advice on options", unknown)]
     else:
         reasons = [
             ("A waterfall", None if has_waterfall else profile.explain_no_waterfall(is_exact=is_exact)),
-            ("A prediction", profile.explain_no_prediction(options, is_exact=is_exact)),
             ("Advice on options", profile.explain_no_knobs(is_exact=is_exact)),
         ]
     return [f"{cell}: {what}: not available for {why}." for what, why in reasons if why is not None]

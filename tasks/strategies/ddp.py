@@ -166,11 +166,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "the strategy ddp in exact mode" if is_exact else None
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return what the model of buckets, each exchanged when its last gradient is ready, does not know."""
-    return "the strategy ddp in exact mode" if is_exact else None
-
-
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return that exact mode does not look at the options."""
     return "the strategy ddp in exact mode" if is_exact else None

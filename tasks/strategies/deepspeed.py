@@ -126,11 +126,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "the strategy deepspeed, whose step cannot be made without its communication"
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of what its engine does when."""
-    return "the strategy deepspeed, of whose engine there is no model"
-
-
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return that nothing is known of what its options bring."""
     return "the strategy deepspeed, whose options are for whoever knows it"

@@ -141,17 +141,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "the strategy fsdp2, whose step cannot be made without its communication"
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return what the model of units, gathered and reduced one after another, does not know."""
-    return (
-        "the strategy fsdp2 with offload, whose copies to the host are in no model" if _is_offloaded(options) else None
-    )
-
-
-def _is_offloaded(options: Mapping[str, Any]) -> bool:
-    return bool(options.get("offload", "none") != "none")
-
-
 def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:

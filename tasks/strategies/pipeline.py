@@ -196,11 +196,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "the strategy pipeline, none of whose stages can run without the others"
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return None: the model of stages knows all schedules."""
-    return None
-
-
 def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:

@@ -69,11 +69,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "one rank, which loses nothing to others"
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return the same."""
-    return "one rank, which loses nothing to others"
-
-
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return None: there is no option."""
     return None

@@ -81,11 +81,6 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
     return "the strategy zero1, each of whose ranks makes a share of the update"
 
 
-def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return None."""
-    return None
-
-
 def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return None: they are those of ddp."""
     return None

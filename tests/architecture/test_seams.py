@@ -14,7 +14,6 @@ SEAMS = {
     "training/strategies": "training.strategies.StrategyFile",
     "training/workloads": "training.workloads.Workload",
     "tasks/strategies": "tasks.strategies.Profile",
-    "tasks/strategies/communication": "tasks.strategies.communication.Communication",
     "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
     "tasks/equivalence/reference": "tasks.equivalence.reference.Reference",
     "tasks/data/slicing": "tasks.data.slicing.SlicingFile",
@@ -65,7 +64,6 @@ def test_what_is_found_by_the_name_of_a_workload_has_one() -> None:
 
 def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
     assert list_file_names("tasks/strategies") == list_file_names("training/strategies")
-    assert set(list_file_names("tasks/strategies/communication")) <= set(list_file_names("tasks/strategies"))
 
 
 @pytest.mark.parametrize(

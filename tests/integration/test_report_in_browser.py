@@ -23,7 +23,6 @@ SECTIONS = [
     "verdict",
     "losses",
     "advice",
-    "prediction",
     "memory",
     "gates",
     "trust",
@@ -32,7 +31,7 @@ SECTIONS = [
     "history",
 ]
 FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
-NUM_CHARTS = {"given": 10, "withheld": 10, "unmeasured": 5}
+NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900
 """Pixels from top to bottom of a laptop's window."""
@@ -312,8 +311,8 @@ def test_text_stands_out_from_its_ground(opened: tuple[Page, list[str]]) -> None
 @pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
 def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    page.locator("#prediction summary").first.click()
-    table = page.locator("#prediction .scroll").first
+    page.locator("#losses summary").first.click()
+    table = page.locator("#losses .scroll").first
     assert table.evaluate("element => element.scrollWidth > element.clientWidth")
     table.focus()
     page.keyboard.press("ArrowRight")

@@ -156,11 +156,11 @@ def _run(stage: str, arguments: Sequence[str], *, has_services: bool = False) ->
 
 
 def _leave_out_services(stage: str) -> None:
-    """Take MLflow, the charts and the prediction out of a stage: they say nothing about a defect and take seconds."""
+    """Take MLflow, the charts and the link's probe out of a stage: they say nothing about a defect and take seconds."""
     if stage == "measure":
         from tasks.measuring import session
 
-        session._predict = lambda *_: []
+        session._measure_links = lambda *_: []
     if stage not in ("train", "report"):
         return
     from tasks.services import tracker

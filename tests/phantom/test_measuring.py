@@ -40,9 +40,7 @@ def _waiting_ranks(folder: Path, world_sizes: Sequence[int]) -> Iterator[list[Wo
 def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_path: Path) -> None:
     counts = on_phantom("H100-80", num_cards=2)
     with _waiting_ranks(tmp_path, [1, 2]) as (alone, ranks):
-        (around,) = alone.ask("probe", variant={}, num_repeats=2)
-        _require_parts(around)
-
+        assert len(alone.ask("facts", variant={})) == 1
         for one in ranks.ask("memory"):
             assert one["allocated_bytes"] <= one["reserved_bytes"] < one["host_bytes"] + 2**30
             # Tensors by their life, against the allocator, which has the workspaces of cuBLAS beside them: 32 MiB.
@@ -65,19 +63,11 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
         swept = ranks.ask("sweep", variant={}, kind="all_reduce", num_repeats=3, seconds_budget=2.0)
         assert {one["backend"] for one in swept} == {"nccl"}
         assert [point["num_bytes"] for point in swept[0]["points"]] == [2**power for power in range(16, 30)]
-        flown = ranks.ask("in_flight", variant=_COPY, num_bytes=2**20, num_repeats=2)
-        assert [len(one["alone_seconds"]) for one in flown] == [2, 2]
         ranks.ask("forget")
         assert [device["gpu_uuid"][-2:] for device in ranks.devices[-1]] == ["00", "01"]
     # A compiler that a rank starts asks for none.
     used = {frozenset(one.devices) for one in read_counts(counts) if one.devices}
     assert used == {frozenset({0}), frozenset({1})}
-
-
-def _require_parts(probed: dict[str, Any]) -> None:
-    assert all(seconds > 0 for seconds in probed["optimizer_seconds"])
-    assert all(0 <= part["ready"] <= 1 for part in probed["gradients"])
-    assert len(probed["gradients"]) > 10
 
 
 def _require_block(found: list[dict[str, Any]], *, num_exchanges: int | None = None) -> None:

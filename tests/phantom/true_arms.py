@@ -1,7 +1,7 @@
 """`python -m tests.phantom.true_arms FOLDER`: what `measure` has on two cards of Qwen2-0.5B, by its own code.
 
 First the certificate's one process, as far as its second update; then, beside what is left of it, every arm of the
-cells and a block of each, and what a prediction asks for. The model is made from its dimensions: a file of zeros that
+cells and a block of each. The model is made from its dimensions: a file of zeros that
 takes no room. Writes what was allocated at most (GiB): by the one process, and of each arm by each of its ranks.
 """
 
@@ -19,7 +19,7 @@ import torch
 from tasks.equivalence.certificate import make_certificate_config
 from tasks.equivalence.orders import make_rank_order
 from tasks.equivalence.reference.update import OneProcess
-from tasks.measuring.arms import Cell, make_copies_arm
+from tasks.measuring.arms import Cell
 from tasks.measuring.bench import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.session import has_room
@@ -86,14 +86,6 @@ def _build_arms(configs: dict[str, TrainingConfig]) -> dict[str, Any]:
         for arm in arms:
             bench.run(arm, [1])
             allocated[arm.name] = [one["peak_memory_gib"] for one in bench.facts(arm)]
-        largest = max(bench.facts(comparison.trained[-1])[0]["exchange"]["bucket_bytes"])
-        for cell, command, asked in (
-            (comparison.cells[-1], "in_flight", {"num_bytes": round(largest)}),
-            (comparison.baseline, "probe", {}),
-        ):
-            copies = make_copies_arm(cell)
-            bench.make_ready(copies)
-            workers[cell.name].ask(command, variant=dict(copies.variant), num_repeats=1, **asked)
         return {"holds all": bench.holds_all, **allocated}
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -28,7 +27,6 @@ from training.data.row_digest import digest_rows
 from training.plug import select_hardware
 from training.probing.cpu_use import CpuUse
 from training.probing.observed_memory import observe_memory
-from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
 from training.probing.timeline import record_timeline
@@ -37,7 +35,6 @@ from training.probing.variants import (
     Variant,
     build_variant,
     count_segment_rows,
-    list_micro_batches,
     load_micro_batches,
     require_replica,
     switch_segment,
@@ -210,13 +207,6 @@ class BlockRunner:
             dist.barrier()
         return record_timeline(lambda: next(run, None), self._ranks)
 
-    def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
-        """Return the parts of the segment's first step, each timed alone (training/probing/parts.py)."""
-        made = self._get(variant)
-        parts = [part.to(self._ranks.device) for part in list_micro_batches(made, 1)]
-        begin = partial(made.hardware.begin, made.model)
-        return probe_compute(require_replica(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
-
     def sweep(self, variant: Variant, *, kind: str, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
         model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
@@ -225,19 +215,6 @@ class BlockRunner:
         link = hardware.compute_link_seconds(model_dir, world_size=self._ranks.world_size)
         return sweep_exchange(
             self._ranks, kind=kind, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
-        )
-
-    def probe_in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
-        """Return a backward with and without all-reduces beside it (training/probing/parts.py).
-
-        Without repeats where the link is slept for: it is then no work for anybody.
-        """
-        made = self._get(variant)
-        if made.hardware.compute_link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
-            return {"alone_seconds": [], "in_flight_seconds": []}
-        longest = list_micro_batches(made, 1)[-1].to(self._ranks.device)
-        return probe_slowdown_in_flight(
-            require_replica(made), self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
         )
 
     def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
@@ -357,18 +334,12 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
         return runner.collect_timers(variant)
     if command == "timeline":
         return runner.record_timeline(variant)
-    if command == "probe":
-        return runner.probe(variant, num_repeats=asked["num_repeats"])
-    if command == "in_flight":
-        return runner.probe_in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
     if command == "sweep":
         return runner.sweep(variant, **{name: asked[name] for name in ("kind", "num_repeats", "seconds_budget")})
     if command == "forget":
         runner.forget()
         return {}
-    raise ValueError(
-        f"command {command!r}; allowed: run, facts, memory, timers, timeline, probe, in_flight, sweep, forget"
-    )
+    raise ValueError(f"command {command!r}; allowed: run, facts, memory, timers, timeline, sweep, forget")
 
 
 def _send(line: Connection, answer: Mapping[str, Any]) -> None:

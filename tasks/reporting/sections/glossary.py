@@ -119,9 +119,6 @@ GLOSSARY: dict[str, str] = {
     "faster.",
     "Advice": "recommended only if the whole interval is above 1.",
     "Note": "What else the change brings.",
-    "Where from": "Measured, or predicted: what was measured on the most ranks, carried on by a model of computing and "
-    "communicating. extrapolated: more ranks than were ever measured here.",
-    "N ranks": "Speedup on that number of ranks: predicted, with its 90 % interval, or measured, with its 95 % one.",
     "Accuracy": "Share of the held-out rows that are put into the right class, each row counted once.",
     "Top-5 accuracy": "Share of the held-out rows whose class is among the five that are taken for likeliest.",
     "Token accuracy": "Share of the responses' tokens that are taken for likeliest after those before.",

@@ -17,12 +17,30 @@ def make_blocks(results: Results) -> list[Block]:
     if not waterfalls:
         none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
         why = explain_omission(results.measurement, "waterfall: not available") or none
-        return [Text(why), *[Items(waits)] * bool(waits)]
+        return [Text(why), *[Items(waits)] * bool(waits), *_tell_more_ranks(results)]
     told = [sentence for one in waterfalls for sentence in [*_tell(one), *_tell_residual(results, one)]] + waits
     # Of cells beside these, which have none.
     told += [sentence for sentence in results.measurement.left_out if ": A waterfall: not available" in sentence]
     parts = Fold("Part by part, and one step rank by rank", [Charts("timeline"), *map(_tabulate, waterfalls)])
-    return [Items(told), Charts("losses"), parts]
+    return [Items(told), Charts("losses"), parts, *_tell_more_ranks(results)]
+
+
+def _tell_more_ranks(results: Results) -> list[Block]:
+    """Return what the line says of more ranks, in a sentence that calls it a model; nothing where it says nothing."""
+    if not results.more_ranks:
+        return []
+    told = [
+        f"{wording.format_plural(one.world_size, 'rank')} like those of {one.cell} would give "
+        f"{wording.format_ratio_with_interval(one.speedup)}"
+        for one in results.more_ranks
+    ]
+    return [
+        Text(
+            f"A model, not a measurement: {wording.join_names(told)}, if what {results.more_ranks[0].cell} loses grows "
+            "as an exchange over links like the one that was probed (latency with every hop, bytes as in a ring) and "
+            "all ranks are alike."
+        )
+    ]
 
 
 def _tell(one: Waterfall) -> list[str]:

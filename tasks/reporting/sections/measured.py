@@ -1,8 +1,8 @@
 """How the figures came about."""
 
 from tasks.process import wording
+from tasks.records.link_speed import LinkSpeed
 from tasks.records.measurement import Measurement
-from tasks.records.predicted import LinkSpeed
 from tasks.reporting.blocks import Block, Charts, Items
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results

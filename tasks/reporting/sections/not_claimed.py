@@ -28,10 +28,9 @@ def tell(results: Results) -> list[str]:
             "of each cell: its seconds have no interval, and a few percent between two of them are no difference. The "
             "cells were trained one after the other, and a machine may change by 10 % within hours.",
         ]
-    is_predicted = measurement is not None and bool(measurement.predictions)
     other = (
-        "what is said about other numbers of ranks is a prediction"
-        if is_predicted
+        "what is said about other numbers of ranks is a model"
+        if results.more_ranks
         else "nothing is said about other numbers of ranks"
     )
     notes.append(f"Figures hold for this model, data, batch size, machine and these versions; {other}.")

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,24 +17,20 @@ import psutil
 import pytest
 
 from tasks.measuring import advice, session
-from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
-from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
-from tests.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from tests.emulator.device import EmulatedDevice, write_device
 from tests.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tests.machines import make_machine
 from tests.processes import read_words
-from training.config import TrainingConfig
 
 pytestmark = pytest.mark.slow
 
@@ -137,55 +133,12 @@ def test_advice_says_what_to_write_and_puts_the_best_first(measured: Measurement
 
 
 @_alone
-def test_the_link_of_four_is_measured_where_there_are_devices_for_four_and_that_of_eight_is_not(
-    measured: MeasurementFile,
-) -> None:
-    (prediction,) = measured.predictions
-    assert "measured with 2 and 4 ranks;" in " ".join(prediction.assumptions)
-    as_is = prediction.curves[0].points
-    two = as_is[0]
-    assert (two.measured, two.speedup, two.is_extrapolated) == (measured.arms[1].speedup, None, False)
-    assert two.model is not None
-    assert two.model_error == pytest.approx(two.model.value / two.shown.value - 1)
-    if any("are withheld" in sentence for sentence in prediction.left_out):
-        # The machine was too busy for two intervals to meet.
-        assert as_is == [two]
-        return
-    # A step has four micro-batches.
-    assert [(point.world_size, point.is_extrapolated) for point in as_is] == [(2, False), (4, True)]
-    assert prediction.left_out[0].startswith("From 5 ranks on nothing is predicted")
-    # Latency is paid once per all-reduce; a sweep of two ranks alone would leave open whether three times.
-    truth = expected_step_seconds(DEVICE, 1, 4) / expected_step_seconds(DEVICE, 4, 1)
-    assert as_is[1].shown.value == pytest.approx(truth, rel=0.25)
-
-
-def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tried = []
-
-    def none_starts(configs: Mapping[str, TrainingConfig], **_: object) -> Iterator[None]:
-        tried.extend(config.world_size for config in configs.values())
-        raise ResourceError("no memory for more ranks")
-
-    monkeypatch.setattr(session, "open_workers", none_starts)
-    pair = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
-    comparison = TimedComparison(
-        cells=[Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4), pair], has_copy=True,
-        is_weak=False, is_exact=False, half_width=0.02, max_seconds=1.0, waterfall_seconds=1.0,
-        most_share=1.0, block_seconds=0.1, seed=1,
-    )  # fmt: skip
-    asked = Session(
-        comparison=comparison, params=PARAMS, machine=make_machine(), rows=[], work=tmp_path,
-        configs={"2dev": make_ranks_config(
-            "2dev", PARAMS, device="cpu", base_model=tmp_path, work=tmp_path / "2dev", segments=[]
-        )},
-        arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
-        num_devices=8,
-    )  # fmt: skip
-    assert session._sweep_beyond_cells(asked, threading.Event()) == {}
-    assert tried == [4, 8]
-    assert caplog.text.count("no memory for more ranks") == 2
+def test_the_link_of_the_most_ranks_is_a_line(measured: MeasurementFile) -> None:
+    (link,) = measured.links
+    assert (link.world_size, link.kind, link.is_slept_for) == (2, "all_reduce", True)
+    # An emulated link sleeps for its latency, and for the bytes.
+    assert link.latency_seconds == pytest.approx(15e-3, rel=0.3)
+    assert link.seconds_per_byte is not None
 
 
 @_alone
@@ -272,7 +225,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
 
 
 @pytest.mark.usefixtures("starts_warm")
-def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
+def test_with_room_for_one_variant_there_are_a_link_and_advice_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "has_room", lambda *_, **__: False)
@@ -280,7 +233,7 @@ def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
     brief = MEASURE | {"max_seconds": 1, "advice_seconds": 2, "waterfall_seconds": 1}
     params = emulated_params([1, 2], num_micro_batches=4, measure=brief)
     found = measure_device(DEVICE, params, folder=tmp_path, stop=threading.Event(), num_devices=2)
-    assert found.predictions
+    assert found.links
     assert found.advice is not None
     assert found.advice.tried
     assert not [sentence for sentence in found.left_out if "memory" in sentence]

@@ -2,19 +2,13 @@
 
 import dataclasses
 import itertools
-import threading
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
-from tasks.measuring import session
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.bench import Bench, compute_others_share
-from tasks.measuring.session import select_predictable
 from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups, measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
@@ -327,29 +321,6 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
         )  # fmt: skip
     assert list(select_turns_for(comparison, timed_turns, two).turns) == list(range(7))
     assert list(select_turns_for(comparison, timed_turns, four).turns) == list(range(5))
-    # A prediction from each of them is given those turns, and no others.
-    given: list[Callable[[Cell], TimedTurns]] = []
-    monkeypatch.setattr(
-        session, "predict_cells", lambda _probed, _workers, _speedups, select, **_: given.append(select)
-    )
-    asked: Any = SimpleNamespace(
-        comparison=comparison, machine=SimpleNamespace(num_gpus=0), num_devices=0, device="cpu"
-    )
-    bench: Any = SimpleNamespace(facts=lambda _: [{"bytes_per_real_byte": 1.0}], make_ready=None)
-    measured: Any = SimpleNamespace(speedups=Speedups(baseline="1proc", most_share=0.05), beside=timed_turns)
-    session._predict(asked, bench, {}, measured, threading.Event(), [])
-    assert [list(select(cell).turns) for select in given for cell in (two, four)] == [list(range(7)), list(range(5))]
-
-
-def test_a_prediction_begins_at_cells_with_a_speedup_and_names_the_others() -> None:
-    comparison = _compare_three_cells()
-    for speedups, begins, told in (
-        ({"2proc": 1.5, "4proc": 2.0}, ["2proc", "4proc"], []),
-        ({"2proc": 1.5}, ["2proc"], ["Nothing is predicted from 4proc: too few turns were quiet for a speedup."]),
-        ({}, ["2proc", "4proc"], []),
-    ):
-        found, said = select_predictable(comparison, speedups)
-        assert ([cell.name for cell in found], said) == (begins, told)
 
 
 def test_the_noise_is_that_of_cells_that_count() -> None:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.records.estimate import Estimate
+from tasks.records.link_speed import LinkSpeed
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import Advice, Advised, ArmSpeed, Measurement, NoiseFloor, Preflight, PreflightCheck
-from tasks.records.predicted import PredictedCurve, PredictedPoint, Prediction
 from tests.tasks.reporting.borne_out import bear_out
 
 STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
@@ -116,31 +116,13 @@ def advice() -> Advice:
     )
 
 
-def curve(lever: str, speedups: dict[int, float], measured: float | None = None) -> PredictedCurve:
-    """Return a prediction whose interval widens with the number of ranks; `measured`: on two of them."""
-    points = []
-    for size, speedup in speedups.items():
-        foretold = estimate(speedup, 0.03 + 0.004 * size)
-        if measured is not None and size == 2:
-            found = {"measured": estimate(measured), "model": foretold, "model_error": speedup / measured - 1}
-        else:
-            found = {"speedup": foretold}
-        points.append(PredictedPoint(world_size=size, is_extrapolated=size > 2, **found))
-    return PredictedCurve(lever=lever, points=points)
-
-
-def prediction() -> Prediction:
-    """Return what more ranks would give, as it is and after two changes."""
-    speedup = STEP_SECONDS["1proc"] / STEP_SECONDS["2proc"]
-    return Prediction(
-        cells=["2proc"],
-        curves=[
-            curve("as it is", {2: 1.59, 4: 2.74, 8: 4.41, 16: 6.33, 64: 8.88}, speedup),
-            curve("gradients in 16 bit", {2: 1.71, 4: 3.11, 8: 5.37, 16: 8.52, 64: 13.9}),
-            curve("a link twice as fast", {2: 1.72, 4: 3.19, 8: 5.62, 16: 9.13, 64: 15.4}),
-        ],
-        assumptions=["Every rank has a device of its own.", "The link between nodes is the one that was measured."],
-    )
+def link(**changes: Any) -> LinkSpeed:
+    """Return a link of two ranks at 2 GB/s without latency."""
+    content: dict[str, Any] = {
+        "world_size": 2, "kind": "all_reduce", "backend": "gloo", "num_bytes": 2**26, "seconds": 2**26 * 1e-9,
+        "bus_gb_per_second": 1.0, "latency_seconds": 0.0, "seconds_per_byte": 1e-9,
+    }  # fmt: skip
+    return LinkSpeed(**content | changes)
 
 
 def preflight(warning: str | None = None) -> Preflight:
@@ -195,7 +177,7 @@ def measurement(**changes: Any) -> Measurement:
         "alikeness": None,
         "seconds": 61.5,
         "waterfalls": [waterfall()],
-        "predictions": [prediction()],
+        "links": [link()],
         "advice": advice(),
         "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
     }

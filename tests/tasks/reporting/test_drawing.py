@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.records.predicted import Prediction
 from tasks.reporting import charts, drawing
 from tasks.reporting.results import LossCurve, Results
 from tests.tasks.reporting.hostile import NAMES, hostile
@@ -13,7 +12,7 @@ from tests.tasks.reporting.measured import arm, measurement, waterfall
 from tests.tasks.reporting.rendered import draw_once
 
 NAMES_OF_CHARTS = ["parallel_efficiency", "time_per_epoch", "average_epoch_time", "speedup", "loss_curves"]
-MEASURED_CHARTS = ["measured_speedup", "waterfall", "prediction", "frontier", "estimates"]
+MEASURED_CHARTS = ["measured_speedup", "waterfall", "frontier", "estimates"]
 
 
 def texts(svg: str) -> list[str]:
@@ -34,11 +33,9 @@ def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, me
     # Of one comparison there is no history yet.
     others_given = [name for name in NAMES_OF_CHARTS if name != "speedup"]
     assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others, "hardware"]
-    nothing = measurement(waterfalls=[], predictions=[], memory=[])
+    nothing = measurement(waterfalls=[], memory=[])
     bare = measured_results.model_copy(update={"measurement": nothing})
     assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates", "hardware"]
-    empty = measurement(predictions=[Prediction(cells=["2proc"], curves=[], assumptions=[])])
-    assert "prediction" not in drawing.select_charts(measured_results.model_copy(update={"measurement": empty}))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +66,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
         # 42 ms - 34 ms - 7.8 ms of parts: 0.2 ms are not explained.
         ("waterfall", ["ideal", "34.0", "exposed communication", "3.50", "unexplained", "0.200", "measured", "42.0"]),
         ("waterfall", ["ms per optimizer step", "part of the step"]),
-        ("prediction", ["linear", "90 % interval", "extrapolated", "measured", "gradients in 16 bit", "64"]),
         ("frontier", ["1proc", "2proc", "most memory allocated by a rank (GiB)", "µs per token"]),
-        ("prediction", ["number of ranks (log scale)", "times as fast as 1proc (log scale)"]),
     ],
 )
 def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis(
@@ -86,8 +81,6 @@ def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis
     [
         ("measured_speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
         ("waterfall", ["ideal step of 34.0 ms to the measured 42.0 ms", "contention 2.00 ms", "unexplained 0.200 ms"]),
-        ("prediction", ["2.74x (2.61 to 2.87) on 4 ranks (extrapolated),", "8.88x (6.34 to 11.42) on 64 ranks (extra"]),
-        ("prediction", ["Measured: 1.62x (1.58 to 1.66) on 2 ranks. Predicted from there"]),
     ],
 )
 def test_a_chart_of_what_was_measured_says_its_figures_in_words(
@@ -108,16 +101,6 @@ def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: R
     assert bars[2] == (pytest.approx(34.2), pytest.approx(3.5))
     assert bars[-2] == (pytest.approx(41.8), pytest.approx(0.2))
     assert bars[-1] == (0, pytest.approx(42))
-
-    axes = Figure().subplots()
-    drawing.find_charts()["prediction"].draw(measured_results, axes)
-    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
-    assert lines["linear"] == [[1, 1], [64, 64]]
-    assert lines["extrapolated"] == [[2, pytest.approx(68 / 42)], [4, 2.74], [8, 4.41], [16, 6.33], [64, 8.88]]
-    assert lines["a link twice as fast"][-1] == [64, 15.4]
-    assert axes.get_xscale() == "log"
-    band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == (pytest.approx(68 / 42 * 0.975), pytest.approx(8.88 * 1.286))
 
 
 def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_ideal_nor_unexplained(
@@ -157,7 +140,7 @@ def test_losses_that_differ_are_drawn_apart_with_plain_powers_of_ten_and_equal_o
     assert not [text for text in shown if "$" in text]
 
 
-@pytest.mark.parametrize("name", ["estimates", "frontier", "parallel_efficiency", "measured_speedup", "prediction"])
+@pytest.mark.parametrize("name", ["estimates", "frontier", "parallel_efficiency", "measured_speedup"])
 def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     withheld_measured_results: Results, name: str
 ) -> None:

@@ -24,7 +24,7 @@ from tests.tasks.reporting.comparison import (
     write_certificate,
     write_comparison,
 )
-from tests.tasks.reporting.measured import advised, arm, curve, measurement, waterfall, write_measurement
+from tests.tasks.reporting.measured import advised, arm, measurement, waterfall, write_measurement
 from tests.tasks.reporting.rendered import html_of, markdown_of
 
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
@@ -46,14 +46,11 @@ def measured_three() -> Measurement:
     better = advised("larger buckets", 1.2, "recommended", "cells: {}", None).model_copy(update={"cell": "4proc"})
     advice = found.advice.model_copy(update={"tried": [better, *found.advice.tried], "combined": better})
     arms = [arm("1proc", 1), arm("2proc", 2), four, arm("1proc in a DDP wrapper", 1)]
-    (alone,) = found.predictions
-    both = alone.model_copy(update={"cells": ["2proc", "4proc"], "curves": [curve("as it is", {2: 1.59, 8: 4.4})]})
     return found.model_copy(
         update={
             "arms": arms,
             "waterfalls": [waterfall(), waterfall("4proc", 4)],
             "advice": advice,
-            "predictions": [both, alone],
         }
     )
 
@@ -87,13 +84,10 @@ def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three:
     assert [one.step_seconds for one in found.arms] == [one.step_seconds for one in given.arms]
     assert found.waterfalls[0] == given.waterfalls[0]
     assert found.waterfalls[1].ideal_seconds is found.waterfalls[1].lost_efficiency is None
-    # One begins at the bad cell, the other does not.
-    assert [one.cells for one in found.predictions] == [["2proc"]]
     assert found.advice is not None
     assert given.advice is not None
     assert (found.advice.tried, found.advice.combined) == (given.advice.tried[1:], None)
     assert found.left_out == [
-        "The prediction is withheld: it rests on 4proc, whose speedup is withheld.",
         "Advice is withheld where changes were tried on 4proc, whose speedup is withheld.",
     ]
     assert one_of_three.cost is not None
@@ -118,7 +112,6 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
         assert "4proc is withheld: “Every rank has a device of its own” failed" in text
         if "model.safetensors" not in text:
             assert "Advice is withheld where changes were tried on 4proc, whose speedup is withheld." in text
-            assert "The prediction is withheld: it rests on 4proc, whose speedup is withheld." in text
     table = "| Every rank has a device of its own | ✓ passed | ✓ passed | ✗ failed |"
     assert table in markdown_of(one_of_three)
     assert "| Speedup | baseline | proven | withheld |" in markdown_of(one_of_three)

@@ -1,0 +1,84 @@
+"""What a line says of more ranks than were measured: a model, not a measurement.
+
+An exchange of m messages and B bytes takes m a + B b (alpha-beta; Hockney 1994), in a ring of N ranks a grows with
+N - 1 and b with (N - 1) / N. Both are those of the link's probe. What the cell with the most ranks loses against the
+ideal is taken to grow as its exchange does.
+"""
+
+from tasks.records.arm_figures import select_arm
+from tasks.records.estimate import Estimate
+from tasks.records.facts import Record
+from tasks.records.link_speed import LinkSpeed
+from tasks.records.measurement import Measurement
+from tasks.records.outputs import Outputs
+
+_TIMES = (2, 4)
+"""How many times the most ranks that were measured are looked at."""
+
+
+class MoreRanks(Record):
+    """What the line says of one number of ranks."""
+
+    cell: str
+    """The cell that it begins at, of those with the most ranks."""
+    world_size: int
+    """Number of ranks."""
+    speedup: Estimate
+    """By the model; its ends are those of the measured speedup's interval, carried on likewise."""
+
+
+def compute_growth(link: LinkSpeed, world_size: int, *, num_messages: float, num_bytes: float) -> float | None:
+    """Return how many times as long an exchange takes on so many ranks as on the link's; None: not known."""
+    if not num_bytes or link.latency_seconds is None or link.seconds_per_byte is None:
+        return None
+    before, hops = link.world_size, (world_size - 1) / (link.world_size - 1)
+    once, by_bytes = num_messages * link.latency_seconds, num_bytes * link.seconds_per_byte
+    return (once * hops + by_bytes * hops * before / world_size) / (once + by_bytes)
+
+
+def carry_on(speedup: float, *, ranks: float, more: float, growth: float, is_weak: bool) -> float:
+    """Return the speedup on `more` ranks of one on `ranks`, both as times the baseline's; what is lost grows so."""
+    # In seconds of the baseline's step. A cell that is above linear loses nothing.
+    step = ranks if is_weak else 1.0
+    lost = max(step / speedup - step / ranks, 0.0) * growth
+    step = more if is_weak else 1.0
+    return step / (step / more + lost)
+
+
+def compute_more_ranks(outputs: Outputs, measurement: Measurement | None) -> list[MoreRanks]:
+    """Return 2 and 4 times the most ranks, for each cell that has as many and a speedup; none without a link's line.
+
+    In strong scaling not beyond a micro-batch per rank.
+    """
+    params, found = outputs.params, list[MoreRanks]()
+    if measurement is None:
+        return found
+    for link in measurement.links:
+        for name, cell in params.cells.items():
+            arm = select_arm(measurement, name)
+            if (
+                arm.speedup is None
+                or cell.world_size != link.world_size
+                or params.count_shares(name) != cell.world_size
+            ):
+                continue
+            run, base = outputs.runs[name], params.cells[params.baseline].world_size
+            steps = sum(part.facts.num_steps for part in run.segments)
+            traffic = [kind for part in run.segments for kind in part.facts.traffic.values()]
+            for number in (times * cell.world_size for times in _TIMES):
+                growth = compute_growth(
+                    link, number,
+                    num_messages=sum(kind.number for kind in traffic) / steps,
+                    num_bytes=sum(kind.num_bytes for kind in traffic) / steps,
+                )  # fmt: skip
+                train, is_weak = params.train_of(name), measurement.scaling == "weak"
+                if growth is None or (not is_weak and number * train.micro_batch_size > train.global_batch_size):
+                    break
+                ends = [
+                    carry_on(one, ranks=cell.world_size / base, more=number / base, growth=growth, is_weak=is_weak)
+                    for one in (arm.speedup.value, arm.speedup.low, arm.speedup.high)
+                ]
+                found.append(
+                    MoreRanks(cell=name, world_size=number, speedup=Estimate(value=ends[0], low=ends[1], high=ends[2]))
+                )
+    return found

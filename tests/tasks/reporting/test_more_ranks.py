@@ -1,0 +1,80 @@
+"""What a line says of more ranks, against arithmetic by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.records.link_speed import LinkSpeed
+from tasks.reporting.collect import collect_results
+from tasks.reporting.more_ranks import carry_on, compute_growth
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.measured import link, measurement, write_measurement
+from tests.tasks.reporting.rendered import markdown_of
+
+
+@pytest.mark.parametrize(
+    ("latency", "world_size", "growth"),
+    [
+        # 2 messages x 3 ms, and 1e6 bytes x 1e-9 s: hops x 1 -> 3 -> 7, bytes (N - 1) / N from 1/2 to 3/4 and 7/8.
+        (0.0, 4, 1.5),
+        (0.0, 8, 1.75),
+        (3e-3, 4, (6 * 3 + 1 * 1.5) / 7),
+        (3e-3, 8, (6 * 7 + 1 * 1.75) / 7),
+        (3e-3, 2, 1.0),
+    ],
+)
+def test_latency_grows_with_the_hops_and_bytes_as_in_a_ring(latency: float, world_size: int, growth: float) -> None:
+    found = compute_growth(link(latency_seconds=latency), world_size, num_messages=2, num_bytes=1e6)
+    assert found == pytest.approx(growth)
+
+
+@pytest.mark.parametrize("changes", [{"latency_seconds": None}, {"seconds_per_byte": None}])
+def test_a_link_without_a_line_says_nothing(changes: dict[str, Any]) -> None:
+    assert compute_growth(link(**changes), 4, num_messages=1, num_bytes=1e6) is None
+    assert compute_growth(link(), 4, num_messages=1, num_bytes=0.0) is None
+
+
+def test_a_speedup_is_carried_on_by_what_it_loses() -> None:
+    # 1.6x on 2: a step takes 0.625 of one rank's, 0.125 of it lost; on 4 that is 0.25 + 1.5 x 0.125.
+    assert carry_on(1.6, ranks=2, more=4, growth=1.5, is_weak=False) == pytest.approx(1 / 0.4375)
+    assert carry_on(1.6, ranks=2, more=2, growth=1.0, is_weak=False) == pytest.approx(1.6)
+    # Weak: 2 / 1.6 = 1.25 steps' time for as many rows per rank, 0.25 of it lost.
+    assert carry_on(1.6, ranks=2, more=4, growth=1.5, is_weak=True) == pytest.approx(4 / 1.375)
+    assert carry_on(1.6, ranks=2, more=2, growth=1.0, is_weak=True) == pytest.approx(1.6)
+    # What is above linear loses nothing, and is not made more of.
+    assert carry_on(2.2, ranks=2, more=4, growth=1.5, is_weak=False) == pytest.approx(4.0)
+
+
+def test_twice_the_most_ranks_are_told_as_a_model_and_not_beyond_a_micro_batch_per_rank(
+    measured_results: Results,
+) -> None:
+    # 42 of 68 ms on 2 ranks; four micro-batches, so that 8 ranks have none for each.
+    (found,) = measured_results.more_ranks
+    assert (found.cell, found.world_size) == ("2proc", 4)
+    assert found.speedup.value == pytest.approx(1 / (0.25 + 1.5 * (42 / 68 - 0.5)))
+    assert found.speedup.low < found.speedup.value < found.speedup.high
+    text = markdown_of(measured_results)
+    assert "A model, not a measurement: 4 ranks like those of 2proc would give 2.34x" in text
+    # No larger than what was measured: not in the verdict, nor beside the key figures.
+    assert "2.34" not in text.partition("## ")[2].partition("## ")[0]
+
+
+@pytest.mark.parametrize("changes", [{"links": []}, {"links": [link(world_size=4)]}])
+def test_without_a_link_between_as_many_ranks_nothing_is_told(changes: dict[str, Any], tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, measurement(**changes))
+    assert collect_results(outputs_of(tmp_path, params)).more_ranks == []
+
+
+def test_of_a_withheld_cell_nothing_is_told(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path)
+    edit_segment(tmp_path, "2proc", parameter_checksums=["aa", "bb"])
+    assert collect_results(outputs_of(tmp_path, params)).more_ranks == []
+
+
+def test_a_link_of_an_earlier_version_has_no_line() -> None:
+    content = link().model_dump(exclude={"latency_seconds", "seconds_per_byte"})
+    assert LinkSpeed.model_validate(content).latency_seconds is None
