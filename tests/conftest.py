@@ -13,6 +13,7 @@ from hypothesis import settings
 from playwright.sync_api import Browser, sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
+from tests.tiers import is_long
 from tests.warm.environment import warm_environment
 
 if TYPE_CHECKING:
@@ -99,8 +100,12 @@ test_snapshot stands second although others take longer: it makes the finished c
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; all others stay in their order."""
+    """Mark what is long, and put the longest files first; all others stay in their order."""
+    for item in items:
+        if is_long(item.path.relative_to(PROJECT / "tests"), item.name):
+            item.add_marker("long")
     places = {PROJECT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
