@@ -19,7 +19,7 @@ from tasks.inputs.snapshot import select_values
 from tasks.params import Params, load_params
 from tasks.params.search import Configuration
 from tasks.process.failure import DataError, ExitCode, StageError
-from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
+from tasks.records.fingerprint import InputsFile, MachineFile
 from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -110,7 +110,6 @@ class Trial:
         segments = plan_segments(
             cell, params, slices=SlicesManifest.read(find_path("train", "slices")).slices,
             base_model=BaseModelManifest.read(find_path("train", "base-model")).digest,
-            code=CodeFile.read(find_path("train", "code")).digest,
             machine=MachineFile.read(find_path("train", "machine")).digest,
         )  # fmt: skip
         return cls(name=name, drawn=drawn, cell=cell, raw=raw, params=params, segments=segments)

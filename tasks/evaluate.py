@@ -22,9 +22,9 @@ from tasks.evaluating.loss_arithmetic import compute_perplexity
 from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects
 from tasks.evaluating.sums import compute_sums
 from tasks.inputs.damage import require_whole
-from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.machine.gpus import open_gpus
+from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.packages import read_package_versions
@@ -37,7 +37,6 @@ from tasks.records.evaluation import (
     FirstStepFile,
     FoundFile,
 )
-from tasks.records.fingerprint import CodeFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 
@@ -120,7 +119,7 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     return FoundFile(loss=loss, parameter_checksum=checksum, **more)
 
 
-def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> dict[str, Any]:
+def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows) -> dict[str, Any]:
     """Return everything that the figures of a model depend on."""
     return {
         "base_model": BaseModelManifest.read(rows.base_model).digest,
@@ -129,16 +128,17 @@ def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code:
         "seq_len": rows.seq_len,
         "workload": rows.workload,
         "added_up_by": _list_what_adds_up(),
-        "code": [code, collect_meanings("tasks.evaluate")],
+        "found": "figures",
+        "versions": list_versions(),
     }
 
 
-def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> FoundFile:
-    what, depends_on = f"{subject.title}: evaluated", list_evaluation_inputs(subject, rows, code=code)
+def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
+    what, depends_on = f"{subject.title}: evaluated", list_evaluation_inputs(subject, rows)
     return reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
+def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path) -> dict[str, Any]:
     """Return everything that the base model's loss on the rows of step 1 depends on."""
     train, part = params.train, str(params.ranges[0])
     return {
@@ -151,15 +151,14 @@ def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, co
         "adapter": train.adapter and train.adapter.model_dump(),
         "packages": read_package_versions(params, params.baseline),
         "added_up_by": _list_what_adds_up(),
-        "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
+        "found": "first step",
+        "versions": list_versions(),
     }
 
 
-def _evaluate_first_step(
-    params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
-) -> FirstStepFile:
+def _evaluate_first_step(params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path) -> FirstStepFile:
     """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
-    depends_on = list_first_step_inputs(params, slices=slices, base_model=base_model, code=code)
+    depends_on = list_first_step_inputs(params, slices=slices, base_model=base_model)
 
     def compute() -> FirstStepFile:
         import torch
@@ -177,11 +176,10 @@ def _make_summary(
     subjects: list[ModelToEvaluate],
     *,
     runs: Path,
-    code: str,
     first_step: FirstStepFile,
 ) -> EvaluationFile:
     """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
-    found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
+    found = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
     base = found["base"]
     samples = [
         EvaluatedSample(
@@ -203,7 +201,7 @@ def _make_summary(
             for subject in subjects
         },
         samples=samples,
-        epochs=_evaluate_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
+        epochs=_evaluate_epochs(params, rows, runs=runs) if has_labels(rows.workload) else {},
     )
 
 
@@ -211,13 +209,13 @@ def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
     return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
 
 
-def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
+def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
     found: dict[str, list[EvaluatedEpoch]] = {}
     for subject in list_epoch_subjects(params, runs=runs):
         assert subject.segment is not None
         part, epoch = subject.segment
-        figures = _evaluate_or_reuse(subject, rows, code=code).figures()
+        figures = _evaluate_or_reuse(subject, rows).figures()
         one = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=str(_checkpoint_of(subject, runs)))
         found.setdefault(subject.name, []).append(one)
     return found
@@ -227,7 +225,7 @@ def _main() -> None:
     # Threads of torch that wait by running in circles take a core each from whoever else is on the machine, and on one
     # that others use an evaluation takes many times as long. Read when torch is imported, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
+    arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "evaluation").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)
     rows = HeldoutRows(
@@ -241,11 +239,10 @@ def _main() -> None:
     )
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
-    code = CodeFile.read(arguments.code).digest
     first = _evaluate_first_step(
-        params.alone(params.baseline), snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code
+        params.alone(params.baseline), snapshot, slices=arguments.slices, base_model=arguments.base_model
     )
-    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
+    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, first_step=first)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 

@@ -1,19 +1,22 @@
-"""Stage `fingerprint`: what decides numbers - the meaning of the code, this machine, local source files, the trial.
+"""Stage `fingerprint`: what decides numbers - this machine, local source files, the trial.
 
-It begins every run with a snapshot: of every other stage, what its params, its code and its other inputs are. Runs
-every time and takes about a second: torch is not imported, versions come from the installed packages' metadata. Where
-there are GPUs it is asked once, in a process of its own, whether it can train on them.
+It begins every run with a snapshot: of every other stage, what its params, its source files and its other inputs are.
+Runs every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
+Where there are GPUs it is asked once, in a process of its own, whether it can train on them.
 """
 
 import argparse
+import contextlib
+import json
+import logging
 import os
 import shutil
 from pathlib import Path
 
-from tasks.inputs.meaning import collect_meanings, digest_meaning, keep_meanings
-from tasks.inputs.snapshot import read_stages, select_values
+from tasks.inputs.snapshot import digest_sources, read_stages, select_values
 from tasks.machine.facts import collect_machine_facts
 from tasks.machine.usable_gpus import require_usable_gpus
+from tasks.measuring.versions import list_versions
 from tasks.params import Params, load_params
 from tasks.params.packages import read_package_versions
 from tasks.params.prompts import FILE
@@ -21,40 +24,25 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
 from tasks.process.failure import exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.records.fingerprint import CodeFile, InputsFile, SourceDigest, SourcesFile, TrialFile
+from tasks.records.fingerprint import InputsFile, SourceDigest, SourcesFile, TrialFile
 from training.process.files import write_json
 
-_TRAINING = Path(__file__).resolve().parent.parent / "training"
-_RUN_BY_RANKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "train": (("training.__main__",), ("training.probing",)),
-    "measure": (("training.__main__",), ()),
-}
-"""Stage -> (what its ranks run, what of it they run for another stage alone)."""
+_log = logging.getLogger(__name__)
+
+_VERSIONS = Path(".work/versions.json")
 TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
-
-
-def digest_training_code(folder: Path) -> str:
-    """Return the sha256 of what the folder's Python files mean, but for those that no training runs.
-
-    Two versions that differ in comments, docstrings, layout or the places of files have the same digest. The digest
-    holds for one version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's
-    facts.
-    """
-    return digest_meaning(set(folder.rglob("*.py")) - set((folder / "probing").rglob("*.py")), top=folder.parent)
 
 
 def write_snapshots(folder: Path, params: Params) -> None:
     """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/inputs/snapshot.py)."""
     shutil.rmtree(folder, ignore_errors=True)
     for stage in read_stages(params):
-        module = stage.name.partition("@")[0]
-        if module == "fingerprint":
+        if stage.name == "fingerprint":
             continue
-        ranks, without = _RUN_BY_RANKS.get(module, ((), ()))
         InputsFile(
             params=select_values(params, stage.params),
-            code=collect_meanings(f"tasks.{module}", *ranks, without=without),
+            code=digest_sources(stage.deps),
             deps=stage.deps,
             packages={
                 package: version
@@ -76,6 +64,20 @@ def read_trial(path: Path) -> str | None:
     return kept.trial if kept else None
 
 
+def note_versions(file: Path) -> None:
+    """Note which numbers this version comes to, and say where finished work beside the note is of another one."""
+    now, before = list_versions(), dict[str, int]()
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(file.read_bytes())
+    changed = [
+        f"{name} {before.get(name, 0)} -> {version}" for name, version in now.items() if before.get(name) != version
+    ]
+    if changed and any((file.parent / name).is_dir() for name in ("runs", "measure")):
+        anew = "measured anew" if before.get("numerics") == now["numerics"] else "trained and measured anew"
+        _log.warning("%s was made by an earlier version of ddp-compare (%s): %s", file.parent, ", ".join(changed), anew)
+    write_json(file, now)
+
+
 def _source_digest(source: Source | None) -> SourceDigest | None:
     if source is None or source.kind != "path":
         return None
@@ -91,7 +93,6 @@ def _template_digest(params: Params) -> SourceDigest | None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
-    parser.add_argument("--code", type=Path, required=True)
     parser.add_argument("--machine", type=Path, required=True)
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--trial", type=Path, required=True)
@@ -101,7 +102,6 @@ def _main() -> None:
     configure_logging()
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
-    CodeFile(digest=digest_training_code(_TRAINING)).write(arguments.code)
     machine.write(arguments.machine)
     SourcesFile(
         model=_source_digest(params.model),
@@ -109,10 +109,10 @@ def _main() -> None:
         heldout=_source_digest(params.dataset.of_heldout),
         template=_template_digest(params),
     ).write(arguments.sources)
+    note_versions(_VERSIONS)
     write_json(arguments.optional, params.optional_sections)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)
-    keep_meanings()
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from tasks.equivalence.differences import MARGIN
 from tasks.equivalence.reference import has_reference
 from tasks.equivalence.twins import train_twins
 from tasks.inputs.damage import require_whole
-from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.measuring.planning import compute_timed_batch, plan_session, tell_training_time
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
+from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.packages import describe_spread
 from tasks.params.schedule import list_schedule_spans
@@ -41,7 +41,7 @@ from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.memory import name_out_of_memory
 from tasks.records.certificate import CertificateFile, CertifiedFile
-from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
+from tasks.records.fingerprint import MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -49,16 +49,13 @@ from tasks.records.twins import Twins
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import SegmentConfig
+from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
+from training.process.unwritten import digest_code
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/measure")
-_CERTIFYING = ("tasks.equivalence.certificate", "tasks.measuring.sample")
-_TWINNING = ("tasks.equivalence.twins",)
-_TIMING = ("tasks.measuring.session", "training.probing.timed_blocks")
-_STARTING = ("tasks.ranks.launchers",)
-"""What starts ranks decides neither an update nor the seconds of one."""
 _NUM_STEPS, _FEWEST_STEPS = 8, 3
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter; and of a
 large model: the first, one with moments, and one of a partial batch."""
@@ -77,7 +74,6 @@ class Inputs:
     model_dir: Path
     """The base model's folder."""
     base_model: BaseModelManifest
-    code_digest: str
     machine: MachineFile
     samples: Mapping[int, Sample]
     """Samples per update -> the rows that a certificate is made on."""
@@ -105,7 +101,8 @@ class Inputs:
         """Return the digest of everything that the certificate of the cell's updates of so many samples depends on."""
         return digest_json(
             {
-                **self._list_common(*_CERTIFYING),
+                "found": "certificate",
+                **self._list_common(),
                 "cell": cell,
                 **self._describe(cell, without=set(NOT_CONTENT)),
                 "batch": batch,
@@ -113,13 +110,12 @@ class Inputs:
             }
         )
 
-    def _list_common(self, *modules: str) -> dict[str, Any]:
-        """Return what everything depends on that these modules find out."""
+    def _list_common(self) -> dict[str, Any]:
+        """Return what everything depends on that the stage finds out."""
         return {
             "workload": self.params.workload,
             "base_model": self.base_model.digest,
-            "code": self.code_digest,
-            "sources": collect_meanings(*modules, without=_STARTING),
+            "versions": list_versions(),
             "machine": self.machine.digest,
             "environment": self.snapshot.environment,
         }
@@ -141,7 +137,8 @@ class Inputs:
         """Return the digest of everything that the twins depend on: the first cell is trained, on the first range."""
         return digest_json(
             {
-                **self._list_common(*_TWINNING),
+                "found": "twins",
+                **self._list_common(),
                 "cells": [
                     [cell, self._describe(cell, without=set(NOT_CONTENT) - {"epochs"})] for cell in self.params.cells
                 ],
@@ -154,7 +151,7 @@ class Inputs:
         """Return what decided the twins, as the baseline's own records have it."""
         train = self.params.train_of(self.params.baseline).model_dump(mode="json", exclude=set(NOT_CONTENT))
         return {
-            "code_digest": self.code_digest,
+            "numerics_version": NUMERICS_VERSION,
             "base_model_digest": self.base_model.digest,
             "machine_digest": self.machine.digest,
             **{f"rows {part}": digest for part, digest in self.rows_digests.items()},
@@ -165,7 +162,8 @@ class Inputs:
         """Return the digest of everything that the speed depends on, that of the cells which is first included."""
         return digest_json(
             {
-                **self._list_common(*_TIMING),
+                "found": "speed",
+                **self._list_common(),
                 "cells": [[cell, self._describe(cell, without=set(NOT_CONTENT))] for cell in self.params.cells],
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "rows": [[part.name, self.rows_digests[part.name]] for part in self.rows],
@@ -180,7 +178,7 @@ def count_updates(num_parameters: int) -> int:
 
 
 def _main() -> None:
-    places = ("slices", "base-model", "code", "machine", "trial", "measurements")
+    places = ("slices", "base-model", "machine", "trial", "measurements")
     arguments = make_parser("measure", __doc__, *places).parse_args()
     inputs = _read_inputs(arguments)
     wanted = inputs.certified
@@ -209,7 +207,7 @@ def _main() -> None:
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     CertificateFile(
-        code_digest=inputs.code_digest,
+        numerics_version=NUMERICS_VERSION,
         base_model_digest=inputs.base_model.digest,
         machine_digest=inputs.machine.digest,
         sample=inputs.samples[inputs.params.train.global_batch_size].facts(),
@@ -299,7 +297,8 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
         )
         measurement = measure_cells(session, stop=stop).model_copy(
             update={
-                "code_digest": inputs.code_digest,
+                "numerics_version": NUMERICS_VERSION,
+                "code_digest": digest_code(),
                 "base_model_digest": inputs.base_model.digest,
                 "machine_digest": inputs.machine.digest,
                 "rows_digests": {part.name: inputs.rows_digests[part.name] for part in inputs.rows},
@@ -329,7 +328,6 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         params=params,
         model_dir=arguments.base_model,
         base_model=base_model,
-        code_digest=CodeFile.read(arguments.code).digest,
         machine=machine,
         trial=TrialFile.read(arguments.trial).trial,
         samples={

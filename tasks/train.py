@@ -30,7 +30,7 @@ from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
-from tasks.records.fingerprint import CodeFile, MachineFile
+from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
@@ -38,6 +38,7 @@ from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
 from training.config import SegmentConfig, TrainingConfig
+from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
 from training.state.receipt import find_problem, set_aside
 
@@ -60,7 +61,7 @@ class PlannedSegment(SegmentEntry):
 
 
 def plan_segments(
-    cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, code: str, machine: str
+    cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, machine: str
 ) -> list[PlannedSegment]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
 
@@ -87,7 +88,7 @@ def plan_segments(
                     "slice": slices[str(part)].digest,
                     "range": str(part),
                     "epoch": epoch,
-                    "code": code,
+                    "numerics": NUMERICS_VERSION,
                     "machine": machine,
                     "previous": previous,
                 }
@@ -112,7 +113,6 @@ class CellTraining:
     """Where its ranks compute."""
     base_model: BaseModelManifest
     """What it starts from."""
-    code_digest: str
     machine_digest: str
     segments: list[PlannedSegment]
     """In the order of training."""
@@ -155,7 +155,7 @@ class CellTraining:
             global_batch_size=train.global_batch_size,
             model_name=self.params.model.name,
             base_model_digest=self.base_model.digest,
-            code_digest=self.code_digest,
+            numerics_version=NUMERICS_VERSION,
             machine_digest=self.machine_digest,
         )
 
@@ -181,7 +181,7 @@ class CellTraining:
 
 
 def _main() -> None:
-    parser = make_parser("train", __doc__, "slices", "base-model", "code", "machine", "run")
+    parser = make_parser("train", __doc__, "slices", "base-model", "machine", "run")
     parser.add_argument("cell")
     parser.add_argument("--work", type=Path, help="folder of the cell's work; by default the cell's below .work/runs")
     parser.add_argument("--segments", type=int, metavar="N", help="train the first N segments alone, of the same plan")
@@ -259,11 +259,11 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
     params = params.alone(cell)
-    code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
+    machine = MachineFile.read(arguments.machine)
     base_model = BaseModelManifest.read(arguments.base_model)
     segments = plan_segments(
         cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
-        code=code, machine=machine.digest,
+        machine=machine.digest,
     )  # fmt: skip
     if arguments.segments is not None and not 1 <= arguments.segments <= len(segments):
         raise ConfigurationError(f"--segments: got {arguments.segments}; allowed: 1 to {len(segments)}, the cell's")
@@ -272,7 +272,6 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
         cell=cell,
         device=choose_device(cell, params, machine),
         base_model=base_model,
-        code_digest=code,
         machine_digest=machine.digest,
         segments=segments[: arguments.segments],
         work=(arguments.work or _WORK / cell).resolve(),

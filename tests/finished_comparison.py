@@ -98,7 +98,7 @@ def run_facts(cell: str, **more: Any) -> dict[str, Any]:
     """Return run.json of a cell; `more` is entered into it."""
     spread = {"strategy": "single", "world_size": 1, "launcher": "torchrun", "threads_per_rank": 1, "device": "cpu"}
     batch = {"micro_batch_size": 2, "grad_accum_steps": 2, "global_batch_size": 4}
-    digests = {"base_model_digest": "base", "code_digest": "code", "machine_digest": "machine"}
+    digests = {"base_model_digest": "base", "numerics_version": 1, "machine_digest": "machine"}
     other = {"model_name": "tiny_qwen2", "train": {}, "workload": "causal_lm"}
     return {"cell": cell} | spread | batch | digests | other | more
 

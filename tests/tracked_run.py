@@ -62,7 +62,7 @@ def cell_facts(cell: str, params: Params) -> CellFacts:
     return CellFacts(
         cell=cell, **params.cells[cell].spread, threads_per_rank=1, device="cpu", micro_batch_size=4,
         grad_accum_steps=params.grad_accum_steps(cell), global_batch_size=16, model_name="tiny",
-        base_model_digest="the base model", code_digest="this code", machine_digest="this machine",
+        base_model_digest="the base model", numerics_version=1, machine_digest="this machine",
     )  # fmt: skip
 
 

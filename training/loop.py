@@ -26,6 +26,7 @@ from training.process.failure import DivergedError, GradientNotFiniteError, Rank
 from training.process.heartbeat import Heartbeat, StepSection
 from training.process.ownership import collect_device_facts
 from training.process.stop_request import StopRequest
+from training.process.unwritten import digest_code
 from training.record.ledger_file import count_targets
 from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
@@ -254,7 +255,10 @@ def _resume(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, *
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
     setting = gather_setting(launch.config, ranks, strategy.module)
-    record.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting)
+    record.note_launch(
+        micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting,
+        code_digest=digest_code(),
+    )  # fmt: skip
     done = record.counters.num_steps
     launch.stop.listen()
     launch.events.send(

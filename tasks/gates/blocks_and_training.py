@@ -67,6 +67,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
             )
         )
     if arm.speedup is None or problems:
+        problems += _tell_other_code(outputs, measurement, cell) if problems else []
         return make_finding(problems, otherwise=replace(told, code="passed"))
     return _compare_speedup(outputs, measurement, arm)
 
@@ -112,7 +113,8 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpe
                 "timed than trained, or the machine changed in between; on an idle machine: make rebench, then make "
                 "retrain",
                 **known, measured=speedup.value, least=least, most=most,
-            )
+            ),
+            *_tell_other_code(outputs, measurement, cell),
         )  # fmt: skip
     refutes_nothing = most / least > _SHARPNESS
     why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
@@ -124,6 +126,19 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpe
         **known, measured_over_trained=speedup.value / ratio, least=least / ratio, most=most / ratio,
     )  # fmt: skip
     return make_unchecked_finding(told) if refutes_nothing else make_finding([], otherwise=told)
+
+
+def _tell_other_code(outputs: Outputs, measurement: MeasurementFile, cell: str) -> list[Reason]:
+    """Return that the files of training/ were others when it was trained, which may be why the two disagree."""
+    parts = [part for one in (cell, outputs.params.baseline) for part in outputs.runs[one].segments]
+    others = [part.title for part in parts if part.facts.code_digests != [measurement.code_digest]]
+    return [
+        explain(
+            "other_files", "{cell}: {segment} was trained by other files of training/ than were timed, whose steps may "
+            "take another time: make retrain", cell=cell, segment=one,
+        )
+        for one in others[:1]
+    ]  # fmt: skip
 
 
 def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[Reason]:

@@ -33,7 +33,7 @@ def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
     problems = []
     facts: list[tuple[str, Callable[[RunFile], object], object]] = [
         ("start weights", lambda run: run.base_model_digest[:12], outputs.base_model.digest[:12]),
-        ("code", lambda run: run.code_digest[:12], baseline.facts.code_digest[:12]),
+        ("numerics version", lambda run: run.numerics_version, baseline.facts.numerics_version),
         ("machine", lambda run: run.machine_digest[:12], outputs.machine.digest[:12]),
         ("samples per optimizer step", lambda run: run.global_batch_size, outputs.params.train.global_batch_size),
     ]
@@ -51,9 +51,9 @@ def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
         problems,
         otherwise=explain(
             "passed",
-            "{cell}: start weights {start_weights}, code {code}, machine {machine}, {global_batch_size} samples per "
-            "step and the learning rate of each of {steps:,} steps as everywhere",
-            cell=cell, start_weights=outputs.base_model.digest[:12], code=baseline.facts.code_digest[:12],
+            "{cell}: start weights {start_weights}, numerics version {numerics_version}, machine {machine}, "
+            "{global_batch_size} samples per step and the learning rate of each of {steps:,} steps as everywhere",
+            cell=cell, start_weights=outputs.base_model.digest[:12], numerics_version=baseline.facts.numerics_version,
             machine=outputs.machine.digest[:12], global_batch_size=run.facts.global_batch_size,
             steps=len(run.steps.step), highest_learning_rate=run.steps.learning_rate.max(),
         ),

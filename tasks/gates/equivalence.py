@@ -74,7 +74,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
             ("not_certified", "{cell}: {problem}", one.verdict == "not checked"),
         ):  # fmt: skip
             gaps += [explain(code, template, cell=cell, problem=one.problem)] * is_so
-    for name in ("code_digest", "base_model_digest", "machine_digest"):
+    for name in ("numerics_version", "base_model_digest", "machine_digest"):
         if getattr(facts, name) != getattr(certificate, name):
             what = name.removesuffix("_digest").replace("_", " ")
             gaps.append(

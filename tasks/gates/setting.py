@@ -99,14 +99,14 @@ def _find_timed_problems(
 ) -> list[Reason]:
     """Return in what the timed ranks' records differ from those of the training, and their priority from others'."""
     problems, where = [], f"{cell}, timed blocks"
-    for name in ("code_digest", "base_model_digest", "machine_digest"):
+    for name in ("numerics_version", "base_model_digest", "machine_digest"):
         found, expected = getattr(measurement, name), getattr(run.facts, name)
         if found != expected:
             what = name.removesuffix("_digest")
             problems.append(
                 explain(
                     f"other_{what}", "{where}: {what} {found}, trained with {expected}",
-                    where=where, what=what.replace("_", " "), found=found[:12], expected=expected[:12],
+                    where=where, what=what.replace("_", " "), found=str(found)[:12], expected=str(expected)[:12],
                 )
             )  # fmt: skip
     if reference is None or not measurement.settings.get(cell):
@@ -156,7 +156,7 @@ def find_twin_problems(outputs: Outputs) -> list[Reason]:
     How far they part is what cells may differ by: those of a more chaotic training would allow a wrong one.
     """
     facts = outputs.baseline.facts
-    known = {name: getattr(facts, name) for name in ("code_digest", "base_model_digest", "machine_digest")}
+    known = {name: getattr(facts, name) for name in ("numerics_version", "base_model_digest", "machine_digest")}
     known |= {f"rows {part}": outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
     known |= {f"train.{name}": value for name, value in facts.train.items() if name not in NOT_CONTENT | _RESOLVED}
     found = {} if outputs.twins is None else outputs.twins.made_of

@@ -1,30 +1,31 @@
 """One snapshot of everything that a run works on: taken by the stage `fingerprint`, held by every stage after it.
 
-Of each stage of dvc.yaml one file says the values of its params, with their defaults, what the code that it may run
-means, and what else it depends on. It is a dependency of its stage, so that DVC records what the run began with,
+Of each stage of dvc.yaml one file says the values of its params, with their defaults, what it depends on, and the
+digests of what is source of that. It is a dependency of its stage, so that DVC records what the run began with,
 whatever becomes of params.yaml until the stage ends; and a stage that finds anything else fails and records nothing.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from tasks.inputs.meaning import PROJECT, compute_meanings
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.logs import configure_logging
 from tasks.ranks.code import checks
 from tasks.records.fingerprint import InputsFile
+from training.process.files import digest_file
 from training.record.environment import collect_decisive_environment
 
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
 _PARAMS = Path("params.yaml")
 _PIPELINE = Path("dvc.yaml")
+_SOURCES = ("tasks", "training")
 _ABSENT = "nothing"
 
 
@@ -84,11 +85,11 @@ class Snapshot:
     params: dict[str, Any] = field(default_factory=dict)
     """Key -> value."""
     code: dict[str, str] = field(default_factory=dict)
-    """Path below the project -> digest of meaning."""
+    """Source file -> sha256."""
     deps: list[str] = field(default_factory=list)
     """Files and folders that it depends on."""
     seen: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
-    """Every file of them -> what shows that it was not written since."""
+    """Every file of them that is no source -> what shows that it was not written since."""
     params_file: Path = _PARAMS
     """Of a trial of a search it is its own."""
     environment: dict[str, str] = field(default_factory=collect_decisive_environment)
@@ -145,21 +146,26 @@ class Snapshot:
             )
 
     def require_code(self) -> None:
-        """Raise ConfigurationError unless the code on disk means what it meant when the run began."""
-        now = compute_meanings(self.code, project=PROJECT)
-        if changed := [path for path, meaning in self.code.items() if now.get(path) != meaning]:
+        """Raise ConfigurationError unless the source files are what they were when the run began."""
+        now = digest_sources(self.deps)
+        if changed := sorted(path for path in {*self.code, *now} if now.get(path) != self.code.get(path)):
             raise ConfigurationError(f"{_describe_changes(changed)} changed while this run was going; {_REMEDY}")
 
 
-def _stat_files(places: list[str]) -> dict[Path, tuple[int, int, int]]:
-    """Return file -> modification time, size and inode of all files below the places."""
-    found = {}
-    for place in map(Path, places):
-        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file() and "__pycache__" not in file.parts:
-                facts = file.stat()
-                found[file] = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
-    return found
+def digest_sources(places: Iterable[str]) -> dict[str, str]:
+    """Return path -> sha256 of every source file of the project at or below these places of a stage's `deps`."""
+    return {str(file): digest_file(file) for file in _list_files(places) if file.parts[0] in _SOURCES}
+
+
+def _stat_files(places: Iterable[str]) -> dict[Path, tuple[int, int, int]]:
+    """Return file -> modification time, size and inode of all other files there."""
+    facts = {file: file.stat() for file in _list_files(places) if file.parts[0] not in _SOURCES}
+    return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
+
+
+def _list_files(places: Iterable[str]) -> list[Path]:
+    found = (file for place in map(Path, places) for file in (place.rglob("*") if place.is_dir() else [place]))
+    return sorted(file for file in found if file.is_file() and "__pycache__" not in file.parts)
 
 
 def walk_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

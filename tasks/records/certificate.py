@@ -77,8 +77,8 @@ class CertificateFile(StageFile):
 
     NAME: ClassVar[str] = "certificate.json"
 
-    code_digest: str
-    """Digest of the code that trained."""
+    numerics_version: int
+    """NUMERICS_VERSION of what trained."""
     base_model_digest: str
     """Digest of the base model."""
     machine_digest: str

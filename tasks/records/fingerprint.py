@@ -8,15 +8,6 @@ from tasks.records.facts import MachineFacts, Record
 from tasks.records.stage_file import StageFile
 
 
-class CodeFile(StageFile):
-    """What training/ means."""
-
-    NAME: ClassVar[str] = "code.json"
-
-    digest: str
-    """sha256 of its meaning: another one retrains."""
-
-
 class MachineFile(MachineFacts, StageFile):
     """What this machine is."""
 
@@ -65,7 +56,7 @@ class InputsFile(StageFile):
     params: dict[str, Any]
     """Key of params.yaml -> value, with defaults."""
     code: dict[str, str]
-    """Path below the project -> digest of meaning."""
+    """Source file -> sha256."""
     deps: list[str]
     """Files and folders that it depends on."""
     packages: dict[str, str] = Field(default_factory=dict)

@@ -266,8 +266,10 @@ class MeasurementFile(Measurement, StageFile):
     """Cell -> what each rank computed on, start by start."""
     settings: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
     """Cell -> what its ranks ran with (training/record/setting.py); one, unless starts differed."""
+    numerics_version: int = 0
+    """NUMERICS_VERSION of what was timed."""
     code_digest: str = ""
-    """Digest of the code that was timed."""
+    """sha256 of the files of training/ that were timed."""
     base_model_digest: str = ""
     """Digest of the base model."""
     machine_digest: str = ""

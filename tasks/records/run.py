@@ -113,8 +113,8 @@ class CellFacts(SpreadFacts):
     """Short name of the model in checkpoint files."""
     base_model_digest: str
     """Digest of the base model."""
-    code_digest: str
-    """Digest of the code that trained."""
+    numerics_version: int
+    """NUMERICS_VERSION of what trained it."""
     machine_digest: str
     """Digest of the machine's facts."""
 

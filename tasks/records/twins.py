@@ -31,7 +31,7 @@ class Twins(StageFile):
     seconds: float
     """Seconds that they took."""
     made_of: dict[str, Any] = Field(default_factory=dict)
-    """What decided them: digests of code, base model, machine and rows, and `train.KEY`; empty in earlier files."""
+    """What decided them: NUMERICS_VERSION, the digests of base model, machine and rows, and `train.KEY`."""
 
     @property
     def num_steps(self) -> int:

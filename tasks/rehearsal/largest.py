@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.inputs.meaning import collect_meanings
 from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.machine.host_checks import GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.usable_gpus import parse_capability
+from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.train import AUTO, NOT_CONTENT
 from tasks.process.failure import ConfigurationError, ResourceError
@@ -51,7 +51,7 @@ def settle_micro_batch(params: Params, *, machine: MachineFile, base_model: Path
             "workload": params.workload,
             "image_size": params.dataset.image_size,
             "base_model": BaseModelManifest.read(base_model).digest,
-            "sources": collect_meanings("tasks.rehearsal.largest"),
+            "versions": list_versions(),
             "machine": machine.digest,
         }
     )

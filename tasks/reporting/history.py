@@ -29,7 +29,7 @@ class HistoryRecord(Record):
     machine_digest: str
     """sha256 of the machine's facts."""
     code_digest: str
-    """sha256 of the meaning of training/."""
+    """sha256 of the files of training/ that were timed; empty where no speed was measured."""
     cpu: str
     """Name of the processor."""
     num_cpus: int

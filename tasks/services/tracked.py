@@ -142,13 +142,13 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
     """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
 
     Its identity is the validated params, without what changes no number (where it is tracked and published, its
-    description, what a search tries), and the digests of code, base model, data and machine.
+    description, what a search tries), NUMERICS_VERSION, and the digests of base model, data and machine.
     """
     content = params.model_dump(mode="json", exclude={"tracking", "upload", "description", "search"})
     facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
     identity = {
         "params": content,
-        "code": run.code_digest,
+        "numerics": run.numerics_version,
         "base_model": run.base_model_digest,
         "machine": facts.digest,
         "slices": {name: parts[name].digest for name in (*map(str, params.ranges), params.heldout_name)},
@@ -159,7 +159,7 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         description=params.description,
         digest=digest_json(identity),
         facts=flatten(
-            {**content, "machine": facts.model_dump(exclude={"file_version"}), "code_digest": run.code_digest}
+            {**content, "machine": facts.model_dump(exclude={"file_version"}), "numerics_version": run.numerics_version}
         ),
         rows=[
             TrackedRows(

@@ -1,15 +1,12 @@
 """dvc.yaml, tasks/ and the lock hold together."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 from ruamel.yaml import YAML
-
-from tasks.inputs.meaning import collect_meanings
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +34,6 @@ def test_upload_depends_on_the_report_and_nothing_depends_on_upload(stages: dict
 
 
 def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages: dict[str, Any]) -> None:
-    """What its params and its code are stands there (tests/tasks/inputs/test_meaning.py): no code is listed twice."""
     for name, stage in stages.items():
         if name == "fingerprint":
             continue
@@ -46,21 +42,45 @@ def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stage
         snapshot = f"data/fingerprint/stages/{key}.json"
         assert f" --inputs {snapshot}" in stage["cmd"], name
         assert snapshot in stage["deps"], name
-        assert not [dep for dep in stage["deps"] if dep.startswith(("tasks", "training"))], name
 
 
-@pytest.mark.slow
-def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(project: Path) -> None:
-    files = {f"training/probing/{file.name}" for file in (project / "training/probing").glob("*.py")}
-    assert len(files) > 4
-    assert files < set(collect_meanings("tasks.measure", "training.__main__"))
-    assert not files & set(collect_meanings("tasks.train", "training.__main__", without=["training.probing"]))
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, training.loop; print(*sorted(sys.modules))"],
-        cwd=project, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    assert not [name for name in loaded if name.startswith("training.probing")]
-    assert "training.loop" in loaded
+@pytest.fixture(scope="module")
+def imports(project: Path) -> grimp.ImportGraph:
+    """Who imports whom in tasks/ and training/, also where a package is named and its module is found by name."""
+    graph = grimp.build_graph("tasks", "training", exclude_type_checking_imports=True, cache_dir=None)
+    for module in list(graph.modules):
+        text = _locate(module, project).read_text()
+        for package in re.findall(r"""["']((?:tasks|training)(?:\.\w+)+)["'.]""", text):
+            for found in {package, *(graph.find_children(package) if package in graph.modules else ())} - {module}:
+                if found in graph.modules and not package.endswith(".__main__"):
+                    graph.add_import(importer=module, imported=found)
+    # Ranks, which a stage starts.
+    for stage in ("tasks.measure", "tasks.train"):
+        graph.add_import(importer=stage, imported="training.__main__")
+    return graph
+
+
+def _locate(module: str, project: Path) -> Path:
+    place = project / module.replace(".", "/")
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+@pytest.mark.parametrize("stage", ["download", "slice", "measure", "train", "evaluate", "report", "upload"])
+def test_a_stage_depends_on_the_sources_that_it_imports_and_on_no_other_room(
+    stage: str, stages: dict[str, Any], imports: grimp.ImportGraph, project: Path
+) -> None:
+    deps = [Path(dep) for dep in stages[stage].get("do", stages[stage])["deps"]]
+    deps = [dep for dep in deps if dep.parts[0] in ("tasks", "training")]
+    modules = {f"tasks.{stage}", *imports.find_upstream_modules(f"tasks.{stage}")}
+    files = {_locate(module, project).relative_to(project) for module in modules}
+    assert len(files) > 50
+    # The packages' own __init__.py is empty.
+    missing = {
+        file for file in files if not any(file.is_relative_to(dep) for dep in deps) and (project / file).read_text()
+    }
+    assert not missing, f"dvc.yaml: deps of {stage} lack {sorted(map(str, missing))}"
+    idle = {dep for dep in deps if not any(file.is_relative_to(dep) for file in files)}
+    assert not idle, f"dvc.yaml: {stage} imports nothing of {sorted(map(str, idle))}"
 
 
 @pytest.mark.parametrize(("name", "fewest"), [("requirements.lock", 200), ("requirements-extras.lock", 10)])

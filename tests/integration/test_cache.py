@@ -137,16 +137,31 @@ def test_a_parameter_put_back_restores_the_results_without_training(workspace: W
     assert _digests(workspace) == before
 
 
-def test_a_comment_or_docstring_under_training_retrains_nothing_and_a_real_change_does(workspace: Workspace) -> None:
-    loop = workspace.folder / "training" / "loop.py"
-    source = loop.read_text()
-    loop.write_text("# a remark\n" + source.replace('"""', '"""Remark. ', 1))
+def test_a_renamed_function_and_a_renamed_file_under_training_train_nothing_anew_and_another_version_does(
+    workspace: Workspace,
+) -> None:
+    before, training = _digests(workspace), workspace.folder / "training"
+    for file in [*training.rglob("*.py"), *(workspace.folder / "tasks").rglob("*.py")]:
+        text = file.read_text()
+        renamed = text.replace("compute_rate_in_segment", "tell_rate").replace(
+            "step.schedule import", "step.rates import"
+        )
+        if renamed != text:
+            file.write_text(renamed)
+    (training / "step" / "schedule.py").rename(training / "step" / "rates.py")
+    said = workspace.repro("measure", "train@1proc", "train@2proc").stdout
+    assert "Running stage 'measure'" in said
+    assert "speed: measured already" in said
+    assert "Running stage 'train@2proc'" in said
+    assert "2proc: 2 of 2 segments are finished already; nothing to train" in said
+    assert _launches(workspace) == [1, 1]
+    assert _digests(workspace) == before
+    numerics = training / "numerics.py"
+    numerics.write_text(numerics.read_text().replace("NUMERICS_VERSION = ", "NUMERICS_VERSION = 1"))
+    workspace.change({"measure.speed": False, "measure.twin_seconds": 0})
     said = workspace.repro("train@1proc").stdout
-    assert "Running stage 'train" not in said
-    assert workspace.launches("1proc") == 1
-    loop.write_text(source + "\nCHANGED = True\n")
-    workspace.repro("train@1proc")
-    assert workspace.launches("1proc") == 2
+    assert "by an earlier version of ddp-compare (numerics 1 -> 11): trained and measured anew" in said
+    assert _launches(workspace) == [2, 1]
 
 
 def test_an_upload_without_a_token_fails_in_one_line_and_leaves_the_comparison_finished(workspace: Workspace) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.records.certificate import CertificateFile, CertifiedFile
 from tasks.records.evaluation import EvaluationFile
-from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile, SourcesFile, TrialFile
+from tasks.records.fingerprint import InputsFile, MachineFile, SourcesFile, TrialFile
 from tasks.records.measurement import MeasurementFile
 from tasks.records.publication import PublicationManifest, UploadFile
 from tasks.records.run import RunFile, read_segment
@@ -18,7 +18,6 @@ from tasks.records.twins import Twins
 from tests.workspace import Workspace
 
 _CLASSES: dict[str, type[StageFile]] = {
-    "data/fingerprint/code.json": CodeFile,
     "data/fingerprint/machine.json": MachineFile,
     "data/fingerprint/sources.json": SourcesFile,
     "data/fingerprint/stages/*.json": InputsFile,
@@ -73,7 +72,12 @@ def test_every_file_names_the_rows_that_it_is_of(workspace: Workspace) -> None:
         assert {name: digest for name, digest in twins.made_of.items() if name.startswith("rows ")} == {
             f"rows {part}": rows[part] for part in ranges
         }
-        assert {"code_digest", "base_model_digest", "machine_digest", "train.learning_rate"} <= twins.made_of.keys()
+        assert {
+            "numerics_version",
+            "base_model_digest",
+            "machine_digest",
+            "train.learning_rate",
+        } <= twins.made_of.keys()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Scratch projects: the sources of this checkout, a tiny model and a few rows, and the stages run on them."""
 
 import compileall
-import contextlib
 import copy
 import json
 import shlex
@@ -14,7 +13,6 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tasks.inputs.meaning import compute_meanings, keep_meanings
 from tests.museum.stage_process import StageProcess, run_stages
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, write_tokenizer
 from training.process.files import write_json
@@ -53,7 +51,6 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
         # What is compiled already holds for the copy; what is being written is not there for long.
         shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         compileall.compile_dir(folder / name, quiet=1)
-    _keep_meanings(folder)
     shutil.copy(checkout / "dvc.yaml", folder)
     shutil.copy(_LAUNCHER, folder / "tasks" / "ranks" / "launchers" / "forked.py")
     data = folder / "data"
@@ -63,7 +60,6 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
             write_tokenizer(data / name)
     ranges = _write_slices(data, size)
     write_json(data / "raw" / "manifest.json", _raw_manifest(size))
-    write_json(data / "fingerprint" / "code.json", {"digest": "0" * 64})
     write_json(data / "fingerprint" / "machine.json", _machine())
     write_json(data / "fingerprint" / "trial.json", {"trial": None})
     write_json(folder / "params.yaml", _params(ranges, size))  # JSON is YAML
@@ -123,13 +119,6 @@ def _command(project: Path, stage: str, cell: str = "") -> list[str]:
     # No snapshot: what an exhibit changes between two stages, it changes on purpose.
     at = arguments.index("--inputs")
     return arguments[:at] + arguments[at + 2 :]
-
-
-def _keep_meanings(project: Path) -> None:
-    """Write down what the sources mean, as the stage `fingerprint` does: others would each find it out anew."""
-    with contextlib.chdir(project):
-        compute_meanings([str(file) for name in SOURCES for file in Path(name).rglob("*.py")], project=project)
-        keep_meanings()
 
 
 def _write_slices(data: Path, size: Size) -> list[str]:

@@ -64,7 +64,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     SlicesManifest(
         vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE - 1, workload="causal_lm", slices={}, heldout="160-190"
     ).write(data / "slices")
-    write_json(data / "code.json", {"digest": "this code"})
     for seed, cell in enumerate(CELLS, start=1):
         other = make_tiny_model(folder / f"other-{seed}", vocab_size=VOCAB_SIZE, seed=seed, tied=False)
         _write_run(data / "runs" / cell, _model(other).state_dict())
@@ -89,7 +88,7 @@ def _rows(comparison: Path) -> HeldoutRows:
 
 
 def _run_stage(folder: Path, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
-    arguments = "--slices data/slices --base-model data/base_model --runs data/runs --code data/code.json"
+    arguments = "--slices data/slices --base-model data/base_model --runs data/runs"
     return subprocess.run(
         [python, "-m", "tasks.evaluate", *arguments.split(), "--evaluation", "data/evaluation"],
         cwd=folder, capture_output=True, text=True, check=False,

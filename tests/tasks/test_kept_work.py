@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -16,9 +15,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from tasks import measure
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
-from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.machine.gpus import OpenGpus
 from tasks.measure import Inputs
@@ -105,7 +102,7 @@ def _fingerprint(params: Params, **facts: str) -> str:
         for part in params.ranges
     }
     slices |= facts.pop("slices", {})  # type: ignore[arg-type]
-    told = {"base_model": "b", "code": "c", "machine": "m", **facts}
+    told = {"base_model": "b", "machine": "m", **facts}
     return plan_segments(CELL, params, slices=slices, **told)[0].fingerprint
 
 
@@ -126,7 +123,6 @@ def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
     others: dict[str, dict[str, Any]] = {
         "data/slices": {"slices": {"0-500": rows}},
         "data/base_model": {"base_model": "other"},
-        "data/fingerprint/code.json": {"code": "other"},
         "data/fingerprint/machine.json": {"machine": "other"},
     }
     assert set(others) == _list_files(stages[f"train@{CELL}"])
@@ -135,7 +131,8 @@ def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
 
 
 def _list_files(stage: Stage) -> set[str]:
-    return {dep for dep in stage.deps if "/stages/" not in dep}
+    """Return its inputs; source files of the project count by their versions."""
+    return {dep for dep in stage.deps if not dep.startswith(("data/fingerprint/stages/", "tasks", "training"))}
 
 
 @pytest.fixture
@@ -144,7 +141,7 @@ def inputs(params: Params, tmp_path: Path) -> Inputs:
     make_slice(tmp_path / "0-500", num_rows=200)
     return Inputs(
         snapshot=Snapshot(None), params=params, model_dir=tmp_path,
-        base_model=BaseModelManifest.model_construct(digest="b"), code_digest="c", machine=make_machine(),
+        base_model=BaseModelManifest.model_construct(digest="b"), machine=make_machine(),
         samples={16: take_sample(tmp_path, "0-500", num_steps=8, batch_size=16)}, rows=[tmp_path / "0-500"],
         slices=tmp_path, rows_digests={"0-500": "r", "500-1300": "s"}, trial=None,
     )  # fmt: skip
@@ -200,9 +197,6 @@ CHANGES: dict[str, tuple[Callable[[Inputs], Inputs], set[str]]] = {
         lambda one: dataclasses.replace(one, base_model=BaseModelManifest.model_construct(digest="other")),
         {"certificate", "twins", "speed"},
     ),
-    "data/fingerprint/code.json": (
-        lambda one: dataclasses.replace(one, code_digest="other"), {"certificate", "twins", "speed"},
-    ),
     "data/fingerprint/machine.json": (
         lambda one: dataclasses.replace(one, machine=one.machine.model_copy(update={"digest": "other"})),
         {"certificate", "twins", "speed"},
@@ -247,15 +241,15 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
     (tmp_path / "model").mkdir()
     with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
 
-    def list_inputs(params: Params = params, code: str = "c", weights: str = "w") -> dict[str, dict[str, Any]]:
+    def list_inputs(params: Params = params, weights: str = "w") -> dict[str, dict[str, Any]]:
         rows = HeldoutRows(
             folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
             base_model=tmp_path / "model", workload=params.workload,
         )  # fmt: skip
         subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
         return {
-            "figures": list_evaluation_inputs(subject, rows, code=code),
-            "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
+            "figures": list_evaluation_inputs(subject, rows),
+            "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model"),
         }
 
     return list_inputs
@@ -321,37 +315,26 @@ def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depe
 
     before = evaluated()
     others = {
-        "data/fingerprint/code.json": evaluated(code="other"),
         "data/runs": evaluated(weights="other"),
         "data/base_model": edit("model"),
         "data/slices": edit("slices/1300-1500"),
     }
     assert set(others) == _list_files(stages["evaluate"])
-    assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 4
+    assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 3
     others["rows"] = edit("slices/0-500")
     assert len({str(one["first step"]) for one in (before, others["data/base_model"], others["rows"])}) == 3
-    assert others["data/fingerprint/code.json"]["first step"] != before["first step"]
 
 
-def test_a_field_that_is_added_to_a_measurement_measures_anew(project: Path, tmp_path: Path) -> None:
-    for name in ("tasks", "training"):
-        shutil.copytree(project / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    kept = {"speed": measure._TIMING, "certificate": measure._CERTIFYING, "twins": measure._TWINNING}
+def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(
+    params: Params, inputs: Inputs, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_all() -> dict[str, Any]:
+        return {**_list_keys(inputs), **evaluated(), "segment": _fingerprint(params)}
 
-    def collect() -> dict[str, dict[str, str]]:
-        without = measure._STARTING
-        return {name: collect_meanings(*modules, without=without, project=tmp_path) for name, modules in kept.items()}
-
-    for record, anew in {
-        "measurement.py": ("class Measurement(Record):", "speed"),
-        "certificate.py": ("class CertifiedCell(Record):", "certificate"),
-        "twins.py": ("class Twins(StageFile):", "twins"),
-    }.items():
-        before, file = collect(), tmp_path / "tasks" / "records" / record
-        text = file.read_text()
-        assert text.count(anew[0]) == 1, record
-        head, _, rest = text.partition(anew[0])
-        docstring, _, fields = rest.partition('"""\n\n')
-        file.write_text(f'{head}{anew[0]}{docstring}"""\n\n    added: int = 0\n{fields}')
-        found = collect()
-        assert anew[1] in {name for name in kept if found[name] != before[name]}, record
+    before = list_all()
+    monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", 1000)
+    measured = list_all()
+    assert {name for name in before if measured[name] == before[name]} == {"segment"}
+    monkeypatch.setattr("tasks.measuring.versions.NUMERICS_VERSION", 1000)
+    monkeypatch.setattr("tasks.train.NUMERICS_VERSION", 1000)
+    assert not [name for name, found in list_all().items() if found == measured[name]]

@@ -260,7 +260,7 @@ def test_sigterm_ends_the_stage_resumable_and_leaves_no_process(copied: Path, mo
 def _arguments() -> list[str]:
     """Return the stage's command line."""
     return [
-        *("--slices", "data/slices", "--base-model", "data/base_model", "--code", "data/fingerprint/code.json"),
+        *("--slices", "data/slices", "--base-model", "data/base_model"),
         *("--machine", "data/fingerprint/machine.json", "--trial", "data/fingerprint/trial.json"),
         *("--measurements", "data/measurements"),
     ]

@@ -16,7 +16,7 @@ from training.process.files import write_json
 
 PARTS = ("0-20", "20-40", "40-60", "60-80")
 SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"digest of {part}") for part in PARTS}
-FACTS = {"base_model": "b", "code": "c", "machine": "m"}
+FACTS = {"base_model": "b", "machine": "m"}
 
 
 def _params(project: Path, **changes: Any) -> Params:

@@ -108,6 +108,8 @@ def _serve() -> None:
         if config["adapter"] and importlib.util.find_spec("peft"):
             # The same: it imports torch's compiler.
             importlib.import_module("peft")
+        if config["workload"] == "image_classification":
+            importlib.import_module("training.workloads.image_classification")
         if config["strategy"] == "deepspeed":
             # Some seconds that its ranks need not take once each; others do without. Its engine imports an optimizer
             # that nobody asked for, and with it torch's compiler.

@@ -132,7 +132,12 @@ class SegmentRecord:
         return lines
 
     def note_launch(
-        self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any] | None = None
+        self,
+        *,
+        micro_batch_size: int,
+        version_drift: Sequence[str],
+        setting: dict[str, Any] | None = None,
+        code_digest: str = "",
     ) -> None:
         """Enter what a launch that goes on with the segment does otherwise than those before."""
         counters = self.counters
@@ -141,6 +146,8 @@ class SegmentRecord:
         counters.version_drift += [part for part in version_drift if part not in counters.version_drift]
         if setting is not None and setting not in counters.settings:
             counters.settings.append(setting)
+        if code_digest and code_digest not in counters.code_digests:
+            counters.code_digests.append(code_digest)
 
     def file_away(self, ranks: Ranks, *, everything: bool = False) -> None:
         """Bring what waits on any rank to rank 0's disk, by step and rank, if it is much or `everything` is wanted.

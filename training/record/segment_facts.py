@@ -95,6 +95,8 @@ class Counters:
     """What was another version when the state that a launch went on from was saved: "torch 2.14.0, then 2.15.0"."""
     settings: list[dict[str, Any]] = field(default_factory=list)
     """What it ran with (training/record/setting.py), in the order of use; one, unless launches differed."""
+    code_digests: list[str] = field(default_factory=list)
+    """sha256 of the files of training/ that trained it, as settings; none in one of an earlier version."""
 
 
 @dataclass(kw_only=True)

@@ -69,6 +69,19 @@ def test_a_measured_speedup_that_the_training_refutes_fails(
     assert "another step was timed than trained, or the machine changed" in found.compared
 
 
+def test_blocks_that_disagree_with_a_training_by_other_files_name_the_remedy(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    write_blocks(tmp_path, code_digest="0ther" * 12)
+    assert judged(tmp_path, params).verdict == "passed", "the files are a fact, no key: the seconds agree"
+    for disagrees in (judged(tmp_path, params, of_2proc=0.55), judged(tmp_path, params, "1proc", of_1proc=0.4)):
+        assert disagrees.verdict == "failed"
+        assert [one.code for one in disagrees.problems][-1] == "other_files"
+        assert disagrees.compared.endswith("make retrain")
+    write_blocks(tmp_path)
+    assert "other_files" not in {one.code for one in judged(tmp_path, params, of_2proc=0.55).problems}
+
+
 def test_a_machine_that_drifts_alike_for_both_or_by_a_tenth_withholds_nothing(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:

@@ -127,7 +127,7 @@ def _forget_segment(folder: Path) -> None:
         (_segment("2proc", part="8-16", start_checksum="x"), [NO_BREAK], "other_weights"),
         (_steps("2proc", loss=3.91), [CURVES], "step_differs"),
         (_run_json("2proc", base_model_digest="e1" * 32), [SAME_WORK], "other_start_weights"),
-        (_run_json("2proc", code_digest="e1" * 32), [SAME_WORK], "other_code"),
+        (_run_json("2proc", numerics_version=7), [SAME_WORK], "other_numerics_version"),
         (_run_json("1proc", machine_digest="e1" * 32), [SAME_WORK], "other_machine"),
         (_run_json("2proc", global_batch_size=8), [SAME_WORK], "other_samples_per_optimizer_step"),
         (_steps("2proc", learning_rate=5e-4), [ASKED_FOR, SAME_WORK], "other_learning_rate"),

@@ -184,14 +184,21 @@ def test_a_cell_whose_timed_processes_have_another_priority_than_the_baselines_f
     assert _find(tmp_path, params) == []
 
 
-@pytest.mark.parametrize("what", ["code", "base model", "machine"])
+@pytest.mark.parametrize(
+    ("name", "other", "code"),
+    [
+        ("numerics_version", 7, "other_numerics_version"),
+        ("base_model_digest", "0123456789abcdef", "other_base_model"),
+        ("machine_digest", "0123456789abcdef", "other_machine"),
+    ],
+)
 def test_a_measurement_of_something_else_than_was_trained_fails(
-    what: str, params: dict[str, Any], tmp_path: Path
+    name: str, other: Any, code: str, params: dict[str, Any], tmp_path: Path
 ) -> None:
-    write_blocks(tmp_path, **{f"{what.replace(' ', '_')}_digest": "0123456789abcdef"})
+    write_blocks(tmp_path, **{name: other})
     for cell in params["cells"]:
         (found,) = _find(tmp_path, params, cell)
-        assert (found.code, found.numbers["found"]) == (f"other_{what.replace(' ', '_')}", "0123456789ab")
+        assert (found.code, found.numbers["found"]) == (code, str(other)[:12])
 
 
 def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_differ(

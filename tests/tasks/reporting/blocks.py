@@ -98,7 +98,8 @@ def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **
     content = dict(measurement(arms=arms, num_turns=NUM_TURNS)) | {
         "blocks": blocks, "ranges": RANGES, "devices_of_starts": devices,
         "settings": {cell: [setting] for cell in devices},
-        "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16,
+        "numerics_version": 1, "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16,
+        "machine_digest": "ac3e" * 16,
     }  # fmt: skip
     found = MeasurementFile(**content | more)
     found.write(folder / "measurements")

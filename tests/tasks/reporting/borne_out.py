@@ -35,6 +35,7 @@ def bear_out(folder: Path, found: Measurement) -> MeasurementFile:
         blocks=[_make_arm_blocks(found, one) for one in arms],
         ranges=RANGES[:1],
         settings={one.cell: [setting_of(params)] for one in arms},
+        numerics_version=1,
         code_digest="c0de" * 16,
         base_model_digest="ba5e" * 16,
         machine_digest="ac3e" * 16,

@@ -135,7 +135,7 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
     }
     write_json(
         folder / "measurements" / "certificate.json",
-        {"code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
+        {"numerics_version": 1, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
         | {
             "cells": [
                 {"cell": name, "strategy": facts["strategy"], "world_size": facts["world_size"]}
@@ -254,7 +254,7 @@ def _write_run(
         path = folder / "segments" / f"{part}-epoch-{epoch}"
         path.mkdir(parents=True)
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
-        segment["settings"] = [setting_of(params)]
+        segment |= {"settings": [setting_of(params)], "code_digests": ["c0de" * 16]}
         write_json(path / "segment.json", segment)
         _write_steps(path, part, epoch, first_step, taken, world_size)
         (path / f"tiny_qwen2_{part}-epoch-{epoch}.pt").write_bytes(end_checksum(first_step).encode())
@@ -268,7 +268,7 @@ def _write_run(
         | {"threads_per_rank": 1, "device": device, "backend": "gloo" if world_size > 1 else None}
         | {"micro_batch_size": 1, "grad_accum_steps": train["global_batch_size"] // world_size}
         | {"global_batch_size": train["global_batch_size"], "model_name": params["model"]["name"]}
-        | {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "code_digest": "c0de" * 16}
+        | {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "numerics_version": 1}
         | {"train": Params.model_validate(params).train.model_dump(), "workload": params["workload"]}
         | {"segments": segments, "final_checkpoint": f"{segments[-1]['folder']}/tiny_qwen2_8-16-epoch-1.pt"},
     )

@@ -1,0 +1,99 @@
+"""Three steps of every strategy with every workload, in fp32, and the numbers that they come to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.params.choices import list_file_names
+from tests.tiny import make_config, make_tiny_workload
+from tests.training.conftest import weights_at_end
+from tests.training.forked_ranks import ForkedRanks
+from training.numerics import NUMERICS_VERSION
+
+FILE = Path(__file__).with_name("golden.json")
+REMEDY = "raise NUMERICS_VERSION in training/numerics.py, then renew the file: python -m tests.training.golden"
+_CUT_BY_LAYERS = {"pipeline": {"causal_lm", "instruction", "sequence_classification"}}
+_MORE: dict[str, dict[str, Any]] = {
+    "causal_lm single sgd": {"optimizer": "sgd", "learning_rate": 0.1},
+    "causal_lm single packing": {"packing": True},
+    "causal_lm single cosine": {"schedule": "cosine", "schedule_floor": 0.1},
+    "causal_lm ddp exact": {"exact": True},
+    "image_classification single augmented": {"augment": "flip_shift"},
+}
+"""Pair, and what stands beside it -> what its ranks are told otherwise."""
+_CLOSE = 1e-5
+"""Share by which a number may differ on another machine or torch: its sums have another order."""
+
+Numbers = dict[str, list[float]]
+"""Loss and gradient norm of each step, and the weights in a few directions."""
+
+
+def list_trainings() -> dict[str, dict[str, Any]]:
+    """Return name -> what its ranks are told, of everything that is trained."""
+    pairs = {
+        f"{workload} {strategy}": dict[str, Any]()
+        for workload in list_file_names("training/workloads")
+        for strategy in list_file_names("training/strategies")
+        if workload in _CUT_BY_LAYERS.get(strategy, {workload})
+    }
+    return pairs | _MORE
+
+
+def train(name: str, changes: dict[str, Any], folder: Path, ranks: ForkedRanks) -> Numbers:
+    """Return the numbers of one training, whose files stand in the folder."""
+    workload, strategy = name.split()[:2]
+    model, slices = make_tiny_workload(workload, folder)
+    told = {"workload": workload, "strategy": strategy, "world_size": 1 if strategy == "single" else 2, **changes}
+    config = make_config(folder / "work", model, slices[1:], **{"global_batch_size": 12, "micro_batch_size": 3, **told})
+    return read_numbers(ranks.train(config))
+
+
+def read_numbers(config: dict[str, Any]) -> Numbers:
+    """Return the numbers of a finished training of one segment."""
+    (segment,) = (Path(config["work_dir"]) / "segments").iterdir()
+    steps = [json.loads(line) for line in (segment / "steps.jsonl").read_text().splitlines()]
+    return {
+        "loss": [step["loss"] for step in steps],
+        "gradient": [step["grad_norm"] for step in steps],
+        "weights": _project(weights_at_end(config)),
+    }
+
+
+def _project(weights: dict[str, torch.Tensor]) -> list[float]:
+    """Return where the weights stand along their own size and three directions that are drawn once and for all."""
+    flat = torch.cat([weights[name].double().flatten() for name in sorted(weights)])
+    drawn = torch.randn(3, len(flat), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return [float(flat.norm()), *(float(one @ flat) for one in drawn)]
+
+
+def describe_platform() -> str:
+    """Return what decides the last bits of a sum: to the same, the same numbers come out exactly."""
+    told = dict(
+        map(str.strip, line.split(":", 1)) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
+    )
+    cpu = " ".join(told.get(name, "?") for name in ("model name", "cpu family", "model", "stepping"))
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {cpu}"
+
+
+def read_golden() -> dict[str, Any]:
+    """Return the golden file: `numerics_version`, `platform` and, of every training, its `numbers`."""
+    golden: dict[str, Any] = json.loads(FILE.read_bytes())
+    return golden
+
+
+def find_moved(name: str, found: Numbers, golden: dict[str, Any]) -> str | None:
+    """Return in one line that the numbers of a training are not those of the golden file, and what to do."""
+    if (version := golden["numerics_version"]) != NUMERICS_VERSION:
+        return (
+            f"NUMERICS_VERSION is {NUMERICS_VERSION}, golden numbers are of {version}: python -m tests.training.golden"
+        )
+    if (kept := golden["numbers"].get(name)) is None:
+        return f"{name} has no golden numbers: python -m tests.training.golden"
+    close = 0.0 if golden["platform"] == describe_platform() else _CLOSE
+    for what, numbers in found.items():
+        most = close * max(map(abs, kept[what]), default=0.0)
+        if len(numbers) != len(kept[what]) or any(abs(a - b) > most for a, b in zip(numbers, kept[what], strict=True)):
+            return f"{name}: {what} {numbers}, golden {kept[what]}: where that is meant, {REMEDY}"
+    return None
