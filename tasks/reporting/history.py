@@ -28,8 +28,8 @@ class HistoryRecord(Record):
     """sha256 of what was measured, without what a failed gate withholds."""
     machine_digest: str
     """sha256 of the machine's facts."""
-    code_digest: str
-    """sha256 of the files of training/ that were timed; empty where no speed was measured."""
+    code_digest: str | None
+    """sha256 of the files of training/ that were timed; null where no speed was measured."""
     cpu: str
     """Name of the processor."""
     num_cpus: int

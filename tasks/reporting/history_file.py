@@ -60,7 +60,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         "params_digest": digest_work(outputs.params, results),
         "measurement_digest": _digest_measurement(results, outputs),
         "machine_digest": machine.digest,
-        "code_digest": outputs.measurement.code_digest if outputs.measurement else "",
+        "code_digest": outputs.measurement.code_digest if outputs.measurement else None,
         "cpu": machine.cpu,
         "num_cpus": machine.num_cpus,
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or None,
