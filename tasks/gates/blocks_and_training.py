@@ -67,7 +67,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
             )
         )
     if arm.speedup is None or problems:
-        problems += _tell_other_code(outputs, measurement, cell) if problems else []
+        problems[1:1] = _tell_other_code(outputs, measurement, cell) if problems else []
         return make_finding(problems, otherwise=replace(told, code="passed"))
     return _compare_speedup(outputs, measurement, arm)
 

@@ -59,10 +59,10 @@ def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(
     (tmp_path / "runs").mkdir()
     (tmp_path / "versions.json").unlink()
     (line,) = note()
-    assert line.endswith(
-        "by an earlier version of ddp-compare (numerics 0 -> 1, measuring 0 -> 1): trained and measured anew"
-    )
+    assert "numerics 0 -> 1" in line
+    assert "trained" in line
     assert note() == []
     monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", 2)
     (line,) = note()
-    assert line.endswith("(measuring 1 -> 2): measured anew")
+    assert "(measuring 1 -> 2)" in line
+    assert "trained" not in line
