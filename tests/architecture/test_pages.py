@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from pydantic import BaseModel
 
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
+from tasks.params import Params
 from tasks.process.failure import ExitCode
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
@@ -22,6 +25,17 @@ MOST_WORDS_OF_A_DECISION = 150
 _FILES_NAMED = re.compile(
     r"(?<!/)\b((?:flows|tasks|training|tests|benchmarks|presets)/[\w/.-]+\.(?:py|md|json|svg|yaml))\b"
 )
+_FOLDERS_NAMED = re.compile(
+    r"(?<![\w/.-])((?:flows|tasks|training|tests|benchmarks|presets|docs)/(?:[\w-]+/)*)(?![\w<*{-])"
+)
+_MODULES_NAMED = re.compile(r"python -m ((?:flows|tasks|training|tests|benchmarks)(?:\.\w+)*)")
+_TARGETS_NAMED = re.compile(r"(?:`|^ {4})make ([a-z][a-z-]*)", flags=re.MULTILINE)
+_KEYS_NAMED = re.compile(
+    r"`((?:model|dataset|train|measure|quality|cost|ray|search|tracking|upload)"
+    r"\.(?!(?:json|html|md|safetensors)`)[a-z_.]+)[`:]"
+)
+WHAT_WENT = ("changelog.md", "earlier.md")
+"""Pages that say what went."""
 _TITLES_QUOTED = re.compile(r'docs/decisions\.md(?:,[\s#]*"([^"]+)")?')
 
 
@@ -82,6 +96,48 @@ def test_every_file_that_a_page_names_is_there(project: Path) -> None:
     for page in _pages(project):
         named = set(_FILES_NAMED.findall(page.read_text()))
         assert {name for name in named if not (project / name).is_file()} == set(), page
+
+
+def _is_key(key: str) -> bool:
+    """Return whether params.yaml may have the key."""
+    section: Any = Params
+    for part in key.split("."):
+        kinds = [section, *get_args(section)]
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if section is None or part not in section.model_fields:
+            return False
+        section = section.model_fields[part].annotation
+    return True
+
+
+def _find_gone(text: str, project: Path) -> set[str]:
+    """Return the folders, modules, targets of make and keys of params.yaml that the text names and that are not."""
+    targets = re.findall(r"^([a-z][a-z-]*):", (project / "Makefile").read_text(), flags=re.MULTILINE)
+    modules = set(_MODULES_NAMED.findall(text))
+    files = {name: [f"{name.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] for name in modules}
+    return {
+        *(name for name in _FOLDERS_NAMED.findall(text) if not (project / name).is_dir()),
+        *(name for name, paths in files.items() if not any((project / path).is_file() for path in paths)),
+        *(f"make {name}" for name in _TARGETS_NAMED.findall(text) if name not in targets),
+        *(key for key in _KEYS_NAMED.findall(text) if not _is_key(key)),
+    }
+
+
+def test_no_page_names_a_folder_module_target_or_key_that_is_gone(project: Path) -> None:
+    pages = [page for page in _pages(project) if page.name not in WHAT_WENT]
+    assert {page.name: gone for page in pages if (gone := _find_gone(page.read_text(), project))} == {}
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["training/nowhere/", "python -m tasks.nowhere", "`make nowhere`", "    make nowhere A=1", "`train.nowhere: 1`"],
+)
+def test_what_is_gone_is_found(project: Path, gone: str) -> None:
+    there = (
+        "training/step/, `python -m tests.museum`, `make compare`, `measure.max_seconds` and `train.adapter.base: nf4`"
+    )
+    assert _find_gone(there, project) == set()
+    assert len(_find_gone(f"{there}\n{gone}\n", project)) == 1
 
 
 def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:

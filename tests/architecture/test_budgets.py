@@ -1,0 +1,108 @@
+"""How much there is to read has a budget. Who needs more raises it in the same commit, with a reason in its message.
+
+Tokens are those of Python's tokenizer without comments, docstrings, line ends and indents: longer lines make no fewer.
+"""
+
+import ast
+import io
+import subprocess
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PRODUCT = ("flows", "tasks", "training", "ddp_compare_observer", "ddp_audit")
+MOST_TOKENS = {"product": 357_000, "benchmarks": 34_000}
+MOST_TEST_TOKENS_PER_TOKEN = 1.24
+MOST_MODULES = {"tasks.auditing.__main__": 158, "flows.__main__": 84, "training.__main__": 74}
+"""What importing each may bring in of this repository, imports inside functions included."""
+
+_NO_TOKENS = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def _list_docstring_lines(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for part in body if isinstance(body, list) else []:
+            if (
+                isinstance(part, ast.Expr)
+                and isinstance(part.value, ast.Constant)
+                and isinstance(part.value.value, str)
+            ):
+                yield from range(part.lineno, (part.end_lineno or part.lineno) + 1)
+
+
+def count_tokens(source: str) -> int:
+    """Return the tokens of a file's text that somebody has to read as code."""
+    prose = set(_list_docstring_lines(ast.parse(source)))
+    return sum(
+        one.type not in _NO_TOKENS and not (one.type == tokenize.STRING and one.start[0] in prose)
+        for one in tokenize.generate_tokens(io.StringIO(source).readline)
+    )
+
+
+def find_closure(start: str, sources: dict[str, str]) -> set[str]:
+    """Return the modules that importing `start` may bring in, itself among them; `sources`: module -> text."""
+    seen, waiting = set[str](), [start]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in sources:
+            continue
+        seen.add(name)
+        for node in ast.walk(ast.parse(sources[name])):
+            if isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        parts = name.split(".")
+        waiting += [".".join(parts[:length]) for length in range(1, len(parts))]
+    return seen
+
+
+@cache
+def _read_sources(project: Path) -> dict[str, str]:
+    """Return module -> text of every Python file that git knows."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=project, check=True, capture_output=True, text=True)
+    files = [Path(name) for name in listed.stdout.splitlines() if (project / name).is_file()]
+    return {
+        ".".join(file.with_suffix("").parts).removesuffix(".__init__"): (project / file).read_text() for file in files
+    }
+
+
+@pytest.fixture(scope="module")
+def tokens(project: Path) -> Counter[str]:
+    found = Counter[str]()
+    for name, source in _read_sources(project).items():
+        top = name.partition(".")[0]
+        found["product" if top in PRODUCT else top] += count_tokens(source)
+    return found
+
+
+@pytest.mark.parametrize("what", MOST_TOKENS)
+def test_there_is_no_more_to_read_than_was_agreed(tokens: Counter[str], what: str) -> None:
+    assert 0 < tokens[what] <= MOST_TOKENS[what]
+
+
+def test_tests_are_no_longer_than_was_agreed_beside_what_they_test(tokens: Counter[str]) -> None:
+    assert 0 < tokens["tests"] <= MOST_TEST_TOKENS_PER_TOKEN * tokens["product"]
+
+
+@pytest.mark.parametrize("start", MOST_MODULES)
+def test_an_entry_brings_in_no_more_modules_than_was_agreed(project: Path, start: str) -> None:
+    assert 0 < len(find_closure(start, _read_sources(project))) <= MOST_MODULES[start]
+
+
+def test_comments_docstrings_and_line_ends_are_no_tokens_and_texts_are() -> None:
+    assert count_tokens('"""Prose."""\n\n# more\nx = (\n    1,\n)\n') == 6
+    assert count_tokens('def f():\n    """Prose."""\n    return "text"\n') == 7
+
+
+def test_a_closure_has_what_is_imported_late_and_the_packages_around_it() -> None:
+    sources = {"a": "", "a.b": "def f():\n    from c import d\n", "c": "", "c.d": "import e\n", "e": "", "f": ""}
+    assert find_closure("a.b", sources) == {"a", "a.b", "c", "c.d", "e"}
