@@ -1,6 +1,7 @@
 """Scripts with one thing wrong each: a correct one of scripts/, and what is changed in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from tasks.auditing.findings import (
     clipping,
@@ -33,8 +34,10 @@ class Defect:
     """What stands there once -> what stands there instead."""
     found: str
     """Name of the finding."""
-    says: str
-    """What it says among other things."""
+    code: str
+    """Of the finding."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """Some of its numbers; of a text or a list, a part of it."""
     arguments: str = ""
     """Of the script; `{url}` is the address of a server that takes its time."""
     needs_baseline: bool = False
@@ -68,25 +71,28 @@ _FEWER = "texts = texts[: 24 if world_size > 1 else 48]\nsampler = DistributedSa
 
 DEFECTS = {
     "missing sampler": Defect(
-        "plain_ddp", {"sampler=sampler, ": "shuffle=True, "}, rows_of_its_own.NAME, "from the same rows, 100 %"
+        "plain_ddp", {"sampler=sampler, ": "shuffle=True, "}, rows_of_its_own.NAME, "same_rows", {"share": 1.0}
     ),
     "missing sampler, shuffled apart": Defect(
         "plain_ddp",
         {"sampler=sampler, ": "shuffle=True, generator=torch.Generator().manual_seed(rank), "},
         rows_of_its_own.NAME,
-        "learned from the same rows, 100 %",
+        "same_rows",
+        {"share": 1.0},
     ),
     "missing sampler after the first pass": Defect(
         "plain_ddp",
         {"    sampler.set_epoch(epoch)\n": "    sampler.set_epoch(epoch)\n    sampler.rank = 0 if epoch else rank\n"},
         rows_of_its_own.NAME,
-        "in a later pass, from step 7 on, 24 were different",
+        "same_rows",
+        {"different_rows": 24},
     ),
     "raw module": Defect(
         "plain_ddp",
         {"logits = wrapped(": "logits = model("},
         same_parameters.NAME,
-        "from step 1 on 3 of 3 tensors differ between the ranks",
+        "ranks_differ",
+        {"step": 1, "differing": 3, "tensors": 3},
     ),
     # hash() of a process of its own is in tests/auditing/test_command.py: forked ones share their salt.
     "salted vocabulary": Defect(
@@ -96,25 +102,27 @@ DEFECTS = {
             "1 + words.index(word)": '1 + zlib.crc32(f"{os.getpid()}{word}".encode()) % 98',
         },
         same_ids.NAME,
-        "each has a vocabulary of its own",
+        "ids_renamed",
     ),
     "shard-local clipping": Defect(
         "sharded",
         {"torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": _LOCAL_CLIP},
         clipping.NAME,
-        "on rank 1",
+        "other_norm",
     ),
     "exchange on every micro-batch": Defect(
         "plain_ddp",
         {"if is_last or world_size == 1 else": "if True else"},
         exchange.NAME,
-        "2 exchanges per update of 2 micro-batches",
+        "too_many_exchanges",
+        {"exchanges": 2, "micro_batches": 2},
     ),
     "exchange on every micro-batch from the third pass on": Defect(
         "plain_ddp",
         {"if is_last or world_size == 1 else": "if is_last or world_size == 1 or epoch > 1 else"},
         exchange.NAME,
-        "in 6 of 18 steps, first in step 13, more than one exchange of 2 micro-batches",
+        "too_many_exchanges",
+        {"steps_of_more": 6, "steps": 18, "first": 13},
         arguments="--epochs 3",
     ),
     "exchange on every micro-batch, accelerate": Defect(
@@ -124,75 +132,81 @@ DEFECTS = {
             "            optimizer.step()\n            optimizer.zero_grad()": _EVERY_SECOND,
         },
         exchange.NAME,
-        "2 exchanges per update of 2 micro-batches",
+        "too_many_exchanges",
+        {"exchanges": 2},
     ),
     "upload in the clock": Defect(
         "plain_ddp",
         {_END_OF_CLOCK: _UPLOAD + _END_OF_CLOCK},
         clock.NAME,
-        "were no step: network",
+        "timed_no_step",
+        {"parts": "network"},
         arguments="--notify {url}",
     ),
     "checkpoint in the clock": Defect(
-        "plain_ddp", {_END_OF_CLOCK: _SAVES + _END_OF_CLOCK}, clock.NAME, "were no step: checkpoint"
+        "plain_ddp", {_END_OF_CLOCK: _SAVES + _END_OF_CLOCK}, clock.NAME, "timed_no_step", {"parts": "checkpoint"}
     ),
     "mean of means": Defect(
         "plain_ddp",
         {'reduction="sum")': 'reduction="mean")', "loss * world_size / num_targets": "loss / len(group)"},
         loss_weights.NAME,
-        "have the same weight",
+        "means_of_means",
     ),
     "mean of means, by hand": Defect(
         "plain_ddp",
         {"loss * world_size / num_targets": "loss / (labels[:, 1:] != -100).sum() / len(group)"},
         loss_weights.NAME,
-        "have the same weight",
+        "means_of_means",
     ),
     "mean of means, of squares": Defect(
         "regression",
         {"mse_loss(network(batch), target)": "mse_loss(network(batch)[:, rank:], target[:, rank:])"},
         loss_weights.NAME,
-        "means over 60 and over 64 targets have the same weight",
+        "means_of_means",
+        {"least": 60, "most": 64},
     ),
     "labels = attention mask": Defect(
         "plain_ddp",
         {'labels = micro["labels"]': 'labels = micro["attention_mask"]'},
         labels.NAME,
-        "are the attention mask",
+        "mask_as_labels",
         needs_baseline=True,
     ),
     "labels = attention mask, Trainer": Defect(
         "trainer",
         {'"labels": input_ids.masked_fill(mask == 0, -100)': '"labels": mask'},
         labels.NAME,
-        "are the attention mask",
+        "mask_as_labels",
         needs_baseline=True,
     ),
     "epochs ignored": Defect(
         "plain_ddp",
         {"range(arguments.epochs)": "range(1)"},
         epochs.NAME,
-        "epochs=2, and the script went through its data 1 time",
+        "too_few_passes",
+        {"asked": 2, "passes": 1},
     ),
     "resume from a file that is not there": Defect(
         "plain_ddp",
         {"if arguments.resume:": "if os.path.exists(arguments.resume):"},
         start_weights.NAME,
-        "resume=missing/last.pt is no file",
+        "file_missing",
+        {"path": "missing/last.pt"},
         arguments="--resume missing/last.pt",
     ),
     "resume that loads nothing": Defect(
         "plain_ddp",
         {"model.load_state_dict(torch.load(arguments.resume))": _PREFIXED},
         start_weights.NAME,
-        "holds none of its tensors",
+        "file_not_used",
         arguments="--resume saved.pt",
     ),
     "two jobs appending to one file": Defect(
         "plain_ddp",
         {'"w" if epoch == 0 else "a"': '"a"'},
         one_file.NAME,
-        "which 1proc wrote into before",
+        "appended_by_cells",
+        {"earlier": "1proc"},
         needs_baseline=True,
     ),
     "two ranks appending to one file": Defect(
@@ -202,32 +216,37 @@ DEFECTS = {
             "    if rank == 0:\n        torch.save": "    if True:\n        torch.save",
         },
         one_file.NAME,
-        "ranks 0, 1 append to",
+        "appended_by_ranks",
+        {"ranks": [0, 1]},
     ),
     "global batch multiplied": Defect(
         "plain_ddp",
         {"8 // world_size // ACC": "8 // ACC"},
         global_batch.NAME,
-        "16 samples per step, 1proc from 8, at the same learning rate",
+        "other_batch",
+        {"samples_per_step": 16, "samples_per_step_of_baseline": 8},
     ),
     "wrapped baseline": Defect(
         "plain_ddp",
         {" if world_size > 1 else model": ""},
         plain_baseline.NAME,
-        "wrapped by DistributedDataParallel",
+        "wrapped",
+        {"wrapper": "DistributedDataParallel"},
         needs_baseline=True,
     ),
     "other weights at the start": Defect(
         "plain_ddp",
         {"torch.manual_seed(0)": "torch.manual_seed(world_size)"},
         same_start.NAME,
-        "3 of 3 tensors differ",
+        "other_weights",
+        {"differing": 3, "tensors": 3},
     ),
     "losses that are no numbers": Defect(
         "plain_ddp",
         {"(loss * world_size / num_targets)": "(loss * float('inf') * (world_size - 1))"},
         finite.NAME,
-        "2proc: 24 of the 24 losses that were read on rank 0 are no numbers, first in step 1",
+        "losses_not_finite",
+        {"wrong": 24, "losses": 24, "rank": 0, "step": 1},
     ),
     "16 bit on several ranks alone": Defect(
         "plain_ddp",
@@ -236,25 +255,29 @@ DEFECTS = {
             "        for number, micro in enumerate(group, start=1):\n"
         },
         same_step.NAME,
-        "2proc: precision autocast bfloat16, 1proc float32",
+        "other_step",
+        {"other": "autocast bfloat16"},
     ),
     "functional dropout on several ranks alone": Defect(
         "plain_ddp",
         {"self.embedding(input_ids) *": "F.dropout(self.embedding(input_ids), 0.1 * (world_size > 1)) *"},
         same_step.NAME,
-        "2proc: Model draws random numbers in its forward pass, 1proc's does not",
+        "other_step",
+        {"other": "Model draws"},
     ),
     "other implementation of the optimizer": Defect(
         "regression",
         {"lr=0.01)": "lr=0.01, fused=(world_size > 1) or None)"},
         same_step.NAME,
-        "Adam's fused True, 1proc unset",
+        "other_step",
+        {"other": "Adam's fused True"},
     ),
     "other betas": Defect(
         "regression",
         {"lr=0.01)": "lr=0.01, betas=(0.9, 0.9 + world_size / 100))"},
         same_step.NAME,
-        "Adam's betas 0.9 and 0.92, 1proc 0.9 and 0.91",
+        "other_step",
+        {"other": "Adam's betas 0.9 and 0.92"},
         needs_baseline=True,
     ),
     "weight decay of some parameters": Defect(
@@ -264,7 +287,8 @@ DEFECTS = {
             "for one in network.parameters()]"
         },
         same_step.NAME,
-        "Adam's weight_decay 0.02 and 0.01, 1proc 0",
+        "other_step",
+        {"other": "Adam's weight_decay 0.02 and 0.01"},
     ),
     "compiled on several ranks alone": Defect(
         "regression",
@@ -273,16 +297,16 @@ DEFECTS = {
             "network = torch.compile(network, backend='eager')\n"
         },
         same_step.NAME,
-        "torch's compiler in use True, 1proc False",
+        "other_step",
+        {"other": "torch's compiler in use True"},
     ),
-    "salted ids beside numbers": Defect(
-        "regression", _SALTED, same_ids.NAME, "each has a vocabulary of its own", needs_baseline=True
-    ),
+    "salted ids beside numbers": Defect("regression", _SALTED, same_ids.NAME, "ids_renamed", needs_baseline=True),
     "other rows": Defect(
         "plain_ddp",
         {"sampler = DistributedSampler(texts": _FEWER},
         same_rows.NAME,
-        "from 24 different rows, that of 1proc from 48",
+        "other_rows",
+        {"rows": 24, "rows_of_baseline": 48},
     ),
 }
 

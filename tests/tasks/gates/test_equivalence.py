@@ -9,7 +9,6 @@ from tasks.records.gate import Gate
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of, write_certificate
-from tests.tasks.reporting.rendered import html_of, markdown_of
 
 NAME = "Update equivalence"
 
@@ -23,47 +22,28 @@ def results_of(folder: Path, params: dict[str, Any]) -> tuple[Results, Gate]:
 
 def test_a_passed_certificate_passes_with_its_numbers(tmp_path: Path, params: dict[str, Any]) -> None:
     results, gate = results_of(tmp_path, params)
-    assert gate.verdict == "passed"
-    assert "gradient of 8 updates at most 5.0e-08 apart (noise floor 2.0e-07, 2.0e-06 allowed)" in gate.compared
-    assert (
-        "weights as each update changed them at most 3.0e-07 apart (noise floor 4.0e-07, 4.0e-06 allowed)"
-        in gate.compared
-    )
     (found,) = gate.findings
-    assert (found.cell, found.numbers["gradient_relative_l2"]) == ("2proc", 5e-8)
-    assert found.numbers["weights_tolerance"] == 4e-6
+    wanted = {
+        "gradient_relative_l2": 5e-8, "gradient_noise_floor": 2e-7, "gradient_tolerance": 2e-6,
+        "weights_relative_l2": 3e-7, "weights_noise_floor": 4e-7, "weights_tolerance": 4e-6,
+    }  # fmt: skip
+    assert (found.cell, found.code, found.numbers | wanted) == ("2proc", "passed", found.numbers)
     assert results.cells[1].whole.speedup is not None
-
-
-def test_another_precision_than_the_trainings_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
-    _, gate = results_of(tmp_path, params)
-    assert "2proc against one process: gradient" in gate.compared
-    _, gate = results_of(tmp_path, params | {"train": params["train"] | {"precision": "bf16"}})
-    assert "against one process, both in fp32 (in bf16 their kernels round differently): gradient" in gate.compared
 
 
 def test_packed_rows_in_the_precision_of_the_training_are_said(tmp_path: Path, params: dict[str, Any]) -> None:
     difference = {"max_abs": 0.1, "relative_l2": 6e-3, "is_bitwise_equal": False, "largest_in": "lm_head.weight"}
     write_certificate(tmp_path, params, packed_kernels={"found": difference, "noise_floor": 5e-3, "tolerance": 1.5e-2})
     _, gate = results_of(tmp_path, params | {"train": params["train"] | {"precision": "bf16"}})
-    assert (
-        "packed rows in bf16 6.0e-03 from the same rows unpacked, where bf16 alone makes 5.0e-03 (1.5e-02 allowed)"
-        in gate.compared
-    )
-
-
-def test_bitwise_equal_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
-    equal = {"max_abs": 0.0, "relative_l2": 0.0, "is_bitwise_equal": True, "largest_in": None}
-    write_certificate(tmp_path, params, gradient=equal, weights=equal)
-    _, gate = results_of(tmp_path, params)
-    assert "gradient of 8 updates bitwise equal" in gate.compared
+    assert all(figure in gate.compared for figure in ("fp32", "bf16", "6.0e-03", "5.0e-03", "1.5e-02"))
 
 
 def test_a_failed_certificate_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
     write_certificate(tmp_path, params, verdict="failed", problem="the gradient differs by 2.8e-02")
     results, gate = results_of(tmp_path, params)
-    assert gate.verdict == "failed"
-    assert "2proc: the gradient differs by 2.8e-02" in gate.compared
+    assert [(one.code, one.numbers["problem"]) for one in gate.findings] == [
+        ("update_differs", "the gradient differs by 2.8e-02")
+    ]
     assert results.cells[1].is_withheld
     assert results.cells[1].whole.speedup is None
     assert NAME in results.verdict
@@ -71,32 +51,33 @@ def test_a_failed_certificate_withholds_the_speedup(tmp_path: Path, params: dict
 
 def test_figures_outrank_the_certificates_own_verdict(tmp_path: Path, params: dict[str, Any]) -> None:
     write_certificate(tmp_path, params, tolerance={"gradient": 1e-9, "weights": 1e-9})
-    _, gate = results_of(tmp_path, params)
-    assert gate.verdict == "failed"
-    assert "2proc: the gradient 5.0e-08 apart, 1.0e-09 allowed" in gate.compared
+    (found,) = results_of(tmp_path, params)[1].findings
+    assert (found.verdict, found.code) == ("failed", "update_differs")
+    assert (found.numbers["relative_l2"], found.numbers["tolerance"]) == (5e-8, 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "code"),
     [
-        ({"verdict": "not checked", "problem": "too much noise"}, "2proc: too much noise"),
-        ({"cell": "3proc"}, "2proc has no certificate of updates of 4 samples"),
-        ({"weights": None}, "2proc has a certificate without figures"),
+        ({"verdict": "not checked", "problem": "too much noise"}, "not_certified"),
+        ({"cell": "3proc"}, "batch_not_certified"),
+        ({"weights": None}, "certificate_without_figures"),
+        ({"settings": []}, "certificate_without_setting"),
     ],
 )
 def test_what_was_not_certified_is_no_pass(
-    tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], words: str
+    tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], code: str
 ) -> None:
     write_certificate(tmp_path, params, **changes)
     _, gate = results_of(tmp_path, params)
-    assert (gate.verdict, words in gate.compared) == ("not checked", True)
+    assert [(one.verdict, one.code) for one in gate.findings] == [("not checked", code)]
 
 
 def test_a_certificate_of_other_code_is_none_of_this_run(tmp_path: Path, params: dict[str, Any]) -> None:
     edit_json(tmp_path / "measurements" / "certificate.json", numerics_version=7)
-    _, gate = results_of(tmp_path, params)
-    assert gate.verdict == "not checked"
-    assert "2proc was trained with another numerics version than the one that the certificate is of" in gate.compared
+    (found,) = results_of(tmp_path, params)[1].findings
+    told = (found.verdict, found.code, found.numbers["what"])
+    assert told == ("not checked", "certificate_of_another", "numerics version")
 
 
 def _changed(params: dict[str, Any], section: str, **changes: Any) -> dict[str, Any]:
@@ -104,9 +85,9 @@ def _changed(params: dict[str, Any], section: str, **changes: Any) -> dict[str, 
     return setting | {section: setting[section] | changes}
 
 
-DIFFERENCES: list[tuple[str, dict[str, Any], str]] = [
+DIFFERENCES: list[tuple[str, str, Any, Any]] = [
     *(
-        ("train", {name: value}, f"the ranks used train.{name} {value}, the training {its}")
+        ("train", name, value, its)
         for name, value, its in (
             ("learning_rate", 4e-3, 2e-3), ("weight_decay", 0.1, 0.0), ("max_grad_norm", 5.0, 1.0),
             ("adam_beta1", 0.5, 0.9), ("adam_beta2", 0.9, 0.999), ("momentum", 0.5, 0.9), ("optimizer", "sgd", "adamw"),
@@ -114,32 +95,36 @@ DIFFERENCES: list[tuple[str, dict[str, Any], str]] = [
             ("seq_len", 64, 128), ("global_batch_size", 8, 4), ("exact", True, False),
         )
     ),
-    ("kernels", {"deterministic": True}, "the ranks used kernels.deterministic True, the training False"),
-    ("versions", {"torch": "2.14.0"}, "the ranks used versions.torch 2.14.0, the training 2.15.0"),
-    ("environment", {"NCCL_ALGO": "Tree"}, "the ranks used environment.NCCL_ALGO Tree, the training None"),
-    ("options", {"gradient_hook": "bf16"}, "the ranks used options.gradient_hook bf16, the training None"),
-    ("ranks_differ", {"rank 1": {"train.seed": 7}}, "rank 1 has {'train.seed': 7}"),
+    ("kernels", "deterministic", True, False),
+    ("versions", "torch", "2.14.0", "2.15.0"),
+    ("environment", "NCCL_ALGO", "Tree", None),
+    ("options", "gradient_hook", "bf16", None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("section", "changes", "words"), DIFFERENCES, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("section", "name", "value", "its"), DIFFERENCES, ids=lambda one: str(one)[:40])
 def test_a_certificate_of_other_settings_than_the_trainings_fails_by_name_and_both_values(
-    tmp_path: Path, params: dict[str, Any], section: str, changes: dict[str, Any], words: str
+    tmp_path: Path, params: dict[str, Any], section: str, name: str, value: Any, its: Any
 ) -> None:
-    write_certificate(tmp_path, params, settings=[_changed(params, section, **changes)])
+    write_certificate(tmp_path, params, settings=[_changed(params, section, **{name: value})])
     results, gate = results_of(tmp_path, params)
-    said = f"2proc, certificate of updates of 4 samples: {words}. Measure again: make rebench"
-    assert (gate.verdict, gate.compared) == ("failed", said)
+    ((problem,),) = [one.problems for one in gate.findings]
+    wanted = {"name": f"{section}.{name}", "found": value, "expected": its}
+    assert (problem.code, problem.numbers | wanted) == ("other_value", problem.numbers)
     assert results.cells[1].is_withheld
+
+
+def test_a_certificate_among_whose_ranks_one_differs_fails(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_certificate(tmp_path, params, settings=[_changed(params, "ranks_differ", **{"rank 1": {"train.seed": 7}})])
+    assert [one.code for one in results_of(tmp_path, params)[1].findings] == ["ranks_differ"]
 
 
 @pytest.mark.parametrize("changes", [{"strategy": "zero1"}, {"world_size": 3}, {"device": "cuda"}], ids=str)
 def test_a_certificate_of_another_spread_fails(tmp_path: Path, params: dict[str, Any], changes: dict[str, Any]) -> None:
     write_certificate(tmp_path, params, **changes)
-    _, gate = results_of(tmp_path, params)
-    ((name, value),) = changes.items()
-    assert gate.verdict == "failed"
-    assert f"the ranks had {name} {value}, the training {'ddp' if name == 'strategy' else ''}" in gate.compared
+    (found,) = results_of(tmp_path, params)[1].findings
+    assert found.code == "other_value"
+    assert {found.numbers["name"]: found.numbers["found"]} == changes
 
 
 @pytest.mark.parametrize(
@@ -169,18 +154,11 @@ def test_what_the_certificate_replaces_on_purpose_is_held_to_the_training_by_its
     write_certificate(tmp_path, params, replaced={"train.precision": "bf16"})
     assert results_of(tmp_path, params)[1].verdict == "passed"
     write_certificate(tmp_path, params, replaced={"train.precision": "fp16"})
-    _, gate = results_of(tmp_path, params)
-    assert "the ranks used train.precision fp16, the training bf16" in gate.compared
-    write_certificate(tmp_path, params)
-    _, gate = results_of(tmp_path, params)
-    assert "the ranks used train.precision fp32, the training bf16" in gate.compared
-
-
-def test_a_certificate_that_does_not_say_what_it_is_of_is_no_pass(tmp_path: Path, params: dict[str, Any]) -> None:
-    write_certificate(tmp_path, params, settings=[])
-    _, gate = results_of(tmp_path, params)
-    assert gate.verdict == "not checked"
-    assert gate.compared == "2proc has a certificate that does not say what its updates were made with"
+    for found in ("fp16", "fp32"):
+        (one,) = results_of(tmp_path, params)[1].findings
+        told = [problem.numbers for problem in one.problems if problem.numbers["name"] == "train.precision"]
+        assert [(numbers["found"], numbers["expected"]) for numbers in told] == [(found, "bf16")]
+        write_certificate(tmp_path, params)
 
 
 def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -188,22 +166,3 @@ def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: di
     results, gate = results_of(tmp_path, params)
     assert gate.verdict == "not checked"
     assert results.equivalence == []
-    text = markdown_of(results)
-    assert "Noise floor" not in text.partition("## Glossary")[0]
-    assert "were not compared with those of a step on one" in text
-
-
-def test_page_and_markdown_show_differences_beside_floor_and_tolerance(tmp_path: Path, params: dict[str, Any]) -> None:
-    results, _ = results_of(tmp_path, params)
-    text = markdown_of(results)
-    assert (
-        "| 2proc | gradient of 8 updates of 4 samples, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |"
-        in text
-    )
-    assert (
-        "| 2proc | weights of 8 updates of 4 samples, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
-    )
-    assert "made 8 updates on the first rows" in text
-    page = html_of(results)
-    assert "Updates of the ranks against those of one process" in page
-    assert "4.0e-07" in page

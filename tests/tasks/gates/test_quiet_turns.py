@@ -21,8 +21,8 @@ def test_quiet_turns_pass_and_the_baseline_has_none_of_its_own(tmp_path: Path, p
     assert check_quiet_turns(outputs_of(tmp_path, params), "2proc") is None, "nothing was measured"
     write_blocks(tmp_path)
     found = judged(tmp_path, params)
-    assert found.verdict == "passed"
-    assert "20 of 20 turns in 4 starts were quiet (at most 5.0 % by others); others used 1.2 %" in found.compared
+    known = {"quiet_turns": 20, "turns": 20, "starts": 4, "most": 0.05, "others_share": 0.012}
+    assert (found.code, found.numbers) == ("passed", known | {"cell": "2proc"})
     assert check_quiet_turns(outputs_of(tmp_path, params), "1proc") is None
 
 
@@ -30,10 +30,9 @@ def test_without_a_speedup_there_were_too_few(tmp_path: Path, params: dict[str, 
     told = write_blocks(tmp_path)
     write_blocks(tmp_path, arms=[one.model_copy(update={"speedup": None}) for one in told.arms])
     found = judged(tmp_path, params)
-    assert found.verdict == "failed"
-    assert found.compared == "2proc: 20 of 20 turns in 4 starts were quiet, too few for an interval"
+    assert (found.verdict, found.code) == ("failed", "too_few_quiet_turns")
     assert found.remedy is not None
-    assert "stop what else runs" in found.remedy
+    assert "measure.others_share: 1" in found.remedy
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.04, "passed"), (0.3, "not checked")])
@@ -45,7 +44,8 @@ def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(
     found = judged(tmp_path, params)
     assert found.verdict == verdict
     # The mean of both cells, the other's is 1 %.
-    assert ("in those that count others used 15.5 %, 5.0 % is quiet" in found.compared) == (verdict != "passed")
+    if verdict != "passed":
+        assert (found.code, found.numbers["share"]) == ("others_on_the_cpus", pytest.approx(0.155))
 
 
 def test_loud_turns_that_do_not_count_are_none_of_its_business(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -56,4 +56,4 @@ def test_loud_turns_that_do_not_count_are_none_of_its_business(tmp_path: Path, p
 def test_others_on_a_gpu_in_turns_that_count_do_as_well(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path, arm_blocks("2proc", turn=3, has_others_on_gpu=True), most_others_share=1.0)
     found = judged(tmp_path, params)
-    assert (found.verdict, "others computed on the GPUs" in found.compared) == ("not checked", True)
+    assert (found.verdict, found.code) == ("not checked", "others_on_the_gpus")

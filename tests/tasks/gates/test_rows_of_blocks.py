@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tasks.gates.rows_of_blocks import check_timed_rows
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import edit_steps, outputs_of
@@ -16,8 +18,8 @@ def test_rows_of_the_whole_training_pass_and_longer_ones_fail(tmp_path: Path, pa
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, num_tokens=36))
     found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
     assert found is not None
-    assert found.verdict == "failed"
-    assert "14 % more, at most 10 % allowed" in found.compared
+    assert found.code == "more_tokens"
+    assert (found.numbers["apart"], found.numbers["most_apart"]) == pytest.approx((0.143, 0.1), abs=5e-3)
 
 
 def test_how_far_they_may_be_apart_follows_from_the_tokens_of_steps_and_not_from_their_padding(
@@ -25,14 +27,14 @@ def test_how_far_they_may_be_apart_follows_from_the_tokens_of_steps_and_not_from
 ) -> None:
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, num_tokens=36))
 
-    def judge(**changes: int) -> str:
+    def judge(**changes: int) -> float | None:
         edit_steps(tmp_path, "2proc", **changes)
         found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
         assert found is not None
-        return found.compared if found.verdict == "failed" else ""
+        return found.numbers["most_apart"] if found.verdict == "failed" else None
 
     # A step of few rows, padded to the length of all packs.
-    assert "at most 10 % allowed" in judge(num_tokens=16, num_padding_tokens=1600)
+    assert judge(num_tokens=16, num_padding_tokens=1600) == pytest.approx(0.1, abs=5e-3)
     # A step of long rows in packs of one length.
     assert not judge(num_tokens=32, num_padding_tokens=0)
 

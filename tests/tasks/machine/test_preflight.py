@@ -95,8 +95,7 @@ def test_a_little_load_is_allowed_and_more_is_not() -> None:
 def test_load_that_no_process_explains_is_not_blamed_on_one() -> None:
     small = BusyProcess(pid=7, name="bystander", cores=0.05)
     check = check_load(a_load(3.0, busiest=(small,), stolen=2.9))
-    assert check.verdict == "warning"
-    assert "2.90 of it other virtual machines" in check.found
+    assert (check.verdict, check.code, check.numbers["stolen"]) == ("warning", "loud", 2.9)
     assert "bystander" not in f"{check.found} {check.remedy}"
 
 
@@ -109,13 +108,10 @@ def test_every_computing_thread_needs_a_physical_core_within_the_quota() -> None
     assert cores(threads=2, cpus=4).verdict == "ok"
     assert cores(threads=2, cpus=3).verdict == "warning"
     siblings = cores(threads=2, cpus=4, num_physical=2)
-    assert siblings.verdict == "warning"
-    assert "4 CPUs may be used, of 2 physical cores" in siblings.found
-    assert siblings.remedy == "set train.threads_per_rank to 1, or use a machine with 4 physical cores"
+    assert (siblings.code, siblings.numbers["cpus"], siblings.numbers["physical"]) == ("too_few_cores", 4, 2)
+    assert "train.threads_per_rank to 1" in str(siblings.remedy)
     quota = cores(threads=1, cpus=4, quota=1.5)
-    assert quota.verdict == "warning"
-    assert "the time of 1.5" in quota.found
-    assert "use a machine with 2 physical cores" in str(quota.remedy)
+    assert (quota.code, quota.numbers["quota"], quota.numbers["needed"]) == ("too_few_cores", 1.5, 2)
 
 
 def test_on_cuda_the_loaders_threads_count_too() -> None:
@@ -136,16 +132,14 @@ def test_more_ranks_than_cores_is_found_from_the_params(params: Params, tmp_path
 def test_where_the_project_stands_on_this_machine_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "work").mkdir()
-    assert "are free in work, " in check_disk(tmp_path / "work" / "later").found
+    assert check_disk(tmp_path / "work" / "later").numbers["folder"] == "work"
 
 
 def test_a_full_disk_is_found_and_the_folder_need_not_exist(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
     assert check_disk(folder, needed_gib=0.0).verdict == "ok"
     full = check_disk(folder, needed_gib=2.0**30)
-    assert full.verdict == "warning"
-    assert str(tmp_path) in full.found
-    assert "GiB there" in str(full.remedy)
+    assert (full.verdict, full.code, full.numbers["folder"]) == ("warning", "too_little_disk", str(tmp_path))
     assert not folder.exists()
 
 
@@ -155,7 +149,7 @@ def test_ranks_that_do_not_fit_into_memory_are_found() -> None:
     assert check_memory(1, device="cpu", num_parameters=10**12).verdict == "warning"
     # On CUDA the model stands in the GPU's memory.
     on_gpu = check_memory(1, device="cuda", num_parameters=10**12)
-    assert "need about 0.8 GiB" in on_gpu.found
+    assert on_gpu.numbers["needed_gib"] == pytest.approx(0.825)
 
 
 def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(

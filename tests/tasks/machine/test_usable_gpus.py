@@ -56,15 +56,13 @@ def test_gpus_that_torch_has_code_for_are_taken(gpu: GpuFacts) -> None:
 
 def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs() -> None:
     found = explain(T4, driver_cuda=12040)
-    assert "driver 580.65.06 runs CUDA 12.4 at most" in found
-    assert "built for CUDA 13.2; update the driver to 580 or later" in found
+    assert all(figure in found for figure in ("580.65.06", "CUDA 12.4", "CUDA 13.2", "580 or later"))
     assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
 def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() -> None:
     found = explain(T4, V100)
-    assert "no code for Tesla V100-SXM2-16GB (compute capability 7.0; it has sm_75, sm_80" in found
-    assert "leave the GPU out with CUDA_VISIBLE_DEVICES" in found
+    assert all(figure in found for figure in (V100.name, "7.0", "sm_75, sm_80", "CUDA_VISIBLE_DEVICES"))
 
 
 @pytest.mark.parametrize(
@@ -91,23 +89,22 @@ def test_machine_code_runs_on_its_own_generation_and_what_is_translated_on_later
 
 def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
     found = explain(H100, facts=TorchFacts(version="2.15.0+cpu", cuda=None, arch_list=(), num_gpus=0, problem=None))
-    assert "2.15.0+cpu is built for CPUs and this machine has a NVIDIA H100" in found
+    assert all(figure in found for figure in ("2.15.0+cpu", "built for CPUs", H100.name))
 
 
 def test_what_torch_itself_says_of_gpus_is_handed_on() -> None:
     found = explain(H100, facts=CUDA_13.model_copy(update={"num_gpus": 0, "problem": "CUDA unknown error"}))
-    assert "torch 2.15.0+cu132 cannot use NVIDIA H100: CUDA unknown error" in found
-    assert "names 2 GPUs that the cells are to use, torch 2.15.0+cu132 finds 1" in explain(
-        H100, H100, facts=CUDA_13.model_copy(update={"num_gpus": 1})
-    )
+    assert all(figure in found for figure in ("2.15.0+cu132", f"{H100.name}: CUDA unknown error"))
+    found = explain(H100, H100, facts=CUDA_13.model_copy(update={"num_gpus": 1}))
+    assert all(figure in found for figure in ("2 GPUs", "2.15.0+cu132 finds 1"))
 
 
 def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
     names = ["NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}):
         found = explain_order(names, environment) or ""
-        assert "GPUs of 2 kinds: NVIDIA GeForce GT 1030 (0), NVIDIA GeForce RTX 4090 (1, 2)" in found
-        assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID, and GPUs of one kind with CUDA_VISIBLE_DEVICES=1,2" in found
+        assert all(figure in found for figure in ("GT 1030 (0)", "RTX 4090 (1, 2)"))
+        assert all(remedy in found for remedy in ("CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1,2"))
     assert explain_order(names, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
     assert explain_order(names, {"CUDA_VISIBLE_DEVICES": "GPU-5ab1"}) is None
     assert explain_order(names[1:], {}) is None
@@ -116,31 +113,26 @@ def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
 @pytest.mark.parametrize(
     ("cell", "num_there", "words"),
     [
-        ({}, 1, "cells.other has 2 ranks, each of which needs a GPU of its own, and 1 may be used here; give the "),
-        ({}, 4, "and 1 may be used here of 4; name more in CUDA_VISIBLE_DEVICES, give the cell 1 at most, leave it"),
-        (
-            {"world_size": 4, "num_nodes": 2, "launcher": "ray"}, 1,
-            "cells.other has 2 ranks on every machine, each of which needs a GPU of its own, and 1 may be used here; "
-            "give the cell 1 at most on every machine, leave it out",
-        ),
-        ({"oversubscribe": True}, 1, ""),
-        ({"world_size": 2, "num_nodes": 2, "launcher": "ray"}, 1, ""),
+        ({}, 1, ["cells.other has 2 ranks"]),
+        ({}, 4, ["1 may be used here of 4", "CUDA_VISIBLE_DEVICES"]),
+        ({"world_size": 4, "num_nodes": 2, "launcher": "ray"}, 1, ["cells.other has 2 ranks on every machine"]),
+        ({"oversubscribe": True}, 1, []),
+        ({"world_size": 2, "num_nodes": 2, "launcher": "ray"}, 1, []),
     ],
-)  # fmt: skip
-def test_more_ranks_than_gpus_are_told_machine_by_machine(cell: dict[str, Any], num_there: int, words: str) -> None:
+)
+def test_more_ranks_than_gpus_are_told_by_machine(cell: dict[str, Any], num_there: int, words: list[str]) -> None:
     cells = {"first": {"strategy": "single", "world_size": 1}, "other": {"strategy": "ddp", "world_size": 2, **cell}}
     raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
     params = Params.model_validate({**raw, "cells": cells, "ray": {"address": "auto"}})
     machine = MachineFile.model_construct(gpus=[H100], num_gpus=1)
     found = explain_too_few(params, machine, num_there=num_there, is_slice=False) or ""
-    assert words in found
+    assert all(word in found for word in words)
     assert bool(found) is bool(words)
 
 
 def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
     found = explain_slow(make_params(), [H100, T4]) or ""
-    assert "train.precision: bf16 on Tesla T4 (compute capability 7.5)" in found
-    assert "use fp16, or train.emulated_bf16: true" in found
+    assert all(word in found for word in ("train.precision: bf16", T4.name, "7.5", "train.emulated_bf16: true"))
     assert explain_slow(make_params(emulated_bf16=True), [T4]) is None
     assert explain_slow(make_params(precision="fp16"), [T4]) is None
     assert explain_slow(make_params(), [H100]) is None
@@ -148,10 +140,8 @@ def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
 
 
 def test_compiled_packs_are_refused_where_their_documents_run_one_by_one() -> None:
-    assert "on Tesla T4 packed attention runs document by document" in (
-        explain_slow(make_params(precision="fp16", compile=True), [T4]) or ""
-    )
-    assert "in fp32 packed attention" in (explain_slow(make_params(precision="fp32", compile=True), [H100]) or "")
+    assert T4.name in (explain_slow(make_params(precision="fp16", compile=True), [T4]) or "")
+    assert "in fp32" in (explain_slow(make_params(precision="fp32", compile=True), [H100]) or "")
     assert explain_slow(make_params(compile=True), [H100]) is None
     assert explain_slow(make_params(precision="fp32"), [H100]) is None
 

@@ -42,3 +42,8 @@ def undrawn_page_of(results: Results) -> Page:
 def markdown_of(results: Results) -> str:
     """Return report.md."""
     return render_markdown(make_document(results))
+
+
+def lacks(text: str, *figures: str) -> list[str]:
+    """Return which of the figures and names a text does not say; its words stand in tests/golden/ alone."""
+    return [figure for figure in figures if figure not in text]

@@ -18,10 +18,10 @@ from tests.tasks.reporting.measured import (
     with_speedup,
     write_measurement,
 )
-from tests.tasks.reporting.rendered import html_of
+from tests.tasks.reporting.rendered import html_of, lacks
 
 GATES = "all 21 gates passed"
-WITHHELD = "Speedup withheld: the gate “Not data-bound” failed: "
+WITHHELD = "“Not data-bound” failed"
 
 
 def verdict_of(folder: Path, found: Measurement) -> str:
@@ -32,28 +32,30 @@ def verdict_of(folder: Path, found: Measurement) -> str:
 
 def test_the_verdict_is_the_measured_speedup_with_its_interval(tmp_path: Path) -> None:
     # 68 / 42 = 1.619, +- 2.5 %: 1.579 to 1.660; 69.3 / 42 = 1.65.
-    assert verdict_of(tmp_path, measurement()) == (
-        "2proc trains 1.62x as fast as 1proc (95 % interval 1.58x to 1.66x, 81 % of linear, strong scaling): 42.0 ms "
-        "against 68.0 ms per step; against the same process in a DDP wrapper 1.65x; "
-        f"{GATES}."
-    )
+    verdict = verdict_of(tmp_path, measurement())
+    assert verdict.startswith("2proc trains 1.62x as fast as 1proc")
+    assert not lacks(verdict, "95 %", "1.58x to 1.66x", "81 %", "strong", "42.0 ms", "68.0 ms", "1.65x", GATES)
 
 
-def test_an_interval_that_holds_one_is_no_measurable_difference(tmp_path: Path) -> None:
-    verdict = verdict_of(tmp_path, with_speedup(1.01))
-    assert verdict.startswith(
-        "No measurable difference between 2proc and 1proc (1.01x, 95 % interval 0.98x to 1.04x, 50 % of linear, strong "
-        "scaling): 67.3 ms against 68.0 ms per step; all 21"
-    )
+@pytest.mark.parametrize(
+    ("found", "figures"),
+    [
+        (with_speedup(1.01), ("No measurable difference", "1.01x", "0.98x to 1.04x", "50 %", "67.3 ms", "68.0 ms")),
+        (with_speedup(0.8), ("slower", "0.80x", "0.78x to 0.82x", "40 %")),
+        # An interval of more than 10 % is said by its ends.
+        (with_speedup(1.6, 0.2), ("between 1.3 and 1.9 times", "1.60x")),
+    ],
+)
+def test_an_interval_decides_what_is_claimed(tmp_path: Path, found: Measurement, figures: tuple[str, ...]) -> None:
+    assert not lacks(verdict_of(tmp_path, found), *figures)
 
 
 def test_a_wide_interval_around_one_tells_nothing(tmp_path: Path) -> None:
     verdict = verdict_of(tmp_path, with_speedup(1.01, 0.2))
-    assert verdict.startswith("Whether 2proc is faster than 1proc cannot be told (1.01x, 95 % interval 0.81x to 1.21x")
+    assert not lacks(verdict, "cannot be told", "1.01x", "0.81x to 1.21x")
     page = html_of(collect_results(outputs_of(tmp_path, PARAMS)))
-    assert "That cannot be told yet: 2proc may be slower than 1proc, or faster." in page
-    assert "2proc is 1.01x as fast" not in page
-    assert "Type “make rebench” while nothing else runs" in page
+    assert not lacks(page, "cannot be told", "make rebench")
+    assert "2proc is 1.01x" not in page
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_speedup_is_resolved_when_noise_and_machine_leave_no_doubt(
     state, other = ("Resolved", "Not resolved") if is_told else ("Not resolved", "Resolved")
     assert f'<span class="state">{state}</span>' in page
     assert f'<span class="state">{other}</span>' not in page
-    assert ("Type “make rebench”" in page) != is_told
+    assert ("make rebench" in page) != is_told
 
 
 def test_a_speedup_that_nobody_proved_is_not_resolved_and_names_the_gate_to_have_checked(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def test_a_speedup_that_nobody_proved_is_not_resolved_and_names_the_gate_to_have
     assert results.answers[0].standing.state == "unproven"
     page = html_of(results)
     assert '<span class="state">Not resolved</span>' in page
-    assert "Have the unchecked gates decide, “Update equivalence” first" in page
+    assert "“Update equivalence” first" in page
 
 
 def test_a_speedup_that_only_noise_withholds_is_not_resolved_and_one_of_another_training_is_withheld(
@@ -132,15 +134,10 @@ def test_results_of_an_earlier_version_have_as_many_quiet_turns_for_every_cell()
             Measurement.model_validate({"num_quiet_turns": 17} | damaged)
 
 
-def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:
-    verdict = verdict_of(tmp_path, with_speedup(0.8))
-    assert verdict.startswith("2proc trains slower than 1proc (0.80x, 95 % interval 0.78x to 0.82x, 40 % of linear")
-
-
 def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
     two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(68 / 42), speedup_over_wrapped=None)
     verdict = verdict_of(tmp_path, measurement(scaling="weak", arms=[arm("1proc", 1), two]))
-    assert "weak scaling): 95.2 against 58.8 samples per second;" in verdict
+    assert not lacks(verdict, "weak scaling", "95.2", "58.8 samples per second")
 
 
 def test_what_spoils_the_figure_is_said_with_it(tmp_path: Path) -> None:
@@ -149,25 +146,18 @@ def test_what_spoils_the_figure_is_said_with_it(tmp_path: Path) -> None:
         0.05,
         preflight=preflight("others use 1.4 of 2 cores"),
     )
-    assert verdict_of(tmp_path, found).endswith(
-        "; the interval is wider than the +- 3.0 % "
-        "asked for: see How far to trust it; the machine was not fit to measure on: see Preflight; "
-        f"{GATES}."
-    )
+    assert not lacks(verdict_of(tmp_path, found), "wider than the +- 3.0 %", "not fit to measure", GATES)
 
 
 def test_what_is_data_bound_by_the_waterfall_is_so_by_the_gate(tmp_path: Path) -> None:
     fall = waterfall(is_data_bound=True, parts=[_part("data wait", 0.0063)])
     # 6.3 of 42 ms.
-    assert verdict_of(tmp_path, with_speedup(1.3, 0.05, waterfalls=[fall])) == (
-        f"{WITHHELD}2proc loses 15.0 % of its measured step to waiting for data, at most 5 % allowed."
-    )
+    assert not lacks(verdict_of(tmp_path, with_speedup(1.3, 0.05, waterfalls=[fall])), WITHHELD, "15.0 %", "5 %")
 
 
 def test_a_baseline_that_waits_for_data_is_not_called_a_loss_of_the_cell(tmp_path: Path) -> None:
     verdict = verdict_of(tmp_path, measurement(waterfalls=[waterfall(is_data_bound=True)]))
-    said = "2proc or 1proc waited for data in more than 5 % of its measured blocks, at most 5 % allowed."
-    assert verdict == f"{WITHHELD}{said}"
+    assert not lacks(verdict, WITHHELD, "2proc or 1proc")
 
 
 @pytest.mark.parametrize(("share", "is_withheld"), [(0.049, False), (0.051, True)])
@@ -178,8 +168,7 @@ def test_waiting_for_data_in_the_measured_blocks_withholds_what_waiting_in_the_t
     sizes = {"1proc": 1, "2proc": 2}
     arms = [arm(name, size, data_wait_share=share if name == cell else 0.0) for name, size in sizes.items()]
     verdict = verdict_of(tmp_path, measurement(arms=arms))
-    said = f"{WITHHELD}{cell} waited for data in 5.1 % of its measured blocks, at most 5 % allowed."
-    assert (verdict == said) == is_withheld
+    assert (not lacks(verdict, WITHHELD, cell, "5.1 %")) == is_withheld
     assert ("Speedup withheld" in verdict) == is_withheld
 
 
@@ -206,19 +195,9 @@ def test_several_cells_are_all_answered_with_intervals(tmp_path: Path) -> None:
     three = arm("ddp-2", 2, seconds=0.067, speedup_over_wrapped=None)
     write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 2), three]))
     verdict = collect_results(outputs_of(tmp_path, params)).verdict
-    assert verdict.startswith(
-        "2proc trains 1.62x as fast as 1proc (95 % interval 1.58x to 1.66x, 81 % of linear, strong scaling): 42.0 ms "
-        "against 68.0 ms per step; against the same process in a DDP wrapper 1.65x; others: "
-        "ddp-2 1.01x (0.99x to 1.04x, 51 % of linear, no measurable difference)"
-    )
+    assert verdict.startswith("2proc trains 1.62x")
+    assert not lacks(verdict, "ddp-2 1.01x", "0.99x to 1.04x", "51 %", "no measurable difference")
 
 
 def _part(name: str, seconds: float) -> dict[str, object]:
     return {"name": name, "seconds": dataclasses.asdict(estimate(seconds)), "how": "with and without"}
-
-
-def test_an_interval_of_more_than_10_percent_is_said_by_its_ends(tmp_path: Path) -> None:
-    verdict = verdict_of(tmp_path, with_speedup(1.6, 0.2))
-    assert verdict.startswith(
-        "2proc trains between 1.3 and 1.9 times as fast as 1proc (in the mean 1.60x, 95 % interval"
-    )

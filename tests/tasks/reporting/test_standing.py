@@ -25,7 +25,7 @@ from tests.tasks.reporting.comparison import (
     write_comparison,
 )
 from tests.tasks.reporting.measured import advised, arm, measurement, waterfall, write_measurement
-from tests.tasks.reporting.rendered import html_of, markdown_of
+from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
 
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
@@ -87,9 +87,8 @@ def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three:
     assert found.advice is not None
     assert given.advice is not None
     assert (found.advice.tried, found.advice.combined) == (given.advice.tried[1:], None)
-    assert found.left_out == [
-        "Advice is withheld where changes were tried on 4proc, whose speedup is withheld.",
-    ]
+    assert len(found.left_out) == 1
+    assert "4proc" in found.left_out[0]
     assert one_of_three.cost is not None
     assert [cell.cell for cell in one_of_three.cost.cells] == ["1proc", "2proc"]
 
@@ -110,8 +109,8 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
         assert "2.72" not in text  # 68 / 25
         assert "2.50x" not in text  # 10 / 4
         assert "4proc is withheld: “Every rank has a device of its own” failed" in text
-        if "model.safetensors" not in text:
-            assert "Advice is withheld where changes were tried on 4proc, whose speedup is withheld." in text
+        left_out = [] if one_of_three.measurement is None else one_of_three.measurement.left_out
+        assert "model.safetensors" in text or not lacks(text, *left_out)
     table = "| Every rank has a device of its own | ✓ passed | ✓ passed | ✗ failed |"
     assert table in markdown_of(one_of_three)
     assert "| Speedup | baseline | proven | withheld |" in markdown_of(one_of_three)
@@ -138,9 +137,8 @@ def test_a_failed_gate_of_the_baseline_withholds_all(tmp_path: Path) -> None:
     assert results.is_withheld
     assert results.cost is None
     assert {cell.whole.speedup for cell in results.cells} == {None}
-    assert results.verdict.startswith(
-        "Speedup withheld: the gate “Not data-bound” failed: 1proc waited for data in 30."
-    )
+    assert results.verdict.startswith("Speedup withheld")
+    assert not lacks(results.verdict, "“Not data-bound”", "1proc")
 
 
 Change = Callable[[Path, dict[str, Any]], None]
@@ -159,27 +157,27 @@ def _not_checked(folder: Path, params: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "code"),
     [
-        (_no_certificate, "2proc: there is no certificate.json; the stage measure makes it"),
-        (_of_other_code, "2proc was trained with another numerics version than the one that the certificate is of"),
-        (_not_checked, "2proc: too much noise"),
+        (_no_certificate, "no_certificate"),
+        (_of_other_code, "certificate_of_another"),
+        (_not_checked, "not_certified"),
     ],
 )
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
-    tmp_path: Path, params: dict[str, Any], change: Change, why: str, is_measured: bool
+    tmp_path: Path, params: dict[str, Any], change: Change, code: str, is_measured: bool
 ) -> None:
     if is_measured:
         write_measurement(tmp_path)
     change(tmp_path, params)
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
+    (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
+    assert found.code == code
     assert results.verdict.startswith("Unproven: 2proc trains 1.")
-    assert (
-        f"; 2proc is unproven: “Update equivalence” was not checked: {why}; "
-        f"{'20 of 21' if is_measured else '16 of 17'} gates" in results.verdict
-    )
+    gates = "20 of 21" if is_measured else "16 of 17"
+    assert not lacks(results.verdict, "“Update equivalence”", found.compared, gates)
     assert results.cells[1].speedup is not None
     page = html_of(results)
     assert "<span>speedup, unproven</span>" in page
@@ -188,10 +186,9 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert "Unproven: 2proc trains" in card
     assert "| Speedup | baseline | unproven |" in card
     tags = make_gate_tags(results.model_dump(mode="json"))
-    assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
-    told = "What is said here of the speed of 2proc is unproven: “Update equivalence” could not tell."
-    assert told in markdown_of(results)
-    assert told in card
+    assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {found.compared}"
+    for text in (markdown_of(results), card):
+        assert not lacks(text, "2proc is unproven: “Update equivalence”")
     assert data_files.collect_metrics(results)["2proc"]["state"] == "unproven"
     data_files.write_epochs(tmp_path / "epochs.csv", results)
     lines = (tmp_path / "epochs.csv").read_text().splitlines()
@@ -287,7 +284,7 @@ def test_a_speedup_whose_blocks_are_gone_is_unproven(tmp_path: Path, params: dic
         "Timed blocks did the work",
         "Training bears out the blocks",
     }
-    assert results.verdict.startswith("Unproven: 2proc trains 1.62x as fast as 1proc")
+    assert results.verdict.startswith("Unproven: 2proc trains 1.62x")
     assert "<span>speedup, unproven</span>" in html_of(results)
 
 

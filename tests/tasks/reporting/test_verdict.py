@@ -16,6 +16,7 @@ from tests.tasks.reporting.comparison import (
     outputs_of,
     write_comparison,
 )
+from tests.tasks.reporting.rendered import lacks
 
 THREE = {"1proc": [6.0, 6.0], "2proc": [4.0, 4.0], "4proc": [2.5, 2.5]}
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
@@ -28,46 +29,32 @@ def verdict_with(folder: Path, seconds: dict[str, list[float]], params: dict[str
 
 
 def test_the_verdict_says_how_much_faster_at_what_times_and_with_what_doubt(clean_results: Results) -> None:
-    assert clean_results.verdict == (
-        "2proc trains 1.56x as fast as 1proc (78 % of linear) at equal work: 6.40 s against 10.0 s per epoch; "
-        "all 17 gates passed; one run of each cell (single segments 1.50x to 1.67x), so no interval yet."
-    )
+    assert not lacks(clean_results.verdict, "2proc", "1.56x", "78 %", "6.40 s", "10.0 s", "17 gates", "1.50x to 1.67x")
 
 
-def test_a_speedup_below_one_is_called_slower(tmp_path: Path) -> None:
-    verdict = verdict_with(tmp_path, {"1proc": [4.0, 4.0], "2proc": [5.0, 5.0]})
-    assert verdict.startswith(
-        "2proc trains slower than 1proc at equal work (0.80x, 40 % of linear): 10.0 s against 8.00 s"
-    )
-
-
-def test_a_difference_of_a_few_percent_is_called_no_clear_difference(tmp_path: Path) -> None:
-    verdict = verdict_with(tmp_path, {"1proc": [4.0, 4.1], "2proc": [4.0, 4.0]})
-    assert verdict.startswith("No clear difference between 2proc and 1proc at equal work (1.01x, 51 %")
-
-
-def test_several_cells_are_all_answered_the_best_one_first(tmp_path: Path) -> None:
-    verdict = verdict_with(tmp_path, THREE, THREE_CELLS)
-    assert verdict.startswith(
-        "4proc trains 2.40x as fast as 1proc (60 % of linear) at equal work: 5.00 s against 12.0 s per epoch; others: "
-        "2proc 1.50x (75 % of linear); all 17 gates passed;"
-    )
+@pytest.mark.parametrize(
+    ("seconds", "figures"),
+    [
+        ({"1proc": [4.0, 4.0], "2proc": [5.0, 5.0]}, ("slower", "0.80x", "40 %", "10.0 s", "8.00 s")),
+        ({"1proc": [4.0, 4.1], "2proc": [4.0, 4.0]}, ("No clear difference", "1.01x", "51 %")),
+        # The best one first.
+        (THREE, ("4proc trains 2.40x", "60 %", "5.00 s", "12.0 s", "2proc 1.50x", "75 %")),
+    ],
+)
+def test_a_verdict_is_of_all_cells_and_their_figures(
+    tmp_path: Path, seconds: dict[str, list[float]], figures: tuple[str, ...]
+) -> None:
+    assert not lacks(verdict_with(tmp_path, seconds, THREE_CELLS if "4proc" in seconds else None), *figures)
 
 
 def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and_why(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, seconds=THREE, params=THREE_CELLS)
-    assert collect_results(outputs_of(tmp_path, params)).verdict == (
-        "2proc trains 1.50x as fast as 1proc (75 % of linear) at equal work: 8.00 s against 12.0 s per epoch; 4proc is "
-        "withheld: “Every rank has a device of its own” failed: 4proc needs 4 CPUs and shares 2: a cell whose ranks "
-        "share devices says nothing about scaling; 16 of 17 gates passed, 1 failed; one run of each cell (single "
-        "segments 1.50x to 1.50x), so no interval yet."
-    )
+    verdict = collect_results(outputs_of(tmp_path, params)).verdict
+    assert verdict.startswith("2proc trains 1.50x")
+    assert not lacks(verdict, "4proc is withheld", "“Every rank has a device of its own”", "16 of 17")
     # The gate that needs the fewest words speaks for all.
     edit_segment(tmp_path, "4proc", "8-16", parameter_checksums=["05" * 8, "b", "c", "d"])
-    verdict = collect_results(outputs_of(tmp_path, params)).verdict
-    assert (
-        "4proc is withheld: “Same parameters on all ranks” and 1 other gate failed: 4proc 8-16 epoch 1: 4 d" in verdict
-    )
+    assert not lacks(collect_results(outputs_of(tmp_path, params)).verdict, "“Same parameters on all ranks”", "1 other")
 
 
 def test_cells_that_one_gate_withholds_share_a_clause(tmp_path: Path) -> None:
@@ -79,10 +66,7 @@ def test_cells_that_one_gate_withholds_share_a_clause(tmp_path: Path) -> None:
         edit_segment(tmp_path, cell, parameter_checksums=["03" * 8])
     verdict = collect_results(outputs_of(tmp_path, params)).verdict
     assert verdict.startswith("2proc trains 1.50x")
-    assert (
-        "; 4proc and 3proc are withheld: “Same parameters on all ranks” failed: 4proc 0-8 epoch 1: 1 checksums of 4 "
-        "ranks; 3proc 0-8 epoch 1: 1 checksums of 2 ranks; 16 of"
-    ) in verdict
+    assert not lacks(verdict, "4proc and 3proc are withheld", "4proc 0-8 epoch 1", "3proc 0-8 epoch 1")
 
 
 def test_a_proven_cell_is_the_headline_even_where_an_unproven_one_is_faster(tmp_path: Path) -> None:
@@ -93,49 +77,38 @@ def test_a_proven_cell_is_the_headline_even_where_an_unproven_one_is_faster(tmp_
     edit_json(certificate, cells=only_two)
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "proven", "unproven"]
-    assert results.verdict.startswith("2proc trains 1.50x as fast as 1proc")
-    assert "; others: 4proc 2.40x (60 % of linear); 4proc is unproven: “Update equivalence” was not " in results.verdict
+    assert results.verdict.startswith("2proc trains 1.50x")
+    assert not lacks(results.verdict, "4proc 2.40x", "4proc is unproven", "“Update equivalence”")
 
 
 @pytest.mark.parametrize("two", [4.7, 4.95])
 def test_a_speedup_above_linear_is_a_suspect_even_where_the_gate_believes_it(tmp_path: Path, two: float) -> None:
     # 10 s against 2 x 4.7 s are an efficiency of 1.06, against 2 x 4.95 s of 1.01: within the noise of one run.
     verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0], "2proc": [2.7, two - 2.7]})
-    assert "all 17 gates passed" in verdict
-    warning = (
-        "; suspect: 2proc is above linear (106 %), which its ranks alone cannot make; probably something slowed 1p"
-    )
-    assert (warning in verdict) == (two == 4.7)
+    assert "all 17" in verdict
+    assert ("suspect: 2proc is above linear (106 %)" in verdict) == (two == 4.7)
 
 
 def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
     params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
     verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0]}, params)
-    assert verdict == (
-        "1proc needs 10.0 s per epoch; a speedup needs a second cell to compare with; "
-        "11 of 17 gates passed, 6 not checked."
-    )
+    assert not lacks(verdict, "1proc needs 10.0 s", "11 of 17", "6 not checked")
+    assert "x as fast" not in verdict
 
 
 def test_a_failed_gate_is_the_verdict(withheld_results: Results) -> None:
-    assert withheld_results.verdict == (
-        "Speedup withheld: the gate “Same parameters on all ranks” failed: "
-        "2proc 8-16 epoch 1: 2 different checksums on 2 ranks."
-    )
+    assert withheld_results.verdict.startswith("Speedup withheld")
+    assert not lacks(withheld_results.verdict, "“Same parameters on all ranks”", "2proc 8-16 epoch 1")
 
 
 def test_several_failed_gates_are_all_named(tmp_path: Path, params: dict[str, Any]) -> None:
     edit_segment(tmp_path, "2proc", traffic={}, data_wait_seconds=2.0)
     verdict = collect_results(outputs_of(tmp_path, params)).verdict
-    assert verdict == "Speedup withheld: the 2 gates “Gradients were synchronised” and “Not data-bound” failed."
+    assert not lacks(verdict, "withheld", "2 gates", "“Gradients were synchronised”", "“Not data-bound”")
 
 
 def test_the_label_says_what_a_demonstration_does_not_show(clean_results: Results) -> None:
-    assert clean_results.label == (
-        "This built-in demonstration trains a model of 1,000 parameters that starts from random weights on the CPU; "
-        "its texts are docstrings of the installed packages. Its speedup says something about the cores of this "
-        "machine, and nothing about GPUs. Its loss shows that training works, not what a useful model reaches."
-    )
+    assert not lacks(str(clean_results.label), "1,000 parameters", "random weights", "CPU", "nothing about GPUs")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -147,10 +120,9 @@ def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: P
     if device == "cuda":
         assert label is None
     else:
-        assert label == (
-            "This comparison trains a model of 1,000 parameters on the CPU; its texts are arXiv abstracts. Its speedup "
-            "says something about the cores of this machine, and nothing about GPUs."
-        )
+        assert label is not None
+        assert not lacks(label, "1,000 parameters", "arXiv abstracts", "nothing about GPUs")
+        assert "random" not in label
 
 
 def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_mend_it(
@@ -173,6 +145,7 @@ def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_me
         (answers,) = [block for block in make_blocks(results) if isinstance(block, Answers)]
         return next(answer for question, answer, _ in answers.answers if question == "What next?")
 
-    assert tell_next(QUIET_TURNS, BORNE_OUT).startswith("Type “make rebench” while nothing else runs")
-    assert tell_next(BORNE_OUT).startswith("Mend what the failed gate names")
-    assert tell_next(QUIET_TURNS, "Same parameters on all ranks").startswith("Mend what the failed gate names")
+    assert "make rebench" in tell_next(QUIET_TURNS, BORNE_OUT)
+    for failed in ((BORNE_OUT,), (QUIET_TURNS, "Same parameters on all ranks")):
+        assert "docs/gates.md" in tell_next(*failed)
+        assert "make rebench" not in tell_next(*failed)
