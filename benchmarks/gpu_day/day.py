@@ -4,14 +4,16 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from benchmarks.throughput.groups import Setup
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.model_flops import find_model_shape
 from training.process.files import write_json
+
+if TYPE_CHECKING:  # the day itself needs no torch, whose import takes seconds of it
+    from benchmarks.throughput.groups import Setup
 
 ROWS_PER_STEP = 64
 
@@ -54,8 +56,10 @@ class Day:
         """Leave what was found so far; it is in the archive a moment later. A number that is none becomes null."""
         write_json(self.out / "found.json", json.loads(json.dumps(found), parse_constant=lambda _: None))
 
-    def make_setup(self, **changes: Any) -> Setup:
+    def make_setup(self, **changes: Any) -> "Setup":
         """Return the model and the rows, 64 per step in bf16 on one GPU, changed so."""
+        from benchmarks.throughput.groups import Setup
+
         facts = json.loads((self.prepared / "facts.json").read_bytes())
         told = {
             "name": "1 GPU", "model_dir": self.scratch / "model", "slice_dir": self.prepared / "rows",

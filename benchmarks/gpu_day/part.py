@@ -12,6 +12,8 @@ def main(module: str, told: str) -> int:
     """Run the part; return the exit code."""
     end_with_parent()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "4"}
+    # As ranks have it (training/__main__.py), and before torch is imported.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from benchmarks.gpu_day.day import Day
 
     try:

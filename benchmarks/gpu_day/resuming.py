@@ -37,8 +37,7 @@ def run(day: Day) -> None:
         f"stopped after step {first['last_step']}, saved {saved / 2**30:.1f} GiB and gone "
         f"{first['seconds_to_end']:.1f} s later; first step {first['seconds_to_first_step']:.1f} s after the start, "
         f"{second['seconds_to_first_step']:.1f} s when resumed at step {second['first_step']}; "
-        f"{facts['num_steps']} steps, {facts['tokens_per_second']:,.0f} tokens/s, loss {facts['loss']:.4f}, "
-        f"{facts['peak_memory_gib']:.2f} GiB"
+        f"{facts['num_steps']} steps, {facts['tokens_per_second']:,.0f} tokens/s, loss {facts['loss']:.4f}"
     )
     day.write(first=first, second=second, saved_bytes=saved, segment=facts, lines=[line])
     if second["first_step"] != first["last_step"] + 1 or second["exit_code"]:

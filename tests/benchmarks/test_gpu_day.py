@@ -6,15 +6,20 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.gpu_day import kit
+from benchmarks.gpu_day import kit, resuming, two_ranks
 from benchmarks.gpu_day.__main__ import PARTS, run_part
 from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.profiles import summarize
 from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, write_archive
+from benchmarks.throughput.groups import Setup
+from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from tests.bare_python import make_bare_python
+from training.process.files import write_json
 
 _CARD = {
     "card": "NVIDIA H100 80GB HBM3", "num_cards": 1, "memory_gib": 79.2, "versions": {"torch": "2"},
@@ -176,6 +181,52 @@ def test_every_part_can_be_imported_where_only_five_packages_are(tmp_path: Path,
     python = make_bare_python(tmp_path / "bare")
     done = subprocess.run([python, "-c", program], cwd=project, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+class _CpuDay(Day):
+    """A day without a card."""
+
+    def make_setup(self, **changes: Any) -> Setup:
+        """Return the setup on the CPU, in fp32."""
+        return super().make_setup(**{"precision": "fp32", "threads": 1, **changes, "device": "cpu"})
+
+
+@pytest.fixture
+def cpu_day(tmp_path: Path) -> _CpuDay:
+    """A tiny model, and rows that are enough for every part."""
+    random, shape = np.random.default_rng(0), small_qwen2(512, hidden_size=64, num_attention_heads=4)
+    sizes = random.integers(8, 24, size=800)
+    write_rows(tmp_path / "rows", [random.integers(0, 512, size=size) for size in sizes])
+    write_random_model(tmp_path / "model", shape)
+    write_json(tmp_path / "config.json", shape)
+    write_json(tmp_path / "facts.json", {"num_rows": 800, "seq_len": 16})
+    (tmp_path / "out").mkdir()
+    return _CpuDay(
+        part="a-part", prepared=tmp_path, scratch=tmp_path, out=tmp_path / "out", ends_at=time.monotonic() + 900,
+        is_short=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
+def test_two_ranks_of_every_strategy_end_where_one_does_and_their_updates_are_certified(cpu_day: _CpuDay) -> None:
+    two_ranks.run(cpu_day)
+    found = json.loads((cpu_day.out / "found.json").read_bytes())
+    assert set(found["ended"]) == {"1 rank", "2 ranks, ddp", "2 ranks, fsdp2", "2 ranks, zero1"}
+    assert all(one["is_equal"] for one in found["compared"].values()), found["compared"]
+    assert found["compared"]["1 rank"] == {"loss": 0.0, "weights": 0.0, "is_equal": True}
+    assert (found["certificate"]["verdict"], found["certificate"]["num_updates"]) == ("passed", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
+def test_a_training_that_is_stopped_goes_on_where_it_was(cpu_day: _CpuDay) -> None:
+    resuming.run(cpu_day)
+    found = json.loads((cpu_day.out / "found.json").read_bytes())
+    assert found["first"]["exit_code"] == 75
+    assert 1 < found["second"]["first_step"] == found["first"]["last_step"] + 1 <= found["second"]["last_step"] == 12
+    assert found["segment"]["num_steps"] == 12
+    assert found["saved_bytes"] > 3 * 4 * 64 * 512
 
 
 @pytest.mark.slow

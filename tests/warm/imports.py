@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tests.warm.huge_pages import collapse_memory
 
-OF_FIVE_PACKAGES = [
+HEAVY = [
     "torch",
     "torch.distributed",
     "torch.nn.parallel",
@@ -21,10 +21,6 @@ OF_FIVE_PACKAGES = [
     "tests.warm.first_times",
     "safetensors.torch",
     "scipy.stats",
-]
-"""Of what a benchmark on a card is given (tests/bare_python.py)."""
-HEAVY = [
-    *OF_FIVE_PACKAGES,
     "tokenizers",
     "pydantic.main",
     "pydantic.functional_validators",
