@@ -63,6 +63,9 @@ def build(folder: Path) -> Phantom:
     """Compile the phantom into a folder. RuntimeError with the compiler's words where that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cards.h").write_text(make_header())
+    # For device code, which there is none of; beside torch 2.11 no package brings it.
+    (folder / "nv").mkdir(exist_ok=True)
+    (folder / "nv" / "target").touch()
     objects = [_compile(_HERE / f"{name}.c", folder) for name in _SOURCES]
     generated = folder / "generated.c"
     # The lists too: what Triton compiles asks the driver for more than torch does.
