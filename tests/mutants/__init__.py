@@ -269,8 +269,6 @@ MUTANTS = [
         "training.data.plan:make_micro_batch",
         lambda of, source, step, index, *, seq_len, seed: of(source, step, index, seq_len=seq_len, seed=(0, 0)),
         "training/data/test_plan.py",
-        "training/data/test_batches.py",
-        "training/test_causal_lm.py",
     ),
     _mutant(
         "training.data.batches:Slice.num_targets",
@@ -298,7 +296,7 @@ MUTANTS = [
     _mutant(
         "training.step.clipping:clip_part",
         lambda of, mine, squares, *, most: squares.sqrt().float(),
-        "training/test_strategy_contract.py",
+        "training/test_strategy_contract.py::test_its_updates_are_those_of_one_plain_process",
     ),
     _mutant(
         "training.strategies.ddp:Ddp.train_step",
@@ -306,8 +304,6 @@ MUTANTS = [
             self, micro_batches, num_targets=num_targets * self._world_size, learning_rate=learning_rate
         ),
         "training/test_strategies.py",
-        "training/test_exchange.py",
-        "training/test_strategy_contract.py",
     ),
     _mutant(
         "training.strategies.zero1:Shares.send",
@@ -316,8 +312,7 @@ MUTANTS = [
             if self._ranks.world_size == 1
             else __import__("training.step.strategy", fromlist=["Traffic"]).Traffic(0, 0)
         ),
-        "training/test_exchange.py",
-        "training/test_strategy_contract.py",
+        "training/test_strategies.py",
     ),
     _mutant(
         "training.loop:_name_culprits",

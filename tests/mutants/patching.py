@@ -8,8 +8,9 @@ import ast
 import functools
 import importlib
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -18,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 VARIABLE = "DDP_COMPARE_PATCHES"
-_HOOK = Path(__file__).with_name("hook")
+_HOOK = str(Path(__file__).with_name("hook"))
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ def find_patches(keys: str) -> list[Patch]:
     return [patch for module, key in parts for patch in importlib.import_module(module).PATCHES[key]]
 
 
-def make_environment(keys: str) -> dict[str, str]:
-    """Return what has a process patched that is started with it."""
-    return {VARIABLE: keys, "PYTHONPATH": os.pathsep.join([str(_HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])}
+def make_environment(keys: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what has a process patched that is started with it, added to the environment `before`."""
+    folders = [folder for folder in before.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return {VARIABLE: keys, "PYTHONPATH": os.pathsep.join(folders if _HOOK in folders else [_HOOK, *folders])}
 
 
 def install(patches: Iterable[Patch]) -> None:
@@ -89,6 +91,18 @@ def install(patches: Iterable[Patch]) -> None:
         assert patch.module not in sys.modules, f"{patch.module} has been imported before it was patched"
         by_module.setdefault(patch.module, []).append(patch)
     sys.meta_path.insert(0, _Finder(by_module))
+    if (keys := os.environ.get(VARIABLE)) and by_module:
+        subprocess.Popen.__init__ = _hand_on(subprocess.Popen.__init__, keys)  # type: ignore[method-assign]
+
+
+def _hand_on(start: Callable[..., None], keys: str) -> Callable[..., None]:
+    """Return what starts a process patched, whatever environment it is given."""
+
+    @functools.wraps(start)
+    def start_patched(*given: Any, env: Mapping[str, str] | None = None, **named: Any) -> None:
+        start(*given, env=None if env is None else {**env, **make_environment(keys, env)}, **named)
+
+    return start_patched
 
 
 class _Finder(MetaPathFinder):

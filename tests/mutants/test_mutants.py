@@ -12,7 +12,7 @@ from tests.mutants import MUTANTS, PATCHES, Mutant
 from tests.mutants.__main__ import TABLE, read_rows
 from tests.mutants.patching import Patch, make_environment
 
-_SAYS = "from tasks.process.disk import require_room; print(require_room.__name__, require_room(1, 2, num=3, what=''))"
+_SAYS = "from tasks.process.disk import require_room as of; print(of.__name__, of(1, 2, num=3, what=str()))"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.patch.name)
@@ -31,12 +31,13 @@ def test_the_table_has_a_row_of_every_mutant() -> None:
     assert read_rows(TABLE.read_text(encoding="utf-8")).keys() == PATCHES.keys()
 
 
-@pytest.mark.parametrize(
-    "words", [["-c", _SAYS], ["-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS!r}])"]]
-)
-def test_a_process_and_what_it_starts_have_the_mutant(words: list[str], project: Path) -> None:
+_STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS!r}], env={{}})"
+
+
+@pytest.mark.parametrize("program", [_SAYS, _STARTS])
+def test_a_process_and_what_it_starts_have_the_mutant(program: str, project: Path) -> None:
     environment = os.environ | make_environment("tests.mutants:tasks.process.disk:require_room")
-    done = subprocess.run([sys.executable, *words], cwd=project, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
     assert done.stdout == "require_room None\n", done.stderr
 
 

@@ -19,6 +19,8 @@ def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_pa
     assert batch.row_ids.tolist() == [20, 21]
     assert batch.sample_num_tokens.tolist() == [2, 0]
     assert (batch.num_tokens, batch.num_samples, batch.num_padding_tokens) == (2, 2, 12)
+    # What a step's plan goes by, before a micro-batch is made.
+    assert source.num_targets(8).tolist() == batch.sample_num_targets.tolist() == [2, 0]
 
 
 def test_rows_are_cut_to_seq_len(tmp_path: Path) -> None:

@@ -88,6 +88,18 @@ def test_micro_batches_and_their_dropout_seeds_are_the_same_for_any_number_of_ra
         assert all(other == seen[0] for other in seen)
 
 
+def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own() -> None:
+    source = _slice_with(np.full(12, 5))
+    plan = _plan(source.lengths(32), global_batch_size=4, micro_batch_size=1)
+    drawn = [
+        part.dropout_seed
+        for seed in (3, 4)
+        for step in (1, 2, 3)
+        for part in make_micro_batches(source, plan.step(step), rank=0, world_size=1, seq_len=32, seed=(seed, step))
+    ]
+    assert len(set(drawn)) == len(drawn) == 24
+
+
 def test_ranks_get_nearly_equal_work() -> None:
     lengths = np.random.default_rng(0).integers(1, 512, size=640)
     plan = _plan(lengths, global_batch_size=64, micro_batch_size=4)
