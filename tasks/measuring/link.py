@@ -9,7 +9,7 @@ from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.workers import Workers
 from tasks.records.link_speed import LinkSpeed
 
-_KIND, _NUM_REPEATS, _SECONDS = "all_reduce", 8, 1.5
+_NUM_REPEATS, _SECONDS = 8, 1.5
 
 
 def measure_link(workers: Workers, cell: Cell) -> LinkSpeed | None:
@@ -17,7 +17,7 @@ def measure_link(workers: Workers, cell: Cell) -> LinkSpeed | None:
     variant = dict(make_trained_arm(cell).variant)
     answers = workers.ask(
         "sweep", variant=variant, doing="measuring the link",
-        kind=_KIND, num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
+        num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
     )  # fmt: skip
     return compute_link_speed(answers[0])
 

@@ -60,7 +60,7 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
             (found,) = ranks.ask("run", ranks=[0], block={**_BLOCK, **block}, variant=_COPY)
             assert found["seconds"] > 0
         assert len(ranks.ask("timers", variant={})) == 2
-        swept = ranks.ask("sweep", variant={}, kind="all_reduce", num_repeats=3, seconds_budget=2.0)
+        swept = ranks.ask("sweep", variant={}, num_repeats=3, seconds_budget=2.0)
         assert {one["backend"] for one in swept} == {"nccl"}
         assert [point["num_bytes"] for point in swept[0]["points"]] == [2**power for power in range(16, 30)]
         ranks.ask("forget")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.process.distributed import Ranks
-from training.step.traffic import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, SEND
+from training.step.traffic import ALL_REDUCE
 
 SWEEP_BYTES = tuple(2**power for power in range(16, 30))
 """Sizes of a sweep: 64 KiB to 512 MiB."""
@@ -25,16 +25,13 @@ _SHARE_OF_FREE_MEMORY = 0.25
 def sweep_exchange(
     ranks: Ranks,
     *,
-    kind: str = ALL_REDUCE,
     sizes: Iterable[int] = SWEEP_BYTES,
     num_repeats: int,
     seconds_budget: float,
     seconds_of_link: Callable[[int], float] | None = None,
 ) -> dict[str, Any]:
-    """Return the seconds of an exchange of fp32 on the group of the gradients, for each size (bytes) that fits.
+    """Return the seconds of an all-reduce of fp32 on the group of the gradients, for each size (bytes) that fits.
 
-    `kind`: all_reduce, all_gather, reduce_scatter, broadcast, or send, which is to the next rank and from the one
-    before; the size is that of the whole tensor, which of a gather is what every rank has in the end.
     `points`: `num_bytes`, `seconds` of every repeat, those of the slowest rank, and `median_seconds`. Every size may
     use an equal share of what is left of the budget, so that small ones get all `num_repeats` and large ones at least
     three; the sweep ends where these would not fit and says so in `stopped_because`, else null. With
@@ -45,7 +42,7 @@ def sweep_exchange(
     ascending = sorted(set(sizes))
     points: list[dict[str, Any]] = []
     # The first exchange of a group connects it, which NCCL may take seconds for.
-    _make_exchange(ranks, kind, ascending[0], seconds_of_link)()
+    _make_exchange(ranks, ascending[0], seconds_of_link)()
     ranks.synchronize()
     started = time.perf_counter()
     stopped_because = None
@@ -54,14 +51,14 @@ def sweep_exchange(
         stopped_because = _explain_stop(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
         if stopped_because is not None:
             break
-        exchange = _make_exchange(ranks, kind, num_bytes, seconds_of_link)
+        exchange = _make_exchange(ranks, num_bytes, seconds_of_link)
         _time_together(ranks, exchange, 1)
         once = _time_together(ranks, exchange, 1)[0]
         affordable = int(left / (len(ascending) - index) / max(once, 1e-9))
         seconds = _time_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), max(num_repeats, 1)))
         points.append({"num_bytes": num_bytes, "seconds": seconds, "median_seconds": float(np.median(seconds))})
     return {
-        "kind": kind,
+        "kind": ALL_REDUCE,
         "world_size": ranks.world_size,
         "backend": ranks.backend,
         "is_slept_for": seconds_of_link is not None,
@@ -87,36 +84,13 @@ def _explain_stop(
     return None
 
 
-def _make_exchange(
-    ranks: Ranks, kind: str, num_bytes: int, seconds_of_link: Callable[[int], float] | None
-) -> Callable[[], Any]:
-    if seconds_of_link is not None and kind == ALL_REDUCE:
+def _make_exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int], float] | None) -> Callable[[], Any]:
+    if seconds_of_link is not None:
         seconds = seconds_of_link(num_bytes)
         return lambda: time.sleep(seconds)
     group: Any = ranks.gradient_group
-    part = make_buffer(ranks, num_bytes // ranks.world_size)
-    whole = part.repeat(ranks.world_size) if kind in (ALL_GATHER, REDUCE_SCATTER) else make_buffer(ranks, num_bytes)
-    exchanges: dict[str, Callable[[], Any]] = {
-        ALL_REDUCE: lambda: dist.all_reduce(whole, group=group),
-        ALL_GATHER: lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        REDUCE_SCATTER: lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        BROADCAST: lambda: dist.broadcast(whole, group=group, group_src=0),
-        SEND: lambda: _send_on(ranks, whole, torch.empty_like(whole), group),
-    }
-    if kind not in exchanges:
-        raise ValueError(f"kind={kind!r}; allowed: {', '.join(exchanges)}")
-    return exchanges[kind]
-
-
-def _send_on(ranks: Ranks, mine: Tensor, its: Tensor, group: Any) -> None:
-    """Send to the next rank and receive from the one before, all in a ring at once."""
-    after, before = ((ranks.rank + step) % ranks.world_size for step in (1, -1))
-    ops = [
-        dist.P2POp(dist.isend, mine, group=group, group_peer=after),
-        dist.P2POp(dist.irecv, its, group=group, group_peer=before),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
+    whole = make_buffer(ranks, num_bytes)
+    return lambda: dist.all_reduce(whole, group=group)
 
 
 def _time_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) -> list[float]:

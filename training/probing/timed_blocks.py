@@ -207,15 +207,13 @@ class BlockRunner:
             dist.barrier()
         return record_timeline(lambda: next(run, None), self._ranks)
 
-    def sweep(self, variant: Variant, *, kind: str, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
+    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
         model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
         # No variant needs to be built for it.
         hardware = select_hardware(find_workload(self._config.workload))
         link = hardware.compute_link_seconds(model_dir, world_size=self._ranks.world_size)
-        return sweep_exchange(
-            self._ranks, kind=kind, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
-        )
+        return sweep_exchange(self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link)
 
     def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
@@ -335,7 +333,7 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "timeline":
         return runner.record_timeline(variant)
     if command == "sweep":
-        return runner.sweep(variant, **{name: asked[name] for name in ("kind", "num_repeats", "seconds_budget")})
+        return runner.sweep(variant, **{name: asked[name] for name in ("num_repeats", "seconds_budget")})
     if command == "forget":
         runner.forget()
         return {}
