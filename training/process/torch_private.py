@@ -1,4 +1,4 @@
-"""What is used of torch that has no public name, in one place: tried on torch 2.10, 2.11, 2.14 and 2.15."""
+"""What is used of torch that has no public name, in one place: tried on torch 2.10, 2.11 and 2.15."""
 
 import json
 import os
