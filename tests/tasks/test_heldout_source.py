@@ -175,5 +175,6 @@ def test_held_out_rows_that_are_a_copy_of_the_others_fail_the_gate(tmp_path: Pat
     edit_json(tmp_path / "raw" / "manifest.json", **source, num_heldout_rows_seen=seen)
     params = {**PARAMS, "dataset": {**PARAMS["dataset"], **source}}
     finding = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
-    assert finding.verdict == verdict
-    assert f"{seen} of 4 held-out rows (path:test.jsonl) say what a row of builtin:docstrings says" in finding.compared
+    assert (finding.verdict, finding.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
+    told = [finding.numbers[name] for name in ("held_out_rows_seen", "held_out_rows", "heldout_source", "source")]
+    assert told == [seen, 4, "path:test.jsonl", "builtin:docstrings"]

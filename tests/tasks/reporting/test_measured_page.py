@@ -54,7 +54,6 @@ def withheld_page(withheld_measured_results: Results) -> Page:
         "1.003x (0.991x to 1.012x)",
         "scatter by 2.1 %",
         STOPPED[0].lower() + STOPPED[1:],
-        "Of the whole training, one run Each cell",
         "2proc 2 6.40 s 9.84 2.50 1.56x 78 % 1.50x to 1.67x (2) 0.3 %",
         # 8 of 42 ms are lost, 0.2 of them not explained.
         "2proc loses 19.0 %",
