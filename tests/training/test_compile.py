@@ -36,7 +36,7 @@ def test_without_a_compiler_it_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
     config = parsed(make_config(tmp_path, tiny_model, slices, compile=True), tmp_path)
-    with pytest.raises(UnfitModelError, match=r"needs a C\+\+ compiler on CPU, .*use compile: false") as caught:
+    with pytest.raises(UnfitModelError, match=r"needs a C\+\+ compiler on cpu, .*use compile: false") as caught:
         causal_lm.prepare(causal_lm.load_model(tiny_model), config)
     assert "\n" not in str(caught.value)
 

@@ -24,8 +24,8 @@ def compile_layers(model: nn.Module, device: str) -> None:
     compilers = [os.environ[variable]] if variable in os.environ else names
     if not any(shutil.which(name) for name in compilers):
         raise UnfitModelError(
-            f"compile: true needs a {language} compiler, and there is no {' or '.join(compilers)}; install one or use "
-            "compile: false"
+            f"compile: true needs a {language} compiler on {device}, and there is no {' or '.join(compilers)}; install "
+            "one or use compile: false"
         )
     # In this process: helpers of its own would outlive a rank that is killed.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -49,7 +49,7 @@ def explain_failed_compilation() -> Iterator[None]:
     except Exception as error:
         if not is_compiler_error(error):
             raise
-        reason = next((line for line in map(str.strip, str(error).splitlines()) if line), type(error).__name__)
+        reason = " ".join(str(error).split())[:300]
         raise UnfitModelError(
-            f"compile: true, but torch cannot compile the model here ({reason[:300]}); use compile: false"
+            f"compile: true, but torch cannot compile the model here ({reason}); use compile: false"
         ) from error

@@ -90,6 +90,18 @@ def make_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fakes_sums_in_fp32() -> bool:
+    """Return whether a product of 16-bit tensors without memory can be added to one in fp32; in 2.11 it cannot."""
+    left, right, total = (torch.empty(2, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
+    with make_fake_mode() as mode:
+        total, left, right = (mode.from_tensor(part) for part in (total, left, right))
+        try:
+            torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        except (TypeError, RuntimeError):
+            return False
+    return True
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """Return what runs operations as if no mode were entered."""
     made: AbstractContextManager[Any] = _disable_current_modes()

@@ -70,10 +70,10 @@ def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _list_kernels(capability: Capability) -> list[tuple[Any, str, Any]]:
     """Return what a GPU would answer otherwise: owner, name, and what answers instead."""
-    has_flash = capability >= FIRST_WITH_FLASH
+    has_flash, fakes_in_fp32 = capability >= FIRST_WITH_FLASH, torch_private.fakes_sums_in_fp32()
     is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     return [
-        (linear_loss, "adds_in_fp32", lambda _: True),
+        (linear_loss, "adds_in_fp32", lambda _: fakes_in_fp32),
         (causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: is_16_bit and has_flash),
         (torch, "is_autocast_enabled", lambda *_: is_enabled("cpu")),
         (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),
