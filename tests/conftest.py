@@ -39,6 +39,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 LONGEST = (
+    "phantom/test_gpu_day.py",
     "museum/test_museum.py",
     "integration/test_snapshot.py",
     "tasks/ranks/launchers/test_ray.py",
