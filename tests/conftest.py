@@ -61,7 +61,6 @@ LONGEST = (
     "training/test_exact.py",
     "tasks/rehearsal/test_largest.py",
     "benchmarks/test_throughput.py",
-    "integration/test_sequence_classification.py",
     "integration/test_instruction.py",
     "museum/test_chaotic.py",
     "tasks/data/builtin/test_corpus.py",
@@ -84,15 +83,12 @@ LONGEST = (
     "tasks/rehearsal/test_rehearsed_step.py",
     "integration/test_download_from_hub.py",
     "tasks/rehearsal/test_observed.py",
-    "integration/test_real_data.py",
     "phantom/test_shapes.py",
     "training/test_deepspeed.py",
     "phantom/test_true_arms.py",
     "chaos/test_checkpoints.py",
     "phantom/test_measuring.py",
     "integration/test_train_stage.py",
-    "integration/test_one_bad_cell.py",
-    "integration/test_twenty_epochs.py",
 )
 """Files that take three quarters of a minute or more, the longest first. Begun first, none is left to one worker at the
 end.

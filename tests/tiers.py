@@ -8,14 +8,9 @@ from pathlib import Path
 
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
-    "integration/test_deepspeed_cell.py",
     "integration/test_instruction.py",
     "integration/test_odd_folder.py",
-    "integration/test_one_bad_cell.py",
-    "integration/test_real_data.py",
-    "integration/test_sequence_classification.py",
     "integration/test_sharded_cell.py",
-    "integration/test_twenty_epochs.py",
     # Several machines: one launcher contract stays.
     "integration/test_two_hosts.py",
     "integration/test_two_raylets.py",

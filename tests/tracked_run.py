@@ -1,6 +1,10 @@
 """A small finished comparison on disk, as the earlier stages leave it: what a tracker is fed from."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, RunFile, SegmentEntry
 from tasks.records.slices import SlicesManifest
+from tasks.services.follower import Followers
+from tasks.services.tracker import follow_cell, log_report
 from training.record.segment_facts import SegmentFacts
 
 NUM_STEPS = 5
 """Steps of each of the two segments."""
+ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
 
 PARAMS: dict[str, Any] = {
@@ -154,3 +161,42 @@ def write(path: Path, value: Any) -> None:
     """Write the value as JSON, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
+
+
+class Place:
+    """A project folder with a finished comparison, tracked where it is told."""
+
+    def __init__(self, folder: Path, kinds: list[str]) -> None:
+        self.folder = folder
+        self.params = tracked_params(kind=kinds)
+        write_comparison(folder, self.params)
+        self.where = {"slices": folder / "slices", "machine": folder / "machine.json"}
+
+    def follow(self) -> contextlib.AbstractContextManager[Followers]:
+        """Follow the training of 2proc."""
+        return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
+
+    def report(self, *, speedup: float | None, is_proven: bool = True, params: Params | None = None) -> None:
+        """Make a report and send it."""
+        results = report_results(self.params, speedup=speedup, is_proven=is_proven)
+        write_report(self.folder / "reports", results)
+        (self.folder / "reports" / "report.md").write_text(f"# Speedup {speedup}\n")
+        (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
+        self.send(results, params)
+
+    def send(self, results: dict[str, Any], params: Params | None = None) -> None:
+        """Send the report that is there."""
+        paths = {"reports": self.folder / "reports", "runs": self.folder / "runs"}
+        log_report(params or self.params, results, **paths, **self.where)
+
+    @staticmethod
+    def events(*steps: int) -> list[dict[str, Any]]:
+        """Return what the ranks of a launch tell of these steps."""
+        return [{"event": "launch_started"}, *map(step_event, steps)]
+
+    def start(self, code: str, *arguments: object) -> "subprocess.Popen[bytes]":
+        """Start a stage's part as a process of its own, which can be killed."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)], cwd=self.folder, env=environment, start_new_session=True
+        )

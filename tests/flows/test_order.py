@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 from dvc.repo import Repo
 
-from flows import ddp_compare
+from flows import ddp_compare, dvc_stage
 from flows.pipeline import list_stages
 from tasks.params import load_params
 
@@ -36,3 +36,17 @@ def test_the_plan_names_the_stages_in_the_order_in_which_they_run(project: Path,
 
 def test_upload_is_last_and_the_report_is_shown_before_it(order_of_flow: list[str]) -> None:
     assert order_of_flow[-2:] == ["(report shown)", "upload"]
+
+
+def test_only_transfers_are_tried_again_and_every_stage_has_its_time(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, dict[str, float]] = {}
+    monkeypatch.setattr(ddp_compare, "run_stage", lambda stage, **options: asked.update({stage: options}))
+    monkeypatch.setattr(ddp_compare, "show_report", lambda: None)
+    ddp_compare.run_stages(load_params(project / "params.yaml"))
+    assert {stage for stage, options in asked.items() if options.get("retries")} == {"download", "upload"}
+    assert all(options["hours"] > 0 for options in asked.values())
+    waits = dvc_stage._run_dvc_stage.retry_delay_seconds
+    assert isinstance(waits, list)
+    assert waits == sorted(set(waits)), "each wait is longer than the last"

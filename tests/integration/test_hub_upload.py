@@ -297,22 +297,17 @@ def test_killed_between_two_epochs_the_next_run_sends_what_is_missing_in_one_com
     assert stage.list_messages("main") == ["initial commit", "tiny: cell 2proc"]
 
 
-def test_hub_down_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(publisher: Publisher) -> None:
+@pytest.mark.parametrize(("kind", "said"), [("503", "HTTP 503"), ("stall", "TimeoutError")])
+def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(
+    kind: FaultKind, said: str, publisher: Publisher
+) -> None:
     publisher.write(FILES)
-    publisher.hub.fail("503", ".", times=1000)
-    ended = publisher.run("-c", IN_HASTE + PUBLISH)
-    assert ended.code == 4
-    assert ended.err.splitlines()[-1].startswith("upload: upload pending: owner/tiny: the Hub could not be reached")
-    assert "(HTTP 503, 4 tries)" in ended.err
-    assert publisher.hub.count("POST /api/repos/create") == 4
-
-
-def test_a_silent_hub_is_not_waited_for_without_end(publisher: Publisher) -> None:
-    publisher.write(FILES)
-    publisher.hub.fail("stall", ".", times=1000)
+    publisher.hub.fail(kind, ".", times=1000)
     ended = publisher.run("-c", IN_HASTE + "network._LIMITS_SECONDS['read'] = 0.2" + PUBLISH)
     assert ended.code == 4
-    assert "(TimeoutError, 4 tries)" in ended.err
+    assert ended.err.splitlines()[-1].startswith("upload: upload pending: owner/tiny: the Hub could not be reached")
+    assert f"({said}, 4 tries)" in ended.err
+    assert publisher.hub.count("POST /api/repos/create") == 4
 
 
 def test_a_token_that_may_not_write_ends_with_exit_code_2_in_one_line(publisher: Publisher) -> None:

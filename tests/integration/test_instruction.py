@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.extras import skip_without
-from tests.hub_server import HubServer
-from tests.integration.test_sequence_classification import OF_CLOCKS
 from tests.workspace import SMALL, Workspace
 from training.record.ledger_file import LEDGER
 
@@ -29,7 +26,14 @@ INSTRUCTIONS = SMALL | {
     "train.packing": True,
 }
 CELLS = ("1proc", "2proc")
-_TOKEN = "hf_canaryCanaryCanaryCanaryCanary02"
+OF_CLOCKS = (
+    "Not data-bound",
+    "Only steps were timed",
+    "Speedup is plausible",
+    "Training bears out the blocks",
+    "Quiet enough to tell",
+)
+"""Gates that a machine on which much else runs may fail."""
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +66,6 @@ def test_every_gate_that_no_clock_decides_passes_and_speed_was_measured(instruct
     assert verdicts == dict.fromkeys(verdicts, "passed")
     assert {"Update equivalence", "Starts from the base model", "Every sample exactly once"} <= set(verdicts)
     assert [arm["cell"] for arm in results["measurement"]["arms"] if not arm["is_wrapped_baseline"]] == list(CELLS)
-
-
-def test_without_seconds_for_a_waterfall_there_is_none_and_the_page_says_so(
-    instructions: Workspace,
-) -> None:
-    measurement = read(instructions, "reports/results.json")["measurement"]
-    assert measurement["waterfalls"] == []
-    assert [arm["arm"] for arm in measurement["arms"]] == list(CELLS)
-    report = (instructions.folder / "reports/report.md").read_text()
-    assert "The waterfall was left out: measure.waterfall_seconds is 0" in report
 
 
 def test_tokens_and_targets_are_counted_exactly_and_the_targets_are_the_responses(instructions: Workspace) -> None:
@@ -114,38 +108,6 @@ def test_the_page_has_what_was_answered_before_and_after_side_by_side(instructio
         assert "### " not in sample["reference"]
         assert set(sample["continuations"]) == {"base", *CELLS}
         assert f"Row {sample['row_id']}" in quality
-
-
-def test_each_epoch_becomes_a_branch_and_the_runs_are_in_wandb_without_training_anew(
-    instructions: Workspace, tmp_path: Path
-) -> None:
-    skip_without("wandb")
-    before = {cell: instructions.launches(cell) for cell in CELLS}
-    # Programs that start anew: where the Hub is, is asked when its client is imported.
-    workspace = Workspace(instructions.folder)
-    workspace.change(
-        {"tracking.kind": ["mlflow", "wandb"], "upload.repo_id": "owner/tiny", "upload.revisions": "per_epoch"}
-    )
-    with HubServer(tokens=(_TOKEN,)) as hub:
-        workspace.repro(WANDB_MODE="offline", **hub.environment(cache=tmp_path / "cache", token=_TOKEN))
-        repo = hub.repos["model", "owner/tiny"]
-        messages = {branch: [message for _, message, _ in commits] for branch, commits in repo.branches.items()}
-    assert messages == {
-        f"epoch-{epoch}": ["initial commit", f"instructions: cell 2proc, epoch-{epoch}"] for epoch in (1, 2)
-    }
-    # The comparison and its cells.
-    assert len(list((instructions.folder / "wandb").glob("offline-run-*"))) == 1 + len(CELLS)
-    assert {cell: instructions.launches(cell) for cell in CELLS} == before
-
-
-def test_other_prompts_are_other_rows_and_need_no_other_data_set(instructions: Workspace) -> None:
-    before = read(instructions, "data/slices/manifest.json")["slices"]["0-160"]
-    instructions.change({"dataset.template": "plain"})
-    instructions.repro("slice")
-    after = read(instructions, "data/slices/manifest.json")["slices"]["0-160"]
-    assert after["num_rows"] >= before["num_rows"]
-    assert after["num_tokens"] < before["num_tokens"]
-    assert len(list((instructions.folder / ".work/download/rows").iterdir())) == 2
 
 
 def test_a_template_of_ones_own_is_watched_as_any_local_file_is(instructions: Workspace) -> None:

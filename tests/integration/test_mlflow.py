@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sqlite3
 import stat
 import subprocess
@@ -24,63 +23,41 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tasks.params import Params
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
 from tasks.services.tracked import PublishedModel
-from tasks.services.tracker import PENDING, follow_cell, log_report, register_published
+from tasks.services.tracker import PENDING, register_published
 from tasks.services.tracker_ui import send_pending
-from tests.tracked_run import (
-    NUM_STEPS,
-    PARAMS,
-    cell_facts,
-    report_results,
-    step_event,
-    tracked_params,
-    write_comparison,
-    write_report,
-)
+from tests.tracked_run import ALL_STEPS, NUM_STEPS, PARAMS, Place, report_results, tracked_params, write_report
+from tests.tracker_stores import STORES, find_closed_port
 from training.process.files import digest_file
 
-ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
-
-class Place:
+class MlflowPlace(Place):
     """A project folder with a finished comparison and a store of its own."""
 
     def __init__(self, folder: Path, empty_store: Path) -> None:
-        self.folder = folder
+        super().__init__(folder, ["mlflow"])
         self.store = folder / "mlflow.db"
         self.store.write_bytes(empty_store.read_bytes())
-        self.params = tracked_params()
-        write_comparison(folder, self.params)
-        self.where = {"slices": folder / "slices", "machine": folder / "machine.json"}
 
-    def follow(self, params: Params | None = None) -> contextlib.AbstractContextManager[following.Followers]:
-        return follow_cell(params or self.params, cell_facts("2proc", self.params), **self.where)
+    @property
+    def client(self) -> Any:
+        from mlflow import MlflowClient
 
-    def report(self, *, speedup: float | None, params: Params | None = None) -> None:
-        results = report_results(self.params, speedup=speedup)
-        write_report(self.folder / "reports", results)
-        used = params or self.params
-        log_report(used, results, reports=self.folder / "reports", runs=self.folder / "runs", **self.where)
+        return MlflowClient(tracking_uri=f"sqlite:///{self.store}")
 
     def runs(self) -> dict[str, Any]:
         """The runs that the UI shows, by name."""
-        from mlflow import MlflowClient
-
-        client = MlflowClient(tracking_uri=f"sqlite:///{self.store}")
-        experiment = client.get_experiment_by_name("ddp-compare")
-        found = client.search_runs([experiment.experiment_id]) if experiment else []
+        experiment = self.client.get_experiment_by_name("ddp-compare")
+        found = self.client.search_runs([experiment.experiment_id]) if experiment else []
         runs = {run.info.run_name: run for run in found}
         assert len(runs) == len(found)
         return runs
 
     def steps(self, cell: str, key: str = "loss") -> list[int]:
         """Every step at which the cell's run has the metric, one entry per stored value."""
-        query = "select step from metrics where run_uuid = ? and key = ? order by step"
-        with contextlib.closing(sqlite3.connect(self.store)) as database:
-            return [step for (step,) in database.execute(query, (self.runs()[cell].info.run_id, key))]
+        return [step for step, _ in STORES["mlflow"].read_values(self.folder)[cell][key]]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,61 +66,22 @@ class Place:
             yield
             database.execute("ROLLBACK")
 
-    @contextlib.contextmanager
-    def busy(self, *, seconds: float) -> Iterator[None]:
-        """Hold the store's lock for so long, again and again, with little room between; begins when it is held."""
-        is_held, is_over = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            while not is_over.is_set():
-                with self.locked():
-                    is_held.set()
-                    is_over.wait(seconds)
-                time.sleep(0.05)
-
-        thread = threading.Thread(target=hold, daemon=True)
-        thread.start()
-        is_held.wait()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-
 
 @pytest.fixture
-def place(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowPlace:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
-    return Place(tmp_path, empty_store)
+    return MlflowPlace(tmp_path, empty_store)
 
 
-def _events(*steps: int) -> list[dict[str, Any]]:
-    return [{"event": "launch_started"}, *map(step_event, steps)]
-
-
-def _wait_until(is_true: Any) -> None:
-    for _ in range(1200):
-        if is_true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("did not happen within a minute")
-
-
-def _train_until_stopped(place: Place) -> None:
+def _train_until_stopped(place: MlflowPlace) -> None:
     with place.follow() as follower:
-        follower.send(_events(1, 2, 3, 4))
+        follower.send(place.events(1, 2, 3, 4))
         raise PreemptedError("stopped")
 
 
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Place) -> None:
+def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: MlflowPlace) -> None:
     place.report(speedup=1.5)
     runs = place.runs()
     parent = runs.pop("small")
@@ -166,17 +104,17 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Pl
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}
-    assert files == {"index.html", "results.json", "charts/speedup.svg", *tables}
+    assert files == {"index.html", "report.md", "results.json", "charts/speedup.svg", *tables}
 
 
-def test_a_cell_has_system_metrics_of_its_blocks_once(place: Place) -> None:
+def test_a_cell_has_system_metrics_of_its_blocks_once(place: MlflowPlace) -> None:
     reading = {"started_at": 1.7e9, "cores_used": [0.5, 0.75], "host_gib": None, "gpu_utilisations": [None, 0.9]}
     absent = dict.fromkeys(("gpu_watts", "gpu_memory_gib"))
     readings = [{**reading, **absent, "started_at": 1.7e9 + number} for number in range(3)]
     results = {**report_results(place.params, speedup=1.5), "hardware": [{"cell": "2proc", "readings": readings}]}
     write_report(place.folder / "reports", results)
     for _ in range(2):
-        log_report(place.params, results, reports=place.folder / "reports", runs=place.folder / "runs", **place.where)
+        place.send(results)
     assert place.steps("2proc", "system/rank_1_cpu_utilization_percentage") == [1, 2, 3]
     metrics = place.runs()["2proc"].data.metrics
     assert {key: value for key, value in metrics.items() if key.startswith("system/")} == {
@@ -187,9 +125,7 @@ def test_a_cell_has_system_metrics_of_its_blocks_once(place: Place) -> None:
     assert not [key for key in place.runs()["1proc"].data.metrics if key.startswith("system/")]
 
 
-def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(place: Place) -> None:
-    from mlflow import MlflowClient
-
+def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(place: MlflowPlace) -> None:
     place.report(speedup=1.5)
     published = PublishedModel(
         name="small", cell="2proc", source="https://hub.example/me/small/tree/abc",
@@ -197,26 +133,24 @@ def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(
     )  # fmt: skip
     for _ in range(2):
         register_published(place.params, published)
-    (version,) = MlflowClient(tracking_uri=f"sqlite:///{place.store}").search_model_versions("name = 'small'")
+    (version,) = place.client.search_model_versions("name = 'small'")
     assert version.source == published.source
     assert version.run_id == place.runs()["2proc"].info.run_id
 
 
 def test_a_registry_that_is_gone_costs_the_publication_one_warning(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: MlflowPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    params = tracked_params(uri=f"http://127.0.0.1:{_closed_port()}")
+    params = tracked_params(uri=f"http://127.0.0.1:{find_closed_port()}")
     register_published(params, PublishedModel(name="small", cell="2proc", source="x", results_digest="y"))
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert warning.endswith("what was published is not registered there")
 
 
-def test_the_tables_are_those_of_the_last_report(place: Place) -> None:
+def test_the_tables_are_those_of_the_last_report(place: MlflowPlace) -> None:
     for speedup in (1.5, 1.75):
         place.report(speedup=speedup)
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{place.store}")
+    client = place.client
     run = place.runs()["small"]
     assert "tables/gates.json" in run.data.tags["mlflow.loggedArtifacts"]
     cells = client.load_table(run.info.experiment_id, "tables/cells.json", [run.info.run_id])
@@ -227,57 +161,30 @@ def test_the_tables_are_those_of_the_last_report(place: Place) -> None:
     assert epochs["epoch"].tolist() == [1, 2, 1, 2]
 
 
-def test_steps_appear_while_the_cell_trains(place: Place) -> None:
-    with place.follow() as follower:
-        follower.send(_events(1, 2))
-        _wait_until(lambda: place.steps("2proc") == [1, 2])
-        assert place.runs()["2proc"].info.status == "RUNNING"
-    assert place.runs()["2proc"].info.status == "FINISHED"
-
-
-def test_a_resumed_cell_goes_on_in_its_run_without_gap_or_duplicate(place: Place) -> None:
+def test_a_resumed_cell_goes_on_in_its_run_without_gap_or_duplicate(place: MlflowPlace) -> None:
     with pytest.raises(PreemptedError):
         _train_until_stopped(place)
     first = place.runs()["2proc"]
     assert first.info.status == "KILLED"
     # The checkpoint was that of step 2: steps 3 and 4 are trained, and streamed, again.
     with place.follow() as follower:
-        follower.send(_events(3, 4, 5, 6))
-        follower.send(_events(7, 8, 9, 10))
+        follower.send(place.events(3, 4, 5, 6))
+        follower.send(place.events(7, 8, 9, 10))
     again = place.runs()["2proc"]
     assert (again.info.run_id, again.info.status) == (first.info.run_id, "FINISHED")
     assert place.steps("2proc") == ALL_STEPS
 
 
-def test_steps_that_never_arrived_are_filled_in_from_the_finished_segments(place: Place) -> None:
+def test_steps_that_never_arrived_are_filled_in_from_the_finished_segments(place: MlflowPlace) -> None:
     with place.follow() as follower:
-        follower.send(_events(4, 5))
+        follower.send(place.events(4, 5))
         follower.replay(sorted((place.folder / "runs" / "2proc" / "segments").iterdir()))
     assert place.steps("2proc") == ALL_STEPS
     assert place.steps("2proc", "epoch/loss") == [NUM_STEPS, 2 * NUM_STEPS]
 
 
-def test_an_unreachable_server_costs_one_warning_and_is_caught_up_with(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary@127.0.0.1:{_closed_port()}")
-    with place.follow() as follower:
-        follower.send(_events(*ALL_STEPS))
-        time.sleep(0.5)
-    place.report(speedup=1.5)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [message.count("\n") for message in warnings] == [0, 0]
-    assert "canary" not in caplog.text
-    assert "canary" not in PENDING.read_text()
-    assert send_pending(place.params) is False
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert send_pending(place.params) is True
-    assert place.steps("2proc") == ALL_STEPS
-    assert not PENDING.exists()
-
-
-def test_a_missed_report_is_dropped_when_its_cells_were_trained_anew(place: Place) -> None:
-    place.report(speedup=1.5, params=tracked_params(uri=f"http://127.0.0.1:{_closed_port()}"))
+def test_a_missed_report_is_dropped_when_its_cells_were_trained_anew(place: MlflowPlace) -> None:
+    place.report(speedup=1.5, params=tracked_params(uri=f"http://127.0.0.1:{find_closed_port()}"))
     run = place.folder / "runs" / "1proc" / "run.json"
     run.write_text(run.read_text() + "\n")
     assert send_pending(place.params) is True
@@ -286,13 +193,13 @@ def test_a_missed_report_is_dropped_when_its_cells_were_trained_anew(place: Plac
 
 
 def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: MlflowPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(following, "OPEN_SECONDS", 0.5)
     monkeypatch.setattr(following, "CLOSE_SECONDS", 0.5)
     # Far below the 20 seconds that MLflow itself waits for the lock: a real bound, not a stopwatch.
     with place.locked(), place.follow() as follower:
-        follower.send(_events(*ALL_STEPS))
+        follower.send(place.events(*ALL_STEPS))
         follower.replay([])
         (worker,) = [thread for thread in threading.enumerate() if thread.name == "tracker"]
         assert worker.is_alive()
@@ -302,23 +209,8 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
     assert place.steps("2proc") == ALL_STEPS
 
 
-@pytest.mark.slow
-def test_a_store_that_answers_late_holds_up_nobody_and_gets_every_value_once(place: Place) -> None:
-    with place.busy(seconds=0.5), place.follow() as follower:
-        for step in ALL_STEPS:
-            # In the thread that follows the ranks; it would stand here for half a second if it waited for the store.
-            follower.send(_events(step))
-        (only,) = follower._followers
-        assert len(only._steps) > 0, "the store has not taken what was handed over"
-        follower.replay(sorted((place.folder / "runs" / "2proc" / "segments").iterdir()))
-    place.report(speedup=1.5)
-    for key in ("loss", "num_tokens", "learning_rate"):
-        assert place.steps("2proc", key) == ALL_STEPS
-    assert place.runs()["2proc"].info.status == "FINISHED"
-
-
 def test_a_training_that_was_asked_to_stop_does_not_wait_for_its_tracker(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: MlflowPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "OPEN_SECONDS", 0.2)
     monkeypatch.setattr(following, "CLOSE_SECONDS", 60.0)
@@ -334,26 +226,11 @@ def test_a_training_that_was_asked_to_stop_does_not_wait_for_its_tracker(
     assert place.steps("2proc") == ALL_STEPS
 
 
-def test_a_speedup_that_is_withheld_later_vanishes_with_the_files_that_showed_it(place: Place) -> None:
-    place.report(speedup=1.5)
-    before = place.runs()
-    place.report(speedup=None)
-    after = place.runs()
-    assert set(after) == set(before)
-    assert not {run.info.run_id for run in after.values()} & {run.info.run_id for run in before.values()}
-    assert not [key for run in after.values() for key in run.data.metrics if "speedup" in key]
-    assert after["small"].data.tags["gate.Same rows same work"].startswith("failed")
-    assert after["small"].data.tags["speedup.2proc"] == "withheld: Same rows, same work"
-    assert after["2proc"].data.tags["speedup"] == "withheld: Same rows, same work"
-    assert after["1proc"].data.tags["speedup"] == "proven"
-    assert place.steps("1proc") == ALL_STEPS
-
-
 @contextlib.contextmanager
-def _ui(place: Place, project: Path) -> Iterator[tuple[int, dict[str, str], int]]:
+def _ui(place: MlflowPlace, project: Path) -> Iterator[tuple[int, dict[str, str], int]]:
     """Serve the UI as `make mlflow` does; yield its port, what it asks for and its pid."""
     (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
-    port = _closed_port()
+    port = find_closed_port()
     environment = {**os.environ, "PYTHONPATH": str(project), "MLFLOW_PORT": str(port)}
     server = subprocess.Popen(
         [sys.executable, "-m", "tasks.services.tracker_ui"],
@@ -372,9 +249,9 @@ def _ui(place: Place, project: Path) -> Iterator[tuple[int, dict[str, str], int]
 @pytest.fixture(scope="module")
 def ui(
     tmp_path_factory: pytest.TempPathFactory, empty_store: Path, project: Path
-) -> Iterator[tuple[Place, int, dict[str, str], int]]:
+) -> Iterator[tuple[MlflowPlace, int, dict[str, str], int]]:
     """The UI of a comparison with a speedup of 1.5: the place, the port, what it asks for and its pid."""
-    place = Place(tmp_path_factory.mktemp("ui"), empty_store)
+    place = MlflowPlace(tmp_path_factory.mktemp("ui"), empty_store)
     with contextlib.chdir(place.folder):
         place.report(speedup=1.5)
     with _ui(place, project) as (port, access, pid):
@@ -383,24 +260,38 @@ def ui(
 
 @pytest.mark.slow
 def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables(
-    ui: tuple[Place, int, dict[str, str], int], project: Path, browser: Browser
+    ui: tuple[MlflowPlace, int, dict[str, str], int], browser: Browser
 ) -> None:
     place, port, access, _ = ui
     assert "<title>MLflow</title>" in _read(port, "/", access)
-    page = browser.new_page(http_credentials={
-        "username": access["MLFLOW_TRACKING_USERNAME"], "password": access["MLFLOW_TRACKING_PASSWORD"],
-    })  # fmt: skip
+    signed_in = {name: access[f"MLFLOW_TRACKING_{name.upper()}"] for name in ("username", "password")}
+    page = browser.new_page(viewport={"width": 1280, "height": 1600}, http_credentials=signed_in)
     page.goto(f"http://127.0.0.1:{port}/runs")
     expect(page.locator("body")).to_contain_text("small", timeout=60_000)
     expect(page.locator("body")).to_contain_text("3 matching runs")
     run = place.runs()["small"]
-    assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p>report</p>"
-    _look_at_the_ui(browser, port, access, place.runs(), project / "test-artifacts")
+    assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p># Speedup 1.5</p>"
+    parent = run.info
+    cells, experiments = (
+        urllib.parse.quote(json.dumps(ids))
+        for ids in ([place.runs()[cell].info.run_id for cell in place.params.cells], [parent.experiment_id])
+    )
+    at = f"http://127.0.0.1:{port}/#"
+    page.goto(f"{at}/compare-runs?runs={cells}&experiments={experiments}")
+    # Names in one column, then the cells' values beside each other.
+    body = page.locator("body")
+    expect(body).to_contain_text("final/tokens_per_second", timeout=60_000)
+    text = body.inner_text()
+    for shown in ("world_size\t1\t2", "1000\n2000\n", "1.5\n1.5\n"):
+        assert shown in text
+    page.goto(f"{at}/experiments/{parent.experiment_id}/runs/{parent.run_id}/artifacts/tables/gates.json")
+    expect(page.get_by_text("1,600 rows and 1,600 rows")).to_be_visible(timeout=60_000)
+    page.close()
 
 
 @pytest.mark.slow
 def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(
-    ui: tuple[Place, int, dict[str, str], int], project: Path
+    ui: tuple[MlflowPlace, int, dict[str, str], int], project: Path
 ) -> None:
     place, port, access, pid = ui
     create = {"path": "/api/2.0/mlflow/experiments/create", "body": {"name": "of somebody else"}}
@@ -442,37 +333,6 @@ def _refused(port: int, asked: dict[str, Any], access: dict[str, str] | None = N
     with pytest.raises(urllib.error.HTTPError) as refusal:
         _read(port, asked["path"], access, body=asked.get("body"), **headers)
     return refusal.value.code
-
-
-def _look_at_the_ui(browser: Browser, port: int, access: dict[str, str], runs: dict[str, Any], artifacts: Path) -> None:
-    parent = runs["small"].info
-    cells, experiments = (
-        urllib.parse.quote(json.dumps(ids))
-        for ids in ([runs[cell].info.run_id for cell in ("1proc", "2proc")], [parent.experiment_id])
-    )
-    page = browser.new_page(
-        viewport={"width": 1280, "height": 1600},
-        http_credentials={
-            "username": access["MLFLOW_TRACKING_USERNAME"],
-            "password": access["MLFLOW_TRACKING_PASSWORD"],
-        },
-    )
-    page.goto(f"http://127.0.0.1:{port}/#/compare-runs?runs={cells}&experiments={experiments}")
-    # Names in one column, then the cells' values beside each other.
-    body = page.locator("body")
-    expect(body).to_contain_text("final/tokens_per_second", timeout=60_000)
-    text = body.inner_text()
-    assert "world_size\t1\t2" in text
-    assert "1000\n2000\n" in text
-    assert "1.5\n1.5\n" in text
-    artifacts.mkdir(exist_ok=True)
-    page.screenshot(path=artifacts / "mlflow-cells.png", full_page=True)
-    page.goto(
-        f"http://127.0.0.1:{port}/#/experiments/{parent.experiment_id}/runs/{parent.run_id}/artifacts/tables/gates.json"
-    )
-    expect(page.get_by_text("1,600 rows and 1,600 rows")).to_be_visible(timeout=60_000)
-    page.screenshot(path=artifacts / "mlflow-gates.png")
-    page.close()
 
 
 def _page(address: str, server: subprocess.Popen[bytes]) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.ddp_compare import run_stages
 from tests.flows.toy_project import BIN, PROJECT, ToyProject, free_port, make_toy_project, wait_for
 from tests.flows.toy_training import ToyTraining, make_toy_training
 from tests.integration.prefect_api import Api
@@ -108,14 +107,6 @@ trouble()
 """
 
 
-_SERVING = """
-from flows.ddp_compare import ddp_compare
-
-if __name__ == "__main__":  # the runner's processes import this file, too
-    ddp_compare.serve(name="here", limit=1)
-"""
-
-
 def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_long_are_ended(
     toy: ToyProject, api: Api
 ) -> None:
@@ -139,22 +130,7 @@ def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_l
     assert set(api.states(api.last_flow_run()).values()) == {"Failed", "TimedOut"}
 
 
-def test_flow_serve_needs_neither_pool_nor_worker(toy: ToyProject, api: Api) -> None:
-    mark = new_mark()
-    (toy.folder / "serving.py").write_text(_SERVING)
-    with none_left_of(mark), toy.running("serving", **api.environment, **mark):
-        wait_for(lambda: api.ask("deployments/filter"), seconds=180, what=f"it is served; said: {toy.output()}")
-        (deployment,) = api.ask("deployments/filter")
-        run = api.ask(f"deployments/{deployment['id']}/create_flow_run")
-        wait_for(
-            lambda: api.read(f"flow_runs/{run['id']}")["state_type"] in ("COMPLETED", "FAILED", "CRASHED"),
-            seconds=240,
-            what=f"the run has ended; said: {toy.output()}",
-        )
-        assert api.read(f"flow_runs/{run['id']}")["state_type"] == "COMPLETED", toy.output()
-
-
-def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy: ToyProject, tmp_path: Path) -> None:
+def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy: ToyProject) -> None:
     mark = new_mark()
     toy.change("params.yaml", "seed: 1", "seed: 77")
     (toy.folder / "slow.txt").unlink(missing_ok=True)
@@ -175,18 +151,3 @@ def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy:
         assert toy.flow(**api.environment).returncode == 0
         states = [run["state_type"] for run in api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=2)]
         assert states == ["COMPLETED", "CRASHED"]
-
-
-def test_only_transfers_are_tried_again_and_every_stage_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import ddp_compare, dvc_stage
-    from tasks.params import load_params
-
-    asked: dict[str, dict[str, float]] = {}
-    monkeypatch.setattr(ddp_compare, "run_stage", lambda stage, **options: asked.update({stage: options}))
-    monkeypatch.setattr(ddp_compare, "show_report", lambda: None)
-    run_stages(load_params(PROJECT / "params.yaml"))
-    assert {stage for stage, options in asked.items() if options.get("retries")} == {"download", "upload"}
-    assert all(options["hours"] > 0 for options in asked.values())
-    waits = dvc_stage._run_dvc_stage.retry_delay_seconds
-    assert isinstance(waits, list)
-    assert waits == sorted(set(waits)), "each wait is longer than the last"

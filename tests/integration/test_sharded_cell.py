@@ -1,6 +1,7 @@
 """A whole comparison with strategies whose ranks share the model: measured, trained, certified, gated, reported."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,28 @@ from tests.museum.stage_process import run_elsewhere
 
 pytestmark = pytest.mark.slow
 
+_FORKED = {"world_size": 2, "launcher": "forked"}
+_SHARED = {
+    "2proc": ({"strategy": "fsdp2"}, "all-gathers"),
+    "2stages": ({"strategy": "pipeline"}, "messages from the first rank of 2 stages"),
+}
+_OF_DEEPSPEED = {
+    "2zero2": ({"strategy": "deepspeed", "options": {"offload": "cpu"}}, "all-reduces"),
+    "2zero3": ({"strategy": "deepspeed", "options": {"stage": 3, "whole_below": 1000}}, "reduce-scatters"),
+}
+"""Cell -> what it is, and the exchanges that are told of it."""
+
 
 def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_is_not_available_for_them(
     tmp_path: Path, project: Path
 ) -> None:
     run_elsewhere(make_project, tmp_path / "blank", project, Size())
     copy = copy_project(tmp_path / "blank", tmp_path / "compared")
+    cells = _SHARED | (_OF_DEEPSPEED if find_spec("deepspeed") else {})
     change_params(
         copy,
         {
-            "cells.2proc": {"strategy": "fsdp2", "world_size": 2, "launcher": "forked"},
-            "cells.2stages": {"strategy": "pipeline", "world_size": 2, "launcher": "forked"},
+            **{f"cells.{cell}": {**_FORKED, **what} for cell, (what, _) in cells.items()},
             "measure": {
                 "speed": True,
                 "max_seconds": 4,
@@ -32,11 +44,11 @@ def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_
             | {"others_share": 1, "advice": False},
         },
     )
-    outcome = compare(copy, (*CELLS, "2stages"))
+    outcome = compare(copy, tuple(dict.fromkeys((*CELLS, *cells))))
     assert outcome.refusal is None, outcome.says
     assert set(outcome.failed_gates) <= {"Every rank has a device of its own", *ABOUT_SECONDS}, outcome.says
     assert outcome.results is not None
-    for cell, exchanges in (("2proc", "all-gathers"), ("2stages", "messages from the first rank of 2 stages")):
+    for cell, (_, exchanges) in cells.items():
         findings = {
             gate["name"]: one
             for gate in outcome.results["gates"]
@@ -49,19 +61,20 @@ def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_
         ):  # fmt: skip
             assert findings[name]["verdict"] == "passed", findings[name]
         assert exchanges in findings["Gradients were synchronised"]["compared"]
-        assert "hold one copy of the state between them" in findings["Same parameters on all ranks"]["compared"]
+        if cell in _SHARED:
+            assert "hold one copy of the state between them" in findings["Same parameters on all ranks"]["compared"]
     # Its lines are broken where they are too long.
     report = " ".join((copy / "reports" / "report.md").read_text().split())
     assert "2proc: A waterfall: not available for the strategy fsdp2" in report
-    (fall,) = outcome.results["measurement"]["waterfalls"]
-    assert (fall["cell"], fall["parts"][0]["name"]) == ("2stages", "waiting for other stages")
+    falls = {fall["cell"]: fall["parts"][0]["name"] for fall in outcome.results["measurement"]["waterfalls"]}
+    assert falls["2stages"] == "waiting for other stages"
     assert "2stages: A waterfall: not available" not in str(outcome.results["measurement"])
-    (waits,) = outcome.results["measurement"]["waits"]
+    (waits,) = (one for one in outcome.results["measurement"]["waits"] if one.startswith("2stages: "))
     assert waits.startswith("2stages: its ranks wait for each other ")
     assert waits in report
     memory = {one["cell"]: one for one in outcome.results["measurement"]["memory"]}
-    assert {cell: len(one["ranks"]) for cell, one in memory.items()} == {"1proc": 1, "2proc": 2, "2stages": 2}
-    for one in memory.values():
+    assert {cell: len(one["ranks"]) for cell, one in memory.items()} == {"1proc": 1, **dict.fromkeys(cells, 2)}
+    for one in (memory[cell] for cell in ("1proc", *_SHARED)):
         assert one["not_predicted"] is None
         most = max(rank["allocated_gib"] for rank in one["ranks"])
         assert sum(one["predicted"].values()) == pytest.approx(most, rel=0.15), one

@@ -10,8 +10,8 @@ import pytest
 
 from tasks.services.tracker import PENDING
 from tasks.services.tracker_ui import send_pending
-from tests.integration.test_trackers import ALL_STEPS, REPORT, Place
-from tests.tracked_run import step_event
+from tests.integration.test_trackers import REPORT
+from tests.tracked_run import ALL_STEPS, Place, step_event
 from tests.tracker_stores import find_closed_port, require_tracker
 from tests.wandb_server import KEY, WandbServer
 
