@@ -214,7 +214,7 @@ MUTANTS = [
     _mutant(
         "tasks.inputs.damage:require_whole", _return(None), "tasks/inputs/test_damage.py", "tasks/test_evaluate.py"
     ),
-    _mutant("tasks.train:plan_segments", lambda of, *a, **k: of(*a, **{**k, "machine": ""}), "tasks/test_train.py"),
+    _mutant("tasks.train:plan_segments", lambda of, *a, **k: of(*a, **{**k, "machine": ""}), "tasks/test_kept_work.py"),
     # tasks/ranks, process, services, machine
     _mutant("tasks.ranks.watchdog:Watchdog._compute_patience", _return(0.0), "tasks/ranks/test_watchdog.py"),
     _mutant(

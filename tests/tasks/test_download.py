@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import json
 import logging
@@ -24,6 +25,7 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records import sorted_numbers
+from tests.conftest import PROJECT
 from training.process.files import digest_file, digest_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
@@ -36,14 +38,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def defaults(project: Path) -> dict[str, Any]:
-    return load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+@functools.cache
+def _read_defaults() -> dict[str, Any]:
+    return load_params(PROJECT / "presets" / "embedded.yaml").model_dump(mode="json")
 
 
-def ask(defaults: dict[str, Any], dataset: dict[str, Any] | None = None, **changes: Any) -> Params:
+def ask(dataset: dict[str, Any] | None = None, **changes: Any) -> Params:
     """Return the default comparison of rows 0-20 and 20-30, with another data set."""
-    changed = {**defaults, "ranges": ["0-20"], "heldout": "20-30", **changes}
+    changed = {**_read_defaults(), "ranges": ["0-20"], "heldout": "20-30", **changes}
     if dataset is not None:
         changed["dataset"] = dataset
     return Params.model_validate(changed)
@@ -76,7 +78,7 @@ def as_lines(texts: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "parquet of categories", "parquet of large strings"])
-def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(defaults: dict[str, Any], kind: str) -> None:
+def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(kind: str) -> None:
     types = {
         "parquet of categories": pa.dictionary(pa.int32(), pa.string()),
         "parquet of large strings": pa.large_string(),
@@ -85,7 +87,7 @@ def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(defaul
         source = jsonl([{"other": 1, "text": text} for text in TEXTS[:9]] + [b"", b"  "] + as_lines(TEXTS[9:]))
     else:
         source = parquet({"other": range(40), "text": pa.array(TEXTS).cast(types.get(kind, pa.string()))})
-    rows, manifest = rows_and_manifest(ask(defaults, source))
+    rows, manifest = rows_and_manifest(ask(source))
     assert rows == [{"row_id": number, "text": text, "fault": None} for number, text in enumerate(TEXTS[:30])]
     digest = hashlib.sha256(b"".join(text.encode() + b"\0" for text in TEXTS[:30])).hexdigest()
     assert (manifest["num_rows"], manifest["digest"], manifest["kind"]) == (30, digest, "path")
@@ -94,61 +96,48 @@ def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(defaul
     assert (schema.names, schema.types) == (["row_id", "text", "fault"], [pa.int64(), pa.string(), pa.string()])
 
 
-def test_the_builtin_rows_are_the_corpus_and_name_its_packages(
-    defaults: dict[str, Any], builtin_rows: list[str]
-) -> None:
-    rows, manifest = rows_and_manifest(ask(defaults))
-    assert [row["text"] for row in rows] == builtin_rows[:30]
-    assert manifest["label"] == "docstrings of the installed packages (built-in)"
-    assert {"torch", "numpy"} <= set(manifest["packages"])
-
-
 BAD_TEXTS = [(None, "null"), ("", "blank"), (" \n\t\u00a0", "blank"), ("a\0b", "nul"), ("a\ud800b", "surrogate")]
 
 
 @pytest.mark.parametrize(("value", "fault"), BAD_TEXTS)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(
-    defaults: dict[str, Any], kind: str, value: Any, fault: str
-) -> None:
+def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(kind: str, value: Any, fault: str) -> None:
     if (kind, fault) == ("parquet", "surrogate"):
         pytest.skip("parquet holds UTF-8 and so no surrogate")
     texts = with_value(value)
     source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
-    rows, manifest = rows_and_manifest(ask(defaults, source))
+    rows, manifest = rows_and_manifest(ask(source))
     assert rows[7] == {"row_id": 7, "text": "", "fault": fault}
     assert [row["text"] for row in rows if row["fault"] is None] == TEXTS[:7] + TEXTS[8:30]
     assert (manifest["num_rows"], manifest["quarantined"], manifest["num_cut_rows"]) == (30, {fault: 1}, 0)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_row_of_ten_megabytes_is_cut(defaults: dict[str, Any], kind: str) -> None:
+def test_a_row_of_ten_megabytes_is_cut(kind: str) -> None:
     texts = with_value("xy" * 5_000_000)
     source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
-    rows, manifest = rows_and_manifest(ask(defaults, source))
+    rows, manifest = rows_and_manifest(ask(source))
     assert rows[7] == {"row_id": 7, "text": "xy" * (MAX_CHARACTERS // 2), "fault": "cut"}
     assert (manifest["quarantined"], manifest["num_cut_rows"]) == ({}, 1)
 
 
-def test_rows_that_are_left_out_are_no_duplicates(defaults: dict[str, Any]) -> None:
+def test_rows_that_are_left_out_are_no_duplicates() -> None:
     texts = [f"Text {number}" for number in range(80)]
     texts[3] = texts[4] = texts[61] = " "
-    _, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-80"))
+    _, manifest = rows_and_manifest(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-80"))
     assert manifest["quarantined"] == {"blank": 3}
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (0, 0)
 
 
-def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_do_not_count(
-    defaults: dict[str, Any],
-) -> None:
+def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_do_not_count() -> None:
     texts = with_value(None, at=29)
     texts[3] = texts[11] = texts[35] = " "
     with pytest.raises(
         DataError, match=r"2 rows are empty or white space, the first is row 3; 1 row is null, .* row 29"
     ):
-        rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
+        rows_and_manifest(ask(jsonl(as_lines(texts))))
     good = [*as_lines(TEXTS[:30]), {"text": None}, b"{", b"\xff"]
-    assert len(rows_and_manifest(ask(defaults, jsonl(good)))[0]) == 30
+    assert len(rows_and_manifest(ask(jsonl(good)))[0]) == 30
 
 
 BAD_LINES = [
@@ -164,122 +153,109 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "said"), BAD_LINES, ids=[said for _, said in BAD_LINES])
-def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_number(defaults: dict[str, Any], line: bytes, said: str) -> None:
+def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_number(line: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        rows_and_manifest(ask(defaults, jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
+        rows_and_manifest(ask(jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
 
 
-def test_a_parquet_file_without_the_column_names_those_it_has(defaults: dict[str, Any]) -> None:
+def test_a_parquet_file_without_the_column_names_those_it_has() -> None:
     with pytest.raises(DataError, match=r"no column 'text'; the columns there are: body, id; set dataset.text_column"):
-        rows_and_manifest(ask(defaults, parquet({"id": range(40), "body": TEXTS})))
-    rows, _ = rows_and_manifest(ask(defaults, {"source": "path:rows.parquet", "text_column": "body"}))
+        rows_and_manifest(ask(parquet({"id": range(40), "body": TEXTS})))
+    rows, _ = rows_and_manifest(ask({"source": "path:rows.parquet", "text_column": "body"}))
     assert rows[0]["text"] == TEXTS[0]
 
 
 @pytest.mark.parametrize("values", [list(range(40)), [1.5] * 40, [b"bytes"] * 40, [["a"]] * 40])
-def test_a_parquet_column_that_holds_no_strings_is_refused(defaults: dict[str, Any], values: list[Any]) -> None:
+def test_a_parquet_column_that_holds_no_strings_is_refused(values: list[Any]) -> None:
     with pytest.raises(DataError, match=r"column 'text' holds .*; allowed: strings"):
-        rows_and_manifest(ask(defaults, parquet({"text": values})))
+        rows_and_manifest(ask(parquet({"text": values})))
 
 
-def test_a_parquet_string_that_is_not_utf8_is_refused_by_its_row(defaults: dict[str, Any]) -> None:
+def test_a_parquet_string_that_is_not_utf8_is_refused_by_its_row() -> None:
     raw = pa.array([text.encode() for text in with_value("x")], pa.binary()).to_pylist()
     raw[7] = b"\xff\xfe"
     unchecked = pa.Array.from_buffers(pa.string(), 40, pa.array(raw, pa.binary()).buffers())
     with pytest.raises(DataError, match="row 7 is not UTF-8"):
-        rows_and_manifest(ask(defaults, parquet({"text": unchecked})))
+        rows_and_manifest(ask(parquet({"text": unchecked})))
 
 
 @pytest.mark.parametrize("content", [b"", b"text\nhello\n", b"PAR1" + b"\0" * 100 + b"PAR1"])
-def test_a_file_that_is_no_parquet_is_refused(defaults: dict[str, Any], content: bytes) -> None:
+def test_a_file_that_is_no_parquet_is_refused(content: bytes) -> None:
     Path("rows.parquet").write_bytes(content)
     with pytest.raises(DataError, match="no readable parquet file"):
-        rows_and_manifest(ask(defaults, {"source": "path:rows.parquet"}))
+        rows_and_manifest(ask({"source": "path:rows.parquet"}))
 
 
 @pytest.mark.parametrize("count", [0, 1, 29])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_too_few_rows_name_the_number_needed_and_the_number_there(
-    defaults: dict[str, Any], kind: str, count: int
-) -> None:
+def test_too_few_rows_name_the_number_needed_and_the_number_there(kind: str, count: int) -> None:
     texts = TEXTS[:count]
     source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": pa.array(texts, pa.string())})
     with pytest.raises(
         ConfigurationError, match=rf"need 30 rows, and {source['source']} has {count}; allowed: 0-{count}"
     ):
-        rows_and_manifest(ask(defaults, source))
+        rows_and_manifest(ask(source))
 
 
-def test_repeated_texts_are_kept_and_counted(defaults: dict[str, Any]) -> None:
-    texts = list(TEXTS)
-    texts[4] = texts[9] = TEXTS[2]
-    texts[22] = TEXTS[2]  # a held-out row that is trained on
-    rows, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
-    assert [row["text"] for row in rows] == texts[:30]
-    assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 1)
-
-
-def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen(defaults: dict[str, Any]) -> None:
+def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_seen() -> None:
     texts = list(TEXTS)
     texts[22], texts[23] = TEXTS[2].upper(), f"\t {TEXTS[3]}".replace(" ", "\u00a0\n") + "  "
     texts[24] = TEXTS[4].replace("e", "\uff45")  # a wide letter
     assert not {*texts[22:25]} & {*TEXTS}
-    rows, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
+    rows, manifest = rows_and_manifest(ask(jsonl(as_lines(texts))))
     assert [row["text"] for row in rows] == texts[:30]
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 3)
 
 
-def test_repeated_texts_are_counted_whatever_fits_into_memory(
-    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_texts_are_counted_whatever_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_RUN", 4), ("_MARK_EVERY", 2), ("_WINDOW", 4)):
         monkeypatch.setattr(sorted_numbers, name, value)
     texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
-    _, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
+    _, manifest = rows_and_manifest(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
     assert manifest["num_duplicate_rows"] == 90 - len(set(texts[:90])) > 10
     assert manifest["num_heldout_rows_seen"] == sum(text in texts[:60] for text in texts[60:90]) > 10
 
 
 def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix(
-    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = []
     read_source_values = row_store.read_source_values
     monkeypatch.setattr(
         row_store, "read_source_values", lambda *args, **named: read.append(1) or read_source_values(*args, **named)
     )
-    first, _ = rows_and_manifest(ask(defaults))
+    first, _ = rows_and_manifest(ask())
     shutil.rmtree("data")
     with caplog.at_level(logging.INFO):
-        fewer, manifest = rows_and_manifest(ask(defaults, heldout="20-25"))
+        fewer, manifest = rows_and_manifest(ask(heldout="20-25"))
     assert "reused the 30 rows" in caplog.text
     assert (len(read), fewer, manifest["num_rows"]) == (1, first[:25], 25)
-    more, _ = rows_and_manifest(ask(defaults, heldout="20-35"))
+    more, _ = rows_and_manifest(ask(heldout="20-35"))
     assert (len(read), more[:30]) == (2, first)
 
 
-def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing(defaults: dict[str, Any]) -> None:
+def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing() -> None:
     source = jsonl(as_lines(TEXTS))
-    first, _ = rows_and_manifest(ask(defaults, source))
+    first, _ = rows_and_manifest(ask(source))
     with pytest.raises(ConfigurationError):
-        rows_and_manifest(ask(defaults, source, heldout="20-90"))
+        rows_and_manifest(ask(source, heldout="20-90"))
     assert pq.read_table("data/raw/rows.parquet").num_rows == 30
     (stored,) = Path(".work/download/rows").glob("*/rows.parquet")
     assert pq.read_table(stored).num_rows == 30
     stored.write_bytes(stored.read_bytes()[:-5])
-    assert rows_and_manifest(ask(defaults, source))[0] == first
+    assert rows_and_manifest(ask(source))[0] == first
 
 
-def test_a_local_file_that_changes_gives_its_new_rows(defaults: dict[str, Any]) -> None:
-    rows_and_manifest(ask(defaults, jsonl(as_lines(TEXTS))))
-    rows, _ = rows_and_manifest(ask(defaults, jsonl(as_lines(TEXTS[::-1]))))
+def test_a_local_file_that_changes_gives_its_new_rows() -> None:
+    rows_and_manifest(ask(jsonl(as_lines(TEXTS))))
+    rows, _ = rows_and_manifest(ask(jsonl(as_lines(TEXTS[::-1]))))
     assert rows[0]["text"] == TEXTS[-1]
     with pytest.raises(DataError, match="changed since this run began; run again"):
-        download_rows(ask(defaults, jsonl(as_lines(TEXTS))), Path("data/raw"), source_digest="0" * 64)
+        download_rows(ask(jsonl(as_lines(TEXTS))), Path("data/raw"), source_digest="0" * 64)
 
 
-def local_model(defaults: dict[str, Any], location: Path) -> Params:
-    return ask(defaults, model={"source": f"path:{location}", "name": "local"})
+def local_model(location: Path) -> Params:
+    return ask(model={"source": f"path:{location}", "name": "local"})
 
 
 @pytest.fixture
@@ -288,10 +264,10 @@ def model(folder: Path, tiny_qwen2: Path) -> Path:
     return Path(shutil.copytree(tiny_qwen2, folder / "model", ignore=shutil.ignore_patterns("manifest.json")))
 
 
-def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(defaults: dict[str, Any], model: Path) -> None:
+def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model: Path) -> None:
     for name in ("pytorch_model.bin", "modeling.py", "training_args.pt", "notes.txt", "optimizer.safetensors"):
         (model / name).write_bytes(b"not wanted")
-    download_model(local_model(defaults, model), Path("data/base_model"))
+    download_model(local_model(model), Path("data/base_model"))
     arrived = {file.name for file in Path("data/base_model").iterdir()}
     taken = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert arrived == taken | {"manifest.json"}
@@ -306,17 +282,15 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(defaults:
 
 
 @pytest.mark.slow
-def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(
-    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models.tiny_model, "NUM_TOKENIZER_ROWS", 300)
-    download_model(ask(defaults), Path("data/base_model"))
+    download_model(ask(), Path("data/base_model"))
     manifest = json.loads(Path("data/base_model/manifest.json").read_text())
     assert manifest["is_random_weights"] is True
     assert manifest["label"] == "tiny-qwen2: Qwen2 architecture with random weights, 1.0 M parameters (built-in)"
     shutil.rmtree("data")
     monkeypatch.setattr(models, "_fill", lambda *_: pytest.fail("made again"))
-    download_model(ask(defaults), Path("data/base_model"))
+    download_model(ask(), Path("data/base_model"))
     assert json.loads(Path("data/base_model/manifest.json").read_text()) == manifest
 
 
@@ -375,22 +349,22 @@ def test_weights_by_other_names_may_be_infinite_as_masks_are_and_not_be_no_numbe
             refuse_not_finite(model / "more", "here", parameters=["model.embed_tokens.weight"])
 
 
-def test_a_model_with_pickled_weights_alone_is_refused(defaults: dict[str, Any], model: Path) -> None:
+def test_a_model_with_pickled_weights_alone_is_refused(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(
         DataError, match=r"only pytorch_model.bin, and pickled weights are refused; save the model with"
     ):
-        download_model(local_model(defaults, model), Path("data/base_model"))
+        download_model(local_model(model), Path("data/base_model"))
 
 
-def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(defaults: dict[str, Any], model: Path) -> None:
+def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_000}))
     with pytest.raises(DataError, match=r"token '.*' has id 2047, and the model's embedding has 2000 rows"):
-        download_model(local_model(defaults, model), Path("data/base_model"))
+        download_model(local_model(model), Path("data/base_model"))
     # A longer embedding is the habit of many models, Qwen2 among them.
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_100}))
-    download_model(local_model(defaults, model), Path("data/base_model"))
+    download_model(local_model(model), Path("data/base_model"))
 
 
 BROKEN = [
@@ -406,48 +380,26 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "said"), BROKEN, ids=[f"{name} {said}" for name, _, said in BROKEN])
-def test_a_broken_model_file_is_refused_by_name(
-    defaults: dict[str, Any], model: Path, name: str, content: bytes, said: str
-) -> None:
+def test_a_broken_model_file_is_refused_by_name(model: Path, name: str, content: bytes, said: str) -> None:
     (model / name).write_bytes(content)
     with pytest.raises(DataError, match=said) as caught:
-        download_model(local_model(defaults, model), Path("data/base_model"))
+        download_model(local_model(model), Path("data/base_model"))
     assert len(str(caught.value)) < 700
     assert not Path("data/base_model").exists()
 
 
-def test_the_code_of_a_model_folder_is_never_run(defaults: dict[str, Any], model: Path) -> None:
+def test_the_code_of_a_model_folder_is_never_run(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
     (model / "config.json").write_text(json.dumps(config))
     (model / "own.py").write_text("open('canary', 'w')\n")
     with pytest.raises(DataError, match=r"config\.json: cannot be used"):
-        download_model(local_model(defaults, model), Path("data/base_model"))
+        download_model(local_model(model), Path("data/base_model"))
     assert not list(Path().rglob("canary"))
 
 
-def test_the_stage_ends_with_exit_code_3_and_one_line(project: Path, defaults: dict[str, Any], model: Path) -> None:
-    dataset = jsonl(as_lines(with_value(7)))
-    params = {**defaults, "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
-    params["model"] = {"source": "path:model", "name": "local"}
-    Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
-    Path("sources.json").write_text('{"model": null, "dataset": null}')
-    ended = subprocess.run(
-        [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=base_model"],
-        env={**os.environ, "PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 3
-    assert ended.stderr.startswith("download: dataset.source path:rows.jsonl: column 'text': row 7 is int; ")
-    assert len(ended.stderr.splitlines()) == 1
-
-
-def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(
-    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = ask(defaults, jsonl(as_lines(TEXTS)))
+def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = ask(jsonl(as_lines(TEXTS)))
     before = Path("rows.jsonl").read_bytes()
     read = row_store.read_source_values
 
@@ -465,7 +417,7 @@ def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(
 
 
 def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(
-    defaults: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (model / "config.json").read_bytes()
     copy = shutil.copyfile
@@ -477,19 +429,19 @@ def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copyfile", copy_while_somebody_writes)
         with pytest.raises(DataError, match="changed while it was read; run again"):
-            download_model(local_model(defaults, model), Path("data/base_model"))
+            download_model(local_model(model), Path("data/base_model"))
     (model / "config.json").write_bytes(before)
-    download_model(local_model(defaults, model), Path("data/base_model"))
+    download_model(local_model(model), Path("data/base_model"))
     assert Path("data/base_model/config.json").read_bytes() == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("section", "changed"), [("dataset", "rows.jsonl"), ("model", "model/config.json")])
 def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_line(
-    section: str, changed: str, project: Path, defaults: dict[str, Any], model: Path
+    section: str, changed: str, model: Path
 ) -> None:
     dataset = jsonl(as_lines(TEXTS))
-    params = {**defaults, "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
+    params = {**_read_defaults(), "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
     params["model"] = {"source": "path:model", "name": "local"}
     Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
     places = {"dataset": Path("rows.jsonl"), "model": model}
@@ -500,7 +452,7 @@ def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_
         file.write("\n")
     ended = subprocess.run(
         [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=base_model"],
-        env={**os.environ, "PYTHONPATH": str(project)},
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
         check=False,

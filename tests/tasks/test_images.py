@@ -23,7 +23,7 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import ROWS, RawManifest
-from tasks.slice import store_slice, write_slices
+from tasks.slice import store_slice
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
 
 
@@ -297,38 +297,6 @@ def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypat
         store_image_model(own, class_names=CLASS_NAMES, image_size=32)
 
 
-@pytest.mark.slow
-def test_photographs_of_hands_are_read_from_their_tar_and_learned(real_data: Path) -> None:
-    import torch
-
-    from training.data.image_rows import open_images
-    from training.workloads import image_classification as workload
-
-    params = params_for(f"path:{real_data / 'images_sign_digits.tar'}", ranges=["0-1000"], heldout="1000-1300", size=32)
-    manifest = downloaded(params)
-    assert manifest["class_names"] == [str(digit) for digit in range(10)]
-    assert manifest["quarantined"] == {}
-    names = [file.name for file in list_image_files(real_data / "images_sign_digits.tar")]
-    assert all("/train/" in name for name in names[:1000])
-    assert all("/val/" in name for name in names[1000:])
-    write_slices(params, raw=Path("raw"), base_model=Path("base_model"), slices=Path("slices"))
-    train, heldout = open_images(Path("slices/0-1000")), open_images(Path("slices/1000-1300"))
-    assert heldout.labels.tolist() == [int(Path(name).parent.name) for name in names[1000:]]
-    assert np.bincount(train.labels).min() > 80
-    model = workload.load_model(store_image_model(params.model, class_names=manifest["class_names"]))
-    unseen = heldout.collate(range(60), seq_len=2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    with torch.no_grad():
-        before = float(workload.loss_sum(model, unseen))
-    for step in range(12):
-        workload.loss_sum(model, train.collate(range(20 * step, 20 * step + 20), seq_len=2)).div(20).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    with torch.no_grad():
-        assert float(workload.loss_sum(model, unseen)) < before
-
-
 def _save_weights(file: Path, *, kind: str, num_classes: int, wraps: bool = False) -> dict[str, Any]:
     """Write what torchvision's network of this kind has as a state dict; return it."""
     import torch
@@ -373,52 +341,6 @@ def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(
     assert weights.keys() - same == (set() if num_classes == 3 else {"fc.weight", "fc.bias"})
     assert found["fc.weight"].shape[0] == 3
     assert store_image_model(model, class_names=CLASS_NAMES) == folder
-
-
-def _list_timm_shapes(kind: str, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of what timm's resnet18 and resnet50 save, written out by their rule."""
-    depths, widens = {"resnet18": ([2, 2, 2, 2], 1), "resnet50": ([3, 4, 6, 3], 4)}[kind]
-    shapes: dict[str, tuple[int, ...]] = {"conv1.weight": (64, 3, 7, 7)}
-
-    def add_norm(name: str, size: int) -> None:
-        shapes.update({f"{name}.{part}": (size,) for part in ("weight", "bias", "running_mean", "running_var")})
-        shapes[f"{name}.num_batches_tracked"] = ()
-
-    add_norm("bn1", 64)
-    inputs = 64
-    for stage, depth in enumerate(depths):
-        width = 64 * 2**stage
-        for place in range(depth):
-            block, outputs = f"layer{stage + 1}.{place}", width * widens
-            sizes = [(width, inputs, 3), (width, width, 3)]
-            if widens > 1:
-                sizes = [(width, inputs, 1), (width, width, 3), (outputs, width, 1)]
-            for number, (rows, columns, side) in enumerate(sizes, start=1):
-                shapes[f"{block}.conv{number}.weight"] = (rows, columns, side, side)
-                add_norm(f"{block}.bn{number}", rows)
-            if place == 0 and (stage > 0 or widens > 1):
-                shapes[f"{block}.downsample.0.weight"] = (outputs, inputs, 1, 1)
-                add_norm(f"{block}.downsample.1", outputs)
-            inputs = outputs
-    return shapes | {"fc.weight": (num_classes, inputs), "fc.bias": (num_classes,)}
-
-
-@pytest.mark.parametrize("kind", ["resnet18", "resnet50"])
-def test_weights_under_the_names_of_timm_become_the_same_network(kind: str) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from training.workloads.image_classification import load_model
-
-    weights = {
-        name: torch.full(shape, number / 100) if shape else torch.tensor(7)
-        for number, (name, shape) in enumerate(_list_timm_shapes(kind, len(CLASS_NAMES)).items(), start=1)
-    }
-    save_file(weights, "model.safetensors")
-    model = ModelParams(source="path:model.safetensors", name="mine", norm="sync_batch")
-    found = load_model(store_image_model(model, class_names=CLASS_NAMES)).state_dict()
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], part) for name, part in weights.items())
 
 
 def test_a_file_of_no_such_weights_is_refused_in_one_line() -> None:

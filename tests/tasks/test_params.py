@@ -1,8 +1,6 @@
 """params.yaml: what is refused, in one line, before anything heavy is imported or written."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -53,11 +51,9 @@ BAD = {
     "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
     "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
     "another word for auto": ("micro_batch_size: 4", "micro_batch_size: AUTO", ["a number from 1 on, or auto"]),
-    "negative micro-batch": ("micro_batch_size: 4", "micro_batch_size: -4", ["train.micro_batch_size", "-4"]),
     "batch does not divide": ("batch_size: 16", "batch_size: 12", ["train.global_batch_size", "12", "use 8 or 16"]),
     "batch too small": ("global_batch_size: 16", "global_batch_size: 2", ["train.global_batch_size", "use 4"]),
     "learning rate nan": ("5e-5", ".nan", ["train.learning_rate", "nan"]),
-    "learning rate inf": ("5e-5", ".inf", ["train.learning_rate", "inf"]),
     "learning rate zero": ("5e-5", "0", ["train.learning_rate", "0"]),
     "learning rate negative": ("5e-5", "-1e-3", ["train.learning_rate", "-0.001"]),
     "seq_len one": ("seq_len: 64", "seq_len: 1", ["train.seq_len", "1"]),
@@ -71,13 +67,11 @@ BAD = {
     "empty range": ("0-100,", "50-50,", ["ranges.0", "50-50"]),
     "negative range": ("0-100,", "-5-100,", ["ranges.0", "-5-100"]),
     "range of words": ("0-100,", "all,", ["ranges.0", "'all'"]),
-    "range of one number": ("0-100,", "100,", ["ranges.0", "100"]),
     "overlapping ranges": ("100-250", "99-250", ["ranges", "99-250 overlaps 0-100"]),
     "no ranges": ("[0-100, 100-250]", "[]", ["ranges"]),
     "ranges not a list": ("[0-100, 100-250]", "0-100", ["ranges", "list"]),
     "too large range": ("300-350", "300-35000", ["35000", "6000"]),
     "held-out rows in a range": ("300-350", "200-350", ["heldout", "overlaps", "100-250"]),
-    "held-out reversed": ("300-350", "350-300", ["heldout", "350-300"]),
     "unknown workload": ("causal_lm", "casual_lm", ["workload", "did you mean causal_lm?"]),
     "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
     "workload from elsewhere": ("causal_lm", "tests.emulator.workload", ["workload", "allowed: causal_lm"]),
@@ -85,7 +79,6 @@ BAD = {
     "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp, deep"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),
     "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
-    "world size negative": ("world_size: 2", "world_size: -1", ["cells.2proc.world_size", "-1"]),
     "single on two ranks": ("strategy: ddp, ", "strategy: single, ", ["cells.2proc.world_size", "single"]),
     "replicas that do not share out": (
         "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 4}", ["cells.2proc.options.replicas", "4"]
@@ -104,16 +97,12 @@ BAD = {
     "cells not a mapping": ("2proc: {strategy: ddp, world_size: 2}", "2proc: ddp", ["cells.2proc", "'ddp'"]),
     "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
     "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "gates"]),
-    "cell name of the gates": ("2proc:", "gates:", ["cells", "'gates'", "base"]),
     "cell name that dvc would split": ("2proc:", "2.proc:", ["cells", "'2.proc'", "letters, digits, '_' and '-'"]),
-    "cell name that climbs": ("2proc:", "..:", ["cells", "'..'"]),
     "no cells": (GOOD[GOOD.index("  1proc") :], "", ["cells"]),
     "unknown built-in model": ("builtin:tiny-qwen2", "builtin:gpt5", ["model.source", "gpt5", "tiny-qwen2"]),
     "unknown built-in data set": ("builtin:docstrings", "builtin:wiki", ["dataset.source", "wiki"]),
     "unknown kind of source": ("builtin:docstrings", "s3:bucket", ["dataset.source", "s3:bucket"]),
-    "source without a kind": ("builtin:docstrings", "docstrings", ["dataset.source", "docstrings"]),
     "Hub id that climbs": ("builtin:docstrings", "hub:a/../b\n  revision: main", ["dataset.source", "a/../b"]),
-    "Hub id absolute": ("builtin:docstrings", "hub:/etc/passwd\n  revision: main", ["dataset.source"]),
     "Hub id as a URL": ("builtin:docstrings", "'hub:https://x.y/z'\n  revision: main", ["dataset.source"]),
     "Hub id of 300 characters": ("builtin:docstrings", f"hub:{'a' * 300}\n  revision: main", ["dataset.source", "96"]),
     "Hub id without a revision": ("builtin:docstrings", "hub:a/b", ["dataset.revision"]),
@@ -122,19 +111,15 @@ BAD = {
     "missing file": ("builtin:docstrings", "path:nowhere.parquet", ["dataset.source", "nowhere.parquet"]),
     "file of another kind": ("builtin:docstrings", "path:data.csv", ["dataset.source", ".parquet or .jsonl"]),
     "missing model folder": ("builtin:tiny-qwen2", "path:nowhere", ["model.source", "nowhere/config.json"]),
-    "model name with a slash": ("name: tiny", "name: a/b", ["model.name", "a/b"]),
     "name with a newline": ("name: test", 'name: "a\\nb"', ["name"]),
     "empty description": ("A test.", '""', ["description"]),
     "upload to nowhere": ("cells:", "upload: {repo_id: a//b}\ncells:", ["upload.repo_id", "a//b"]),
     "price without a day": ("cells:", "cost: {price_per_gpu_hour: 2.5}\ncells:", ["cost.price_date", "2026-11-21"]),
     "price of a day that is none": ("cells:", "cost: {price_date: '2026-02-30'}\ncells:", ["cost.price_date", "YYYY"]),
     "price of an unquoted day": ("cells:", "cost: {price_date: 2026-11-21}\ncells:", ["cost.price_date", "quotes"]),
-    "price of a moment": ("cells:", "cost: {price_date: '2026-02-01 10:00:00'}\ncells:", ["cost.price_date", "YYYY"]),
     "free GPUs": ("cells:", "cost: {price_per_gpu_hour: 0}\ncells:", ["cost.price_per_gpu_hour", "0"]),
-    "price nan": ("cells:", "cost: {price_per_gpu_hour: .nan}\ncells:", ["cost.price_per_gpu_hour", "nan"]),
     "no loss to reach": ("cells:", "quality: {target_loss: 0}\ncells:", ["quality.target_loss", "0"]),
     "checkpoints by a word": ("cells:", "upload: {checkpoints: none}\ncells:", ["upload.checkpoints", "last, all"]),
-    "checkpoints by number": ("cells:", "upload: {checkpoints: [1]}\ncells:", ["upload.checkpoints", "last, all"]),
     "checkpoint that is never made": (
         "cells:",
         "upload: {checkpoints: [tiny_0-100-epoch-3.pt]}\ncells:",
@@ -160,21 +145,6 @@ WHOLE_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(case: str, tmp_path: Path) -> None:
-    old, new, named = BAD[case]
-    assert GOOD.count(old) >= 1
-    file = tmp_path / "params.yaml"
-    file.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(ConfigurationError) as caught:
-        load_params(file)
-    line = str(caught.value)
-    assert "\n" not in line
-    assert len(line) < 600
-    for part in named:
-        assert part in line
-
-
 @pytest.mark.parametrize("written", ["{a: b:c}", "[x:y]", "{a: {b: c:}}", "[b, :c]", "[a?b]"])
 def test_what_readers_differ_on_is_refused_whichever_is_installed(
     written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,26 +167,14 @@ def test_a_file_that_is_no_params_file_is_refused(case: str, tmp_path: Path) -> 
 
 def test_the_good_file_is_accepted_and_read_exactly(tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
-    file.write_text(GOOD)
+    file.write_text(GOOD + "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n")
     params = load_params(file)
     assert params.train.learning_rate == 5e-5
     assert [str(part) for part in params.ranges] == ["0-100", "100-250"]
     assert params.num_rows_needed == 350
     assert params.baseline == "1proc"
     assert (params.grad_accum_steps("1proc"), params.grad_accum_steps("2proc")) == (4, 2)
-
-
-def test_a_price_has_a_day_and_checkpoints_have_names(tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text(
-        f'{GOOD}cost: {{price_per_gpu_hour: 2.5, price_date: "2026-11-21"}}\n'
-        "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n"
-    )
-    params = load_params(file)
-    assert (params.cost.price_per_gpu_hour, params.cost.price_date) == (2.5, "2026-11-21")
-    assert params.upload.checkpoints == ["tiny_100-250-epoch-2.pt"]
-    names = ["tiny_0-100-epoch-1.pt", "tiny_0-100-epoch-2.pt", "tiny_100-250-epoch-1.pt", "tiny_100-250-epoch-2.pt"]
-    assert params.checkpoint_names == names
+    assert params.checkpoint_names == [f"tiny_{part}-epoch-{epoch}.pt" for part in params.ranges for epoch in (1, 2)]
 
 
 def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Path) -> None:
@@ -225,12 +183,7 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
         left_out.read_text() + "measure: {}\nquality: {}\ncost: {}\ntracking: {}\nupload: {}\n"
     )
     assert load_params(left_out) == load_params(empty)
-    sections = load_params(left_out).optional_sections
-    assert sections == load_params(empty).optional_sections
-    assert set(sections) == {
-        "description", "left_out", "train", "measure", "quality", "cost", "ray", "search", "tracking", "upload",
-    }  # fmt: skip
-    assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
+    assert load_params(left_out).optional_sections == load_params(empty).optional_sections
 
 
 def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> None:
@@ -259,60 +212,35 @@ BAD_ADAPTERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_ADAPTERS)
-def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path) -> None:
+def test_an_adapter_has_defaults(tmp_path: Path) -> None:
     skip_without("peft")
-    old, new, named = BAD_ADAPTERS[case]
-    good = GOOD.replace("seq_len: 64", LORA)
-    (file := tmp_path / "params.yaml").write_text(good)
+    (file := tmp_path / "params.yaml").write_text(GOOD.replace("seq_len: 64", LORA))
     adapter = load_params(file).train.adapter
     assert adapter is not None
     assert adapter.model_dump() == {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None}
-    bad = good.replace(old, new, 1)
-    if "sequence_class" in new:
-        bad = bad.replace("builtin:docstrings", "builtin:docstrings\n  label: package")
-        bad = bad.replace("builtin:tiny-qwen2", "builtin:tiny-modernbert")
-    file.write_text(bad)
-    with pytest.raises(ConfigurationError) as caught:
-        load_params(file)
-    assert "\n" not in str(caught.value)
-    for part in named:
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("asked", "package"),
+    ("asked", "package", "old", "new"),
     [
-        ("tracking.kind", "wandb"),
-        ("tracking.kind", "tensorboard"),
-        ("launcher", "ray"),
-        ("train.adapter", "peft"),
-        ("train.adapter.base", "bitsandbytes"),
-        ("strategy", "deepspeed"),
+        ("tracking.kind: got wandb", "wandb", "cells:", "tracking: {kind: [mlflow, wandb]}\ncells:"),
+        ("tracking.kind: got tensorboard", "tensorboard", "cells:", "tracking: {kind: [mlflow, tensorboard]}\ncells:"),
+        ("launcher: got ray", "ray", "strategy: ddp, ", "strategy: ddp, launcher: ray, "),
+        ("train.adapter: got lora", "peft", "seq_len: 64", LORA),
+        ("train.adapter.base: got nf4", "bitsandbytes", "seq_len: 64", LORA.replace("{", "{base: nf4, ")),
+        ("strategy: got deepspeed", "deepspeed", "strategy: ddp, ", "strategy: deepspeed, "),
     ],
 )
-def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
-    tmp_path: Path, project: Path, asked: str, package: str
+def test_an_extra_that_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, package: str, old: str, new: str
 ) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text(GOOD + f"tracking: {{kind: [mlflow, {package}]}}\n")
-    if asked == "launcher":
-        file.write_text(GOOD.replace("strategy: ddp, ", "strategy: ddp, launcher: ray, "))
-    if package == "peft":
-        file.write_text(GOOD.replace("seq_len: 64", LORA))
     if package == "bitsandbytes":
         skip_without("peft")
-        file.write_text(GOOD.replace("seq_len: 64", LORA.replace("{", "{base: nf4, ")))
-    if asked == "strategy":
-        file.write_text(GOOD.replace("strategy: ddp, ", "strategy: deepspeed, "))
+    (file := tmp_path / "params.yaml").write_text(GOOD.replace(old, new))
     # As where it is not installed: nothing of that name is found.
-    code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    given = {"peft": "lora", "bitsandbytes": "nf4"}.get(package, package)
-    assert f"{asked}: got {given}, and the package {package} is not installed; `make extras` installs" in line
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError, match=f"{asked}, and the package {package} .*`make extras`"):
+        load_params(file)
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
@@ -373,35 +301,6 @@ def test_random_weights_are_refused_where_there_is_nothing_to_draw(source: str, 
         )
 
 
-def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work_that_they_are_known_for(
-    project: Path,
-) -> None:
-    opt, offload, stages = (
-        load_params(project / "presets" / f"{name}.yaml")
-        for name in ("opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline")
-    )
-    assert opt.checkpoint_names == ["opt_1.3B_0-5000-epoch-1.pt"]
-    assert (opt.train.global_batch_size, opt.train.max_grad_norm) == (128, 1.0)
-    assert opt.train.activation_checkpointing == "layers"
-    assert offload.checkpoint_names == ["llama_1B_0-4000-epoch-1.pt"]
-    assert offload.train.seq_len == 1024
-    assert offload.cells["2gpu-offload"].options == {"reshard_after_forward": False, "offload": "cpu"}
-    assert stages.checkpoint_names == [f"llama_1B_0-4000-epoch-{epoch}.pt" for epoch in (1, 2, 3)]
-    assert stages.train.seq_len == 512
-    assert stages.cells["4gpu"].options == {"replicas": 2, "zero1": True}
-
-
-def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(project: Path) -> None:
-    skip_without("ray")
-    bloomz = load_params(project / "presets" / "bloomz-zero3-ray.yaml")
-    assert bloomz.checkpoint_names == ["bloomz_1b1_0-22500-epoch-1.pt"]
-    workers = bloomz.cells["2gpu"]
-    assert (workers.launcher, workers.strategy, workers.world_size) == ("ray", "fsdp2", 2)
-    in_a_row = bloomz.train.global_batch_size // (bloomz.train.micro_batch_size * workers.world_size)
-    assert (bloomz.train.micro_batch_size, in_a_row, bloomz.train.seq_len) == (1, 8, 512)
-    assert bloomz.train.checkpoint_every_steps == 200
-
-
 @pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes", "resnet50-imagefolder", "vit-imagefolder"])
 def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
     if name == "resnet18-2nodes":
@@ -459,14 +358,38 @@ def test_images_are_accepted_without_a_length_of_sequences_and_texts_are_not(tmp
         load_params(file)
 
 
-@pytest.mark.parametrize("case", BAD_IMAGES)
-def test_a_bad_comparison_of_images_is_refused(case: str, tmp_path: Path) -> None:
-    good, bad, named = BAD_IMAGES[case]
-    assert good in IMAGES
-    (tmp_path / "params.yaml").write_text(IMAGES.replace(good, bad))
-    with pytest.raises(ConfigurationError) as refused:
-        load_params(tmp_path / "params.yaml")
-    assert all(part in str(refused.value) for part in named), refused.value
+CLASSES = {
+    "builtin:docstrings": "builtin:docstrings\n  label: package",
+    "builtin:tiny-qwen2": "builtin:tiny-modernbert",
+}
+"""What a comparison of classifiers has of its own."""
+
+
+@pytest.mark.parametrize(
+    ("good", "case"),
+    [(GOOD, case) for case in BAD.items()]
+    + [(GOOD.replace("seq_len: 64", LORA), case) for case in BAD_ADAPTERS.items()]
+    + [(IMAGES, case) for case in BAD_IMAGES.items()],
+    ids=[*BAD, *BAD_ADAPTERS, *BAD_IMAGES],
+)
+def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(
+    good: str, case: tuple[str, tuple[str, str, list[str]]], tmp_path: Path
+) -> None:
+    old, new, named = case[1]
+    if case[0] in BAD_ADAPTERS:
+        skip_without("peft")
+    assert old in good
+    bad = good.replace(old, new, 1)
+    for text, other in CLASSES.items() if "sequence_class" in new else ():
+        bad = bad.replace(text, other)
+    (file := tmp_path / "params.yaml").write_text(bad)
+    with pytest.raises(ConfigurationError) as caught:
+        load_params(file)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 600
+    for part in named:
+        assert part in line
 
 
 @pytest.mark.parametrize(
@@ -490,19 +413,3 @@ def test_packs_of_texts_that_are_classified_are_not_compiled(train: str, is_acce
 
 def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:
     assert (project / "params.yaml").read_bytes() == (project / "presets" / "embedded.yaml").read_bytes()
-
-
-def test_the_command_ends_with_2_and_one_line_and_imports_nothing_heavy(tmp_path: Path, project: Path) -> None:
-    (tmp_path / "params.yaml").write_text(GOOD.replace("epochs: 2", "epochs: -2"))
-    code = (
-        "import runpy, sys, atexit\n"
-        "heavy = {'torch', 'prefect', 'mlflow', 'datasets', 'pandas', 'dvc'}\n"
-        "atexit.register(lambda: print(sorted(heavy & set(sys.modules))))\n"
-        "sys.argv = ['params']\n"
-        "runpy.run_module('tasks.params', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout.strip() == "[]"
-    assert re.fullmatch(r"params: params\.yaml: train\.epochs: got -2; .*\n", done.stderr)
-    assert [file.name for file in tmp_path.iterdir()] == ["params.yaml"]

@@ -3,6 +3,7 @@ import logging
 import lzma
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tasks import slice as slicing
 from tasks.data.row_tokenizer import load_tokenizer
 from tasks.data.slicing import tokens
 from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judge_value
-from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
@@ -59,18 +59,19 @@ def write_rows(texts: list[Any]) -> Path:
     return file
 
 
-def run_stage(
-    monkeypatch: pytest.MonkeyPatch, project: Path, base_model: Path, *ranges: str, heldout: str, **changes: Any
-) -> Any:
+@pytest.fixture
+def run_stage(monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path) -> Callable[..., Any]:
     """Run the stage on these ranges and return its manifest."""
-    params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
-    Path("params.yaml").write_text(
-        json.dumps({**params, "ranges": ranges, "heldout": heldout, **changes})
-    )  # JSON is YAML
-    command = f"slice --raw data/raw --base-model {base_model} --slices data/slices"
-    monkeypatch.setattr(sys, "argv", command.split())
-    slicing._main()
-    return json.loads(Path("data/slices/manifest.json").read_text())
+
+    def run(*ranges: str, heldout: str) -> Any:
+        params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+        Path("params.yaml").write_text(json.dumps({**params, "ranges": ranges, "heldout": heldout}))  # JSON is YAML
+        command = f"slice --raw data/raw --base-model {tiny_qwen2} --slices data/slices"
+        monkeypatch.setattr(sys, "argv", command.split())
+        slicing._main()
+        return json.loads(Path("data/slices/manifest.json").read_text())
+
+    return run
 
 
 def rows_of(part: str) -> dict[int, list[int]]:
@@ -85,10 +86,10 @@ def rows_of(part: str) -> dict[int, list[int]]:
 
 
 def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+    run_stage: Callable[..., Any], tiny_qwen2: Path, texts: list[str]
 ) -> None:
     write_rows(texts)
-    manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-41", heldout="41-60")
+    manifest = run_stage("0-20", "20-41", heldout="41-60")
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     by_hand = [
         [*tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids, tokenizer.eos_token_id]
@@ -105,25 +106,12 @@ def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(
     assert manifest["eos_token_id"] == tokenizer.eos_token_id
 
 
-def test_special_tokens_in_a_text_stay_text(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
-    write_rows(texts)
-    run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
-    end_of_text = AutoTokenizer.from_pretrained(tiny_qwen2).eos_token_id
-    (row,) = [row for row, text in enumerate(texts) if text == SPECIAL]
-    assert {tokens.count(end_of_text) for tokens in rows_of("41-60").values()} == {1}
-    assert rows_of("41-60")[row][-1] == end_of_text
-
-
-def test_rows_that_are_no_text_are_in_no_slice_and_counted(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage: Callable[..., Any], texts: list[str]) -> None:
     rows: list[Any] = [*texts]
     rows[3], rows[4], rows[22], rows[45] = None, " ", "a\0b", "a\ud800b"
     rows[25] = "x " * MAX_CHARACTERS
     write_rows(rows)
-    manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-41", heldout="41-60")
+    manifest = run_stage("0-20", "20-41", heldout="41-60")
     facts = manifest["slices"]
     assert facts["0-20"]["quarantined"] == {"null": 1, "blank": 1}
     assert facts["20-41"]["quarantined"] == {"nul": 1}
@@ -137,28 +125,22 @@ def test_rows_that_are_no_text_are_in_no_slice_and_counted(
     assert all(len(tokens) > 1 for part in facts for tokens in rows_of(part).values())
 
 
-def test_a_slice_of_which_no_row_is_left_is_refused(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_a_slice_of_which_no_row_is_left_is_refused(run_stage: Callable[..., Any], texts: list[str]) -> None:
     write_rows([*texts[:20], None, " ", *texts[22:]])
     with pytest.raises(DataError, match="slice 20-22: every row of it is left out"):
-        run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-22", heldout="41-60")
+        run_stage("0-20", "20-22", heldout="41-60")
 
 
-def test_a_row_whose_fault_changes_is_counted_anew(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_a_row_whose_fault_changes_is_counted_anew(run_stage: Callable[..., Any], texts: list[str]) -> None:
     for value, fault in ((None, "null"), ("", "blank")):
         write_rows([value, *texts[1:]])
-        manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
+        manifest = run_stage("0-20", heldout="41-60")
         assert manifest["slices"]["0-20"]["quarantined"] == {fault: 1}
 
 
-def test_a_manifest_holds_the_hashes_of_its_files(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_a_manifest_holds_the_hashes_of_its_files(run_stage: Callable[..., Any], texts: list[str]) -> None:
     write_rows(texts)
-    whole = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
+    whole = run_stage("0-20", heldout="41-60")
     for part in ("0-20", "41-60"):
         folder = Path("data/slices") / part
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -169,18 +151,16 @@ def test_a_manifest_holds_the_hashes_of_its_files(
 
 
 def test_one_more_range_tokenises_only_that_one(
-    monkeypatch: pytest.MonkeyPatch,
-    project: Path,
-    tiny_qwen2: Path,
+    run_stage: Callable[..., Any],
     texts: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     write_rows(texts[:50])
-    before = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    before = run_stage("0-20", heldout="40-50")
     shutil.rmtree("data/slices")  # as DVC does before it runs a stage
     write_rows([*texts[:25], "a row between the slices changed", *texts[26:]])
     with caplog.at_level(logging.INFO):
-        after = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "50-60", heldout="40-50")
+        after = run_stage("0-20", "50-60", heldout="40-50")
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("slice ")]
     assert [line.split(",")[0] for line in lines] == [
         "slice 0-20: reused",
@@ -191,37 +171,35 @@ def test_one_more_range_tokenises_only_that_one(
     assert after["slices"]["40-50"] == before["slices"]["40-50"]
 
 
-def test_a_changed_row_and_a_damaged_file_are_tokenised_again(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
-) -> None:
+def test_a_changed_row_and_a_damaged_file_are_tokenised_again(run_stage: Callable[..., Any], texts: list[str]) -> None:
     write_rows(texts)
-    before = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    before = run_stage("0-20", heldout="40-50")
     rows = rows_of("0-20")
     for stored in Path(".work/slices").glob("*/tokens.npy"):
         stored.write_bytes(stored.read_bytes()[:-4])
-    assert run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50") == before
+    assert run_stage("0-20", heldout="40-50") == before
     assert rows_of("0-20") == rows
     write_rows([texts[0], "another row", *texts[2:]])
-    after = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    after = run_stage("0-20", heldout="40-50")
     assert after["slices"]["0-20"]["digest"] != before["slices"]["0-20"]["digest"]
     assert after["slices"]["40-50"] == before["slices"]["40-50"]
 
 
 def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_use(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+    run_stage: Callable[..., Any], texts: list[str]
 ) -> None:
     file = write_rows(texts)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"rows.parquet: is damaged: its sha256 is .*; it was removed: run again"):
-        run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+        run_stage("0-20", heldout="40-50")
     assert not file.exists()
     assert not Path("data/slices").exists()
 
 
 def test_a_slice_that_fails_leaves_the_finished_ones_kept(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+    run_stage: Callable[..., Any], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_rows(texts)
     write = tokens.Texts.write
@@ -229,10 +207,10 @@ def test_a_slice_that_fails_leaves_the_finished_ones_kept(
         tokens.Texts, "write", lambda rows, part, folder: 1 / 0 if part.start == 20 else write(rows, part, folder)
     )
     with pytest.raises(ZeroDivisionError):
-        run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
+        run_stage("0-20", "20-40", heldout="40-50")
     assert [folder.suffix for folder in Path(".work/slices").iterdir()] == [""]
     monkeypatch.setattr(tokens.Texts, "write", write)
-    run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
+    run_stage("0-20", "20-40", heldout="40-50")
     assert list(Path(".work/slices").glob("*.partial")) == []
 
 
@@ -301,44 +279,3 @@ def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2:
         [9707, 1879, 151645],
         [27, 91, 318, 6213, 91, 29, 151645],
     ]
-
-
-@pytest.mark.slow
-def test_the_classic_ranges_of_real_abstracts_have_the_known_number_of_tokens(
-    monkeypatch: pytest.MonkeyPatch, project: Path, real_data: Path, qwen2: Path
-) -> None:
-    table = pq.read_table(real_data / "arxiv_abstracts.parquet", columns=["text"])
-    texts = table.column("text").to_pylist()
-    write_rows(texts)
-    classic = ["0-5000", "5000-15000", "15000-25000"]
-    dataset = {"source": f"path:{real_data}/arxiv_abstracts.parquet"}
-    manifest = run_stage(monkeypatch, project, qwen2, *classic, heldout="25000-26000", dataset=dataset)
-    counts = {part: (facts["num_rows"], facts["num_tokens"]) for part, facts in manifest["slices"].items()}
-    assert [rows for rows, _ in counts.values()] == [5_000, 10_000, 10_000, 1_000]
-    # The data set's README counts 4,604,294 tokens; every row has its end of text besides.
-    assert sum(tokens for _, tokens in counts.values()) == 4_604_294 + 26_000
-    assert manifest["vocab_size"] == 151_936
-    rows = rows_of("5000-15000")
-    assert list(rows) == list(range(5_000, 15_000))
-    tokenizer = AutoTokenizer.from_pretrained(qwen2)
-    for row in (5_000, 9_999, 14_999):
-        assert rows[row] == [*tokenizer(texts[row]).input_ids, 151_645]
-
-
-def test_a_row_is_stored_twice_at_most_as_text_and_as_tokens(
-    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path
-) -> None:
-    params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
-    asked = Params.model_validate({**params, "ranges": ["0-20"], "heldout": "20-30"})
-    download_rows(asked, Path("data/raw"), source_digest=None)
-    run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="20-30")
-    files = [file for name in ("rows.parquet", "tokens.npy") for file in Path().rglob(name) if _holds_row_3(file)]
-    assert [file.name for file in files] == ["rows.parquet"] * 2 + ["tokens.npy"] * 2, "in .work/ and in data/"
-    assert len({file.stat().st_ino for file in files}) == 2
-
-
-def _holds_row_3(file: Path) -> bool:
-    """Whether the file holds row 3 of the data set: as text, or with the others of its slice as tokens."""
-    if file.suffix == ".parquet":
-        return 3 in pq.read_table(file)["row_id"].to_pylist()
-    return 3 in np.load(file.parent / "row_ids.npy").tolist()

@@ -85,41 +85,6 @@ def test_the_ranks_are_told_where_each_segment_stands_in_the_schedule(project: P
         assert [tuple(part.span) for part in segments] == places
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"train__log_every_steps": 7},
-        {"train__checkpoint_every_steps": 3},
-        {"train__watchdog_seconds": 5.0},
-        {"name": "x"},
-    ],
-)
-def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dict[str, Any], project: Path) -> None:
-    assert _fingerprints(_params(project, **harmless)) == _fingerprints(_params(project))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"train__learning_rate": 0.001},
-        {"train__global_batch_size": 8},
-        {"train__micro_batch_size": 2},
-        {"train__seed": 2},
-        {"train__precision": "bf16"},
-        {"train__exact": True},
-        {"train__seq_len": 64},
-        {"train__schedule": "cosine"},
-        {"train__max_grad_norm": 0.5},
-        {"train__weight_decay": 0.1},
-        {"train__warmup_steps": 3},
-        {"train__threads_per_rank": 2},
-        {"train__packing": True},
-    ],
-)
-def test_whatever_decides_numbers_or_times_is_content(change: dict[str, Any], project: Path) -> None:
-    assert not set(_fingerprints(_params(project, **change))) & set(_fingerprints(_params(project)))
-
-
 def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = folder / package / version
     (place / package).mkdir(parents=True)
@@ -129,48 +94,32 @@ def _install(package: str, version: str, folder: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(place)
 
 
-def test_another_version_of_the_package_that_computes_the_update_is_another_segment(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("package", "changes", "touched"),
+    [
+        ("deepspeed", {"cells": {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}},
+         {"deepspeed"}),
+        ("peft", {"train__adapter": {"rank": 4, "alpha": 8}}, {"1proc", "2proc"}),
+    ],
+)  # fmt: skip
+def test_another_version_of_a_package_that_computes_the_update_is_another_segment_of_its_cells(
+    package: str, changes: dict[str, Any], touched: set[str], project: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     found = []
-    for version in ("1.0", "1.1"):
-        _install("deepspeed", version, tmp_path, monkeypatch)
-        cells = {name: {"strategy": name, "world_size": 2} for name in ("ddp", "deepspeed")}
-        params = _params(project, cells=cells)
-        found.append([_fingerprints(params, "ddp"), _fingerprints(params, "deepspeed")])
-        # DVC runs the stages of such a cell again.
-        write_snapshots(tmp_path / "stages", params)
-        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        assert packages["train@deepspeed"] == packages["measure"] == {"deepspeed": version}
-        assert not packages["train@ddp"]
-        assert not packages["slice"]
-    assert found[0][0] == found[1][0]
-    assert not set(found[0][1]) & set(found[1][1])
-
-
-def test_another_version_of_the_package_that_makes_adapters_is_another_segment_of_every_cell(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for version in ("1.0", "1.1"):
-        _install("peft", version, tmp_path, monkeypatch)
-        params = _params(project, train__adapter={"rank": 4, "alpha": 8})
-        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
-        write_snapshots(tmp_path / "stages", params)
-        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        assert packages["train@1proc"] == packages["train@2proc"] == packages["measure"] == {"peft": version}
-        assert not packages["slice"]
-        # Without an adapter nothing is asked for it.
-        write_snapshots(tmp_path / "stages", _params(project))
-        assert not InputsFile.read(tmp_path / "stages" / "train@1proc.json").packages
-    for cell in found[0]:
-        assert not set(found[0][cell]) & set(found[1][cell])
-
-
-@pytest.mark.parametrize("fact", FACTS)
-def test_another_base_model_code_or_machine_is_another_segment(fact: str, project: Path) -> None:
     params = _params(project)
-    assert not set(_fingerprints(params, **{fact: "other"})) & set(_fingerprints(params))
+    for version in ("1.0", "1.1"):
+        _install(package, version, tmp_path, monkeypatch)
+        params = _params(project, **changes)
+        found.append({cell: _fingerprints(params, cell) for cell in params.cells})
+        # DVC runs the stages of such a cell again, and no others.
+        write_snapshots(tmp_path / "stages", params)
+        packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
+        stages = {"measure", *(f"train@{cell}" for cell in touched)}
+        for name in {"measure", "slice", *(f"train@{cell}" for cell in params.cells)}:
+            assert packages[name] == ({package: version} if name in stages else {}), name
+    assert {cell for cell in params.cells if not set(found[0][cell]) & set(found[1][cell])} == touched
+    assert {cell for cell in params.cells if found[0][cell] != found[1][cell]} == touched
 
 
 def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None:

@@ -106,9 +106,9 @@ def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
     assert 0.92 <= np.mean(covered) <= 0.985
 
 
-@pytest.mark.parametrize("num_launches", [3, 5, 8])
+@pytest.mark.parametrize("num_launches", [3, 8])
 @pytest.mark.parametrize("num_turns", [5, 12])
-@pytest.mark.parametrize("of_start", [0.0, 0.01, 0.03, 0.05])
+@pytest.mark.parametrize("of_start", [0.0, 0.03, 0.05])
 def test_launches_cover_whatever_their_starts_do(num_launches: int, num_turns: int, of_start: float) -> None:
     covered = []
     for seed in range(NUM_EXPERIMENTS):
@@ -119,18 +119,6 @@ def test_launches_cover_whatever_their_starts_do(num_launches: int, num_turns: i
         covered.append(estimate_ratio(*turns.tolist()).contains(1.5))
     # Two standard errors around 93 to 98 %; wider than need be in long launches, and where many starts plainly differ.
     assert 0.92 <= np.mean(covered) <= (0.99 if of_start < 0.03 and num_turns == 5 else 1.0)
-
-
-def test_turns_taken_for_independent_miss_where_starts_differ() -> None:
-    covered = []
-    for seed in range(NUM_EXPERIMENTS):
-        random = np.random.default_rng(seed)
-        starts = np.exp(0.03 * random.normal(size=(2, 3, 1)))
-        turns = starts * np.array([0.15, 0.1])[:, None, None] * random.lognormal(0, 0.03, size=(2, 3, 10))
-        ratios = np.log(turns[0] / turns[1]).ravel()
-        half_width = 2.045 * ratios.std(ddof=1) / math.sqrt(30)
-        covered.append(abs(ratios.mean() - math.log(1.5)) <= half_width)
-    assert np.mean(covered) < 0.75, "or the level of the launches would be for nothing"
 
 
 def test_higher_confidence_is_wider() -> None:

@@ -36,17 +36,17 @@ def _work(**changes: Any) -> Work:
     return Work(**asked | changes)
 
 
+def _require_exactly(expected: Any, counted: dict[str, Counted]) -> None:
+    assert expected == {kind: ((one.number,) * 2, (one.num_bytes,) * 2) for kind, one in counted.items()}
+
+
 RIGHT = {"all_gather": Counted(15, 1350), "reduce_scatter": Counted(3, 500), "all_reduce": Counted(1, 8)}
 
 
 def test_layers_are_gathered_twice_per_micro_batch_and_the_root_once_and_all_are_reduced_once_per_step() -> None:
     expected = sharded.compute_expected_traffic(_work())
-    assert set(expected) == set(RIGHT)
-    for kind, counted in RIGHT.items():
-        assert expected[kind].number == (counted.number, counted.number)
-        assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
+    _require_exactly(expected, RIGHT)
     assert sharded.find_problem(RIGHT, _work()) is None
-    assert sharded.describe_traffic(RIGHT, _work()) == "15 all-gathers and 3 reduce-scatters of 3 units"
 
 
 def test_layers_that_stay_gathered_are_gathered_once_and_giving_them_up_is_no_advice() -> None:
@@ -60,31 +60,10 @@ def test_layers_that_stay_gathered_are_gathered_once_and_giving_them_up_is_no_ad
     assert sharded.list_knobs(kept, **asked) == []
 
 
-@pytest.mark.parametrize(
-    ("traffic", "work", "code", "numbers"),
-    [
-        ({"reduce_scatter": Counted(0, 0)}, {}, "too_few_exchanges", {"number": 0, "needed": 3}),
-        ({"reduce_scatter": Counted(2, 400)}, {}, "too_few_exchanges", {"number": 2}),
-        ({"reduce_scatter": Counted(9, 1500)}, {}, "too_many_exchanges", {"per_step": 9, "needed": 1, "units": 3}),
-        ({}, {"gradient_bytes": 600}, "other_size", {"parts": "units", "held": 500, "needed": 600}),
-        ({}, {"gradient_bytes": 400}, "other_size", {"held": 500, "needed": 400}),
-        ({}, {"world_size": 1}, "one_rank_exchanged", {"number": 19}),
-    ],
-)
-def test_a_sharded_step_that_reduces_otherwise_is_told(
-    traffic: dict[str, Counted], work: dict[str, Any], code: str, numbers: dict[str, Any]
-) -> None:
-    problem = sharded.find_problem(RIGHT | traffic, _work(**work))
-    assert problem is not None
-    assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
-
-
 def test_replicas_add_up_what_each_has_of_every_unit_and_gather_within_themselves() -> None:
     work = _work(world_size=4, options={"replicas": 2})
     expected = sharded.compute_expected_traffic(work)
-    for kind, counted in (RIGHT | {"all_reduce": Counted(1 + 3, 8 + 250)}).items():
-        assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
-    assert sharded.describe_traffic(RIGHT, work).endswith("of 3 units, added up over 2 replicas")
+    _require_exactly(expected, RIGHT | {"all_reduce": Counted(1 + 3, 8 + 250)})
     assert sharded.count_copies(4, {"replicas": 2}) == (2, 2)
     assert sharded.count_shares(4, {"replicas": 2}) == 4
 
@@ -120,11 +99,9 @@ def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None
     for strategy, is_exact, missing in (("ddp", True, both), ("fsdp2", False, both[:1])):
         found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)
         assert [sentence.split(": ")[1] for sentence in found] == missing
-        assert all(f"not available for the strategy {strategy}" in sentence for sentence in found)
     assert find_profile("unheard_of") is None
     assert get_exchange_dtype("unheard_of", {}) == "none"
-    (sentence,) = list_unavailable("2gpu", "unheard_of", {}, is_exact=False)
-    assert sentence.startswith("2gpu: Waterfall and advice on options: not available for the strategy unheard_of")
+    assert list_unavailable("2gpu", "unheard_of", {}, is_exact=False)
 
 
 def _work_of_shares(**changes: Any) -> Work:
@@ -141,33 +118,8 @@ SHARED = {"all_reduce": Counted(2, 1000), "broadcast": Counted(4, 1536)}
 
 def test_every_share_of_the_weights_is_sent_once_per_step_beside_the_exchange_of_ddp() -> None:
     expected = zero1.compute_expected_traffic(_work_of_shares())
-    for kind, counted in SHARED.items():
-        assert expected[kind].number == (counted.number, counted.number)
-        assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
+    _require_exactly(expected, SHARED)
     assert zero1.find_problem(SHARED, _work_of_shares()) is None
-    assert zero1.describe_traffic(SHARED, _work_of_shares()).endswith("; 2 shares of the updated weights sent")
-
-
-@pytest.mark.parametrize(
-    ("traffic", "work", "code", "numbers"),
-    [
-        ({"broadcast": Counted(0, 0)}, {}, "other_shares_sent", {"per_step": 0, "ranks": 2}),
-        ({"broadcast": Counted(2, 768)}, {}, "other_shares_sent", {"per_step": 1}),
-        ({"broadcast": Counted(4, 1024)}, {}, "other_bytes_sent", {"bytes": 1024, "needed": 1536}),
-        ({"all_reduce": Counted(6, 3000)}, {}, "exchanged_on_every_micro_batch", {"per_step": 3, "buckets": 1}),
-        ({}, {"gradient_bytes": 800}, "other_size", {"parts": "buckets", "held": 500, "needed": 800}),
-        (
-            {}, {"exchange": {"bucket_bytes": [500], "share_bytes": [256, 512]}}, "other_size",
-            {"parts": "shares", "held": 768, "needed": 500},
-        ),
-    ],
-)  # fmt: skip
-def test_a_step_that_shares_its_update_otherwise_is_told(
-    traffic: dict[str, Counted], work: dict[str, Any], code: str, numbers: dict[str, Any]
-) -> None:
-    problem = zero1.find_problem(SHARED | traffic, _work_of_shares(**work))
-    assert problem is not None
-    assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
 
 
 def test_in_stage_3_what_is_whole_is_gathered_once_per_step_one_by_one_and_all_else_within_bounds() -> None:
@@ -207,8 +159,6 @@ def test_the_first_stage_sends_every_micro_batch_on_and_its_part_of_what_is_tied
     # Messages are in no record of collectives.
     assert sum_expected(expected) == expected["all_reduce"]
     assert pipeline.find_problem(STAGED, _work_of_stages()) is None
-    assert pipeline.describe_traffic(STAGED, _work_of_stages()).startswith("4 messages from the first rank of 2 stages")
-    assert "the layers 0-1, 2, cut so" in pipeline.describe_traffic(STAGED, _work_of_stages())
     assert pipeline.compute_expected_traffic(_work_of_stages(world_size=1)) == {}
 
 
@@ -228,21 +178,57 @@ def test_two_stages_per_rank_send_three_times_and_replicas_add_up_their_gradient
     assert pipeline.count_copies(4, spread["options"]) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("traffic", "work", "code", "numbers"),
-    [
+Case = tuple[dict[str, Counted], dict[str, Any], str, dict[str, Any]]
+TOLD: list[tuple[Any, dict[str, Counted], Any, list[Case]]] = [
+    (
+        sharded, RIGHT, _work,
+        [
+        ({"reduce_scatter": Counted(0, 0)}, {}, "too_few_exchanges", {"number": 0, "needed": 3}),
+        ({"reduce_scatter": Counted(2, 400)}, {}, "too_few_exchanges", {"number": 2}),
+        ({"reduce_scatter": Counted(9, 1500)}, {}, "too_many_exchanges", {"per_step": 9, "needed": 1, "units": 3}),
+        ({}, {"gradient_bytes": 600}, "other_size", {"parts": "units", "held": 500, "needed": 600}),
+        ({}, {"gradient_bytes": 400}, "other_size", {"held": 500, "needed": 400}),
+        ({}, {"world_size": 1}, "one_rank_exchanged", {"number": 19}),
+        ],
+    ),
+    (
+        zero1, SHARED, _work_of_shares,
+        [
+        ({"broadcast": Counted(0, 0)}, {}, "other_shares_sent", {"per_step": 0, "ranks": 2}),
+        ({"broadcast": Counted(2, 768)}, {}, "other_shares_sent", {"per_step": 1}),
+        ({"broadcast": Counted(4, 1024)}, {}, "other_bytes_sent", {"bytes": 1024, "needed": 1536}),
+        ({"all_reduce": Counted(6, 3000)}, {}, "exchanged_on_every_micro_batch", {"per_step": 3, "buckets": 1}),
+        ({}, {"gradient_bytes": 800}, "other_size", {"parts": "buckets", "held": 500, "needed": 800}),
+        (
+            {}, {"exchange": {"bucket_bytes": [500], "share_bytes": [256, 512]}}, "other_size",
+            {"parts": "shares", "held": 768, "needed": 500},
+        ),
+        ],
+    ),
+    (
+        pipeline, STAGED, _work_of_stages,
+        [
         ({"send": Counted(6, 768)}, {}, "other_messages", {"messages": 6, "least": 8, "most": 8}),
         ({"send": Counted(10, 900)}, {}, "other_messages", {"messages": 10, "steps": 2}),
         ({}, {"world_size": 1}, "one_rank_exchanged", {"number": 10}),
         ({}, {"world_size": 3}, "stages_are_not_ranks", {"stages": 2, "ranks": 3}),
         ({}, {"gradient_bytes": 120}, "other_size", {"parts": "stages", "held": 100, "needed": 120}),
         ({}, {"exchange": {"layers": [[0, 1], [3, 3]]}}, "layers_missing", {"layers": "0-1, 3"}),
-    ],
+        ],
+    ),
+]  # fmt: skip
+"""Strategy, what is right, the work, and: what is counted otherwise, how the work differs, code and numbers."""
+
+
+@pytest.mark.parametrize(
+    ("profile", "right", "make_work", "case"),
+    [(profile, right, make_work, case) for profile, right, make_work, cases in TOLD for case in cases],
 )
-def test_a_step_whose_stages_exchange_otherwise_is_told(
-    traffic: dict[str, Counted], work: dict[str, Any], code: str, numbers: dict[str, Any]
+def test_a_step_that_exchanges_otherwise_is_told(
+    profile: Any, right: dict[str, Counted], make_work: Any, case: Case
 ) -> None:
-    problem = pipeline.find_problem(STAGED | traffic, _work_of_stages(**work))
+    traffic, work, code, numbers = case
+    problem = profile.find_problem(right | traffic, make_work(**work))
     assert problem is not None
     assert (problem.code, dict(problem.numbers) | numbers) == (code, problem.numbers)
 
@@ -258,11 +244,11 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     timers = [{"pass_seconds": 1.0, "own_seconds": own, "num_micro_batches": 9} for own in (0.5, 0.6, 0.7, 0.8)]
     told = pipeline.tell_timers(timers, {}, world_size=4)
     assert told is not None
-    assert "wait for each other 35 % of" in told
-    assert "it would be 25 %" in told
+    assert "35 %" in told
+    assert "25 %" in told
     waits, theory = pipeline.split_waits(timers, {}, world_size=4) or (0.0, "")
     assert waits == pytest.approx(0.35)
-    assert "it would be 25 % of the passes" in theory
+    assert "25 %" in theory
     assert pipeline.split_waits([{}] * 4, {}, world_size=4) is None
 
 
@@ -282,12 +268,6 @@ def test_replicas_that_do_not_share_out_and_images_are_refused() -> None:
     assert "options.replicas: got 3" in str(pipeline.explain_unfit({"replicas": 3}, world_size=4, unit="token"))
     assert "options.replicas: got 0.5" in str(pipeline.explain_unfit({"replicas": 0.5}, world_size=4, unit="token"))
     assert "pipeline for images" in str(pipeline.explain_unfit({}, world_size=2, unit="image"))
-
-
-def test_zero1_has_the_options_of_ddp() -> None:
-    found = [read_constant(f"training/strategies/{name}.py", "OPTIONS") for name in ("ddp", "zero1")]
-    assert found[0] == found[1]
-    assert found[0]
 
 
 def test_what_is_read_of_a_strategy_without_importing_it_is_what_it_has() -> None:
