@@ -13,7 +13,6 @@ import torch
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.continuations import select_rows
-from tasks.evaluating.loss_arithmetic import compute_perplexity
 from tasks.evaluating.sums import make_batches
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts, write_receipt
@@ -150,10 +149,6 @@ def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked() -
 def test_samples_are_the_first_rows_long_enough_else_shorter_prompts() -> None:
     assert select_rows(np.array([10, 100, 60, 1, 50, 44])) == [(1, 24), (2, 24), (4, 24)]
     assert select_rows(np.array([10, 1, 100])) == [(2, 24), (0, 5)]
-
-
-def test_a_perplexity_too_large_for_a_number_is_none() -> None:
-    assert compute_perplexity(1000.0) is None
 
 
 @pytest.mark.slow

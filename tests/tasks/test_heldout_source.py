@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tasks.download import download_rows
-from tasks.gates.heldout import check_heldout_rows
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.slice import write_slices
-from tests.tasks.reporting.comparison import HELDOUT, PARAMS, edit_json, outputs_of, write_comparison
 
 RAW = Path("data/raw")
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(24)]
@@ -101,14 +98,6 @@ def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(
     assert message in str(refused.value)
 
 
-def test_a_column_that_the_held_out_file_lacks_is_named_with_its_key(project: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS}), "rows.parquet")
-    pq.write_table(pa.table({"words": TEXTS}), "test.parquet")
-    dataset = {"source": "path:rows.parquet", "heldout_source": "path:test.parquet"}
-    with pytest.raises(DataError, match=r"heldout_source path:test\.parquet: no column 'text'; the columns .*: words"):
-        download_rows(Params.model_validate(ask(project, dataset)), RAW, source_digest=None)
-
-
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
@@ -165,16 +154,3 @@ def test_slices_of_both_sources_stand_beside_each_other_whatever_the_numbers_of_
     }  # fmt: skip
     manifest = json.loads(Path("slices/manifest.json").read_text())
     assert manifest["heldout"] == "heldout-0-10"
-
-
-@pytest.mark.parametrize(("seen", "verdict"), [(1, "passed"), (4, "failed")])
-def test_held_out_rows_that_are_a_copy_of_the_others_fail_the_gate(tmp_path: Path, seen: int, verdict: str) -> None:
-    source = {"heldout_source": "path:test.jsonl"}
-    write_comparison(tmp_path)
-    (tmp_path / "slices" / HELDOUT).rename(tmp_path / "slices" / f"heldout-{HELDOUT}")
-    edit_json(tmp_path / "raw" / "manifest.json", **source, num_heldout_rows_seen=seen)
-    params = {**PARAMS, "dataset": {**PARAMS["dataset"], **source}}
-    finding = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
-    assert (finding.verdict, finding.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
-    told = [finding.numbers[name] for name in ("held_out_rows_seen", "held_out_rows", "heldout_source", "source")]
-    assert told == [seen, 4, "path:test.jsonl", "builtin:docstrings"]

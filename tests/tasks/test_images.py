@@ -240,12 +240,6 @@ def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
     assert len(seen) == 24
 
 
-def test_too_few_images_are_refused_with_their_number(tmp_path: Path) -> None:
-    write_image_folder(tmp_path / "images", num_per_class=4)
-    with pytest.raises(ConfigurationError, match=r"need 20 rows, and path:images has 12; allowed: 0-12"):
-        downloaded(params_for("path:images", ranges=["0-10"], heldout="10-20"))
-
-
 def test_a_held_out_image_that_is_also_trained_on_is_counted(tmp_path: Path) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=3)
     same = encoded(striped("top", 0))

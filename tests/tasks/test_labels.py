@@ -95,17 +95,10 @@ def test_what_is_no_class_is_refused_in_one_line(project: Path, labels: list[Any
         downloaded(asked(project, write_source(labels)))
 
 
-def test_a_missing_column_of_classes_is_named(project: Path) -> None:
-    dataset = {**write_source(["a", "b"] * 15), "label": "genre"}
-    with pytest.raises(DataError, match="no column 'genre'; the columns there are: class, text; set dataset"):
-        downloaded(asked(project, dataset))
-
-
 def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts(project: Path) -> None:
     labelled, manifest = downloaded(asked(project, {"source": "builtin:docstrings", "label": "package"}))
     assert [row["label"] for row in labelled[:12]] == list(PACKAGES)
     assert manifest["class_names"] == sorted(PACKAGES)
-    assert manifest["label"].endswith("(built-in), 12 classes of column package")
     plain, manifest = downloaded(
         asked(
             project, {"source": "builtin:docstrings"}, workload="causal_lm",

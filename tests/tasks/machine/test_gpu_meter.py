@@ -41,16 +41,6 @@ def test_a_counter_that_was_reset_is_not_believed() -> None:
     assert found.energy_joules == pytest.approx(200.0)
 
 
-def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
-    silent = [
-        Reading(at=float(at), utilisation=None, power_watts=None, energy_joules=None, memory_gib=None) for at in (0, 1)
-    ]
-    found = figures(silent)
-    assert (found.utilisation, found.power_watts, found.energy_joules, found.energy_from, found.peak_memory_gib) == (
-        (None,) * 5
-    )
-
-
 class Recorded:
     """A GPU that draws 50 W by its counter; says when it has been read a few times."""
 

@@ -17,7 +17,7 @@ from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.records.estimate import Estimate
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
-NUM_EXPERIMENTS = 300
+NUM_EXPERIMENTS = 150
 ARMS = [Arm(name="1proc", cell="1proc"), Arm(name="2proc", cell="2proc")]
 NEIGHBOURS = [name for name in TROUBLES if name.startswith("neighbour")]
 CALM = ("none", "drift of the machine", "clocks that fall")

@@ -1,15 +1,10 @@
 """The values of training: declared for params.yaml with their meaning, and for the ranks by name and type alone."""
 
-import ast
-import dataclasses
-import inspect
-import itertools
 import typing
 from collections.abc import Mapping
 
 from tasks.params.adapter import LoraParams
 from tasks.params.train import TrainParams
-from tasks.reporting.described import read_field_docstrings
 from training.config import TrainingConfig
 
 NOT_FOR_RANKS = {"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"}
@@ -30,16 +25,3 @@ def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml
     assert told.pop("adapter") == Mapping[str, typing.Any] | None
     shared -= {"adapter"}
     assert {name: asked[name] for name in shared} == {name: told[name] for name in shared} | by_device
-
-
-def test_what_a_value_means_and_what_it_is_by_default_stands_in_the_params_alone() -> None:
-    assert TrainParams.model_fields.keys() <= read_field_docstrings(TrainParams).keys()
-    assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(TrainingConfig))
-    (declared,) = ast.parse(inspect.getsource(TrainingConfig)).body
-    assert isinstance(declared, ast.ClassDef)
-    explained = {
-        before.target.id
-        for before, after in itertools.pairwise(declared.body)
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr)
-    }
-    assert explained == OF_THE_CELL

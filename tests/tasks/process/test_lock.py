@@ -59,11 +59,9 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
 
 
 @pytest.mark.slow
-def test_of_twenty_at_once_exactly_one_wins_and_all_others_name_it() -> None:
+def test_of_eight_at_once_exactly_one_wins_and_all_others_name_it() -> None:
     wins = HOLD + "  input()"
-    runs = [
-        subprocess.Popen([sys.executable, "-c", wins], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(20)
-    ]
+    runs = [subprocess.Popen([sys.executable, "-c", wins], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(8)]
     waiting = list(runs)
     while len(waiting) > 1:
         waiting = [run for run in waiting if run.poll() is None]

@@ -33,19 +33,9 @@ def test_what_is_withheld_says_so() -> None:
     assert (wording.format_ratio(1.5625), wording.format_percent(0.78125)) == ("1.56x", "78 %")
 
 
-def test_names_are_listed_as_people_do() -> None:
-    assert [wording.join_names(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
-
-
 def test_readable_text_has_no_lone_surrogate_and_no_control_character() -> None:
     assert wording.replace_unprintable("a\ud800b\x00c\x1b[31m\td\n") == "a?b�c�[31m\td\n"
     wording.replace_unprintable("\udfff").encode()
-
-
-def test_sizes_of_models_are_named_as_people_do() -> None:
-    assert wording.format_parameters(494_032_768) == "494.0 million parameters"
-    assert wording.format_parameters(7_000_000_000) == "7.0 billion parameters"
-    assert wording.format_parameters(1000) == "1,000 parameters"
 
 
 @pytest.mark.parametrize(
@@ -75,10 +65,3 @@ def test_a_figure_and_its_interval_have_one_unit() -> None:
     )
     assert wording.format_percent_with_interval(Estimate(value=0.81, low=0.79, high=0.83)) == "81 % (79 to 83)"
     assert wording.format_ratio_with_interval(None) == "withheld"
-
-
-@pytest.mark.parametrize(
-    ("number", "noun", "said"), [(1, "gate", "1 gate"), (2, "launch", "2 launches"), (9, "epoch", "9 epochs")]
-)
-def test_a_number_of_things_is_said_as_everybody_says_it(number: int, noun: str, said: str) -> None:
-    assert wording.format_plural(number, noun) == said

@@ -24,7 +24,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(proje
     machine = make_machine(num_gpus=1, num_cpus=8)
     params = Params.model_validate(raw)
     assert choose_device("1proc", params, machine) == "cuda"
-    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .* 1 GPUs .*oversubscribe: true") as caught:
+    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .*oversubscribe: true") as caught:
         choose_device("2proc", params, machine)
     assert caught.value.exit_code == ExitCode.RESOURCES
     raw["cells"]["2proc"]["oversubscribe"] = True

@@ -62,21 +62,6 @@ def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
     assert part.count_units(5, workload="image_classification") == 8
 
 
-def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, Any]) -> None:
-    canary = tmp_path / "canary"
-
-    class Bomb:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (canary.touch, ())
-
-    bomb = np.array([Bomb()], dtype=object)
-    with (segment_folder(tmp_path, "2proc") / "ledger.int32").open("wb") as ledger:
-        np.savez(ledger, rank=bomb, step=bomb, row_id=bomb, num_tokens=bomb)
-    with pytest.raises(DataError, match="ledger"):
-        collect_results(outputs_of(tmp_path, params))
-    assert not canary.exists()
-
-
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[8] ^= 1

@@ -145,7 +145,7 @@ def test_with_dropout_there_is_no_loss_to_compare_with_and_the_reason_is_given(f
     make_tiny_model(folder / "dropout", dropout=0.1)
     found = found_in(folder, model="dropout")
     assert found["loss"] is None
-    assert found["why_no_loss"] == "the model has dropout, so the loss of a training step is not that of an evaluation"
+    assert "dropout" in found["why_no_loss"]
     assert len(found["parameter_checksum"]) == 64
 
 
