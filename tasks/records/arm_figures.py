@@ -1,10 +1,7 @@
 """What a measurement says of its arms: the cells in it, what they lose most to, what is left out and why."""
 
-from collections.abc import Sequence
-
 from tasks.process.reasons import Reason, explain
 from tasks.process.wording import format_plural
-from tasks.records.estimate import Estimate
 from tasks.records.lost_time import LostPart, Waterfall
 from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Measurement
 
@@ -76,11 +73,6 @@ def select_imprecise_arms(measurement: Measurement) -> list[ArmSpeed]:
         for arm in select_cell_arms(measurement)
         if arm.speedup is not None and arm.speedup.relative_half_width > measurement.half_width_asked
     ]
-
-
-def list_interval_ends(estimates: Sequence[Estimate | None]) -> list[float]:
-    """Return every figure and both ends of its interval: what an axis has to hold."""
-    return [end for one in estimates if one is not None for end in (one.low, one.value, one.high)]
 
 
 def explain_omission(measurement: Measurement, what: str) -> str | None:

@@ -26,7 +26,7 @@ from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
-from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
+from tasks.reporting.evidence import collect_residuals
 from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.more_ranks import compute_more_ranks
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
@@ -73,7 +73,6 @@ def collect_results(outputs: Outputs) -> Results:
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
-        paired_blocks=collect_paired_blocks(outputs.measurement, withheld) if outputs.measurement else [],
         residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
         if outputs.measurement and measurement
         else [],

@@ -1,9 +1,9 @@
-"""What the raw blocks say beside the speedups: every paired block by itself, and whether the lost parts add up."""
+"""What the raw blocks say beside the speedups: whether the lost parts add up."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from tasks.gates.counted_blocks import select_blocks, select_counted
+from tasks.gates.counted_blocks import select_blocks
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.records.arm_figures import select_arm, select_cell_arms
 from tasks.records.blocks import BlockWork
@@ -11,23 +11,6 @@ from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
 from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import MeasurementFile
-
-
-class PairedBlock(Record):
-    """One block of a cell beside the baseline's block of the same turn, which ran the same steps."""
-
-    cell: str
-    """Name of the cell."""
-    turn: int
-    """Number of the turn, in the order of time."""
-    launch: int
-    """Which start of the ranks ran it, from 1."""
-    speedup: float
-    """The baseline's seconds per unit of work / the cell's, of these two blocks alone."""
-    is_quiet: bool
-    """Whether the turn counts: others used no more of the CPUs in it than a quiet turn allows."""
-    others_share: float | None = None
-    """Share of the CPUs that others used meanwhile; null where the machine does not tell."""
 
 
 class Residual(Record):
@@ -46,27 +29,6 @@ class Residual(Record):
     def adds_up(self) -> bool:
         """Whether noise alone may be the difference."""
         return self.residual.low <= 0 <= self.residual.high
-
-
-def collect_paired_blocks(found: MeasurementFile, withheld: Collection[str]) -> list[PairedBlock]:
-    """Return every block of the speedups of the cells that are not withheld; nothing if the first cell is."""
-    first, *others = (arm.cell for arm in select_cell_arms(found))
-    if first in withheld:
-        return []
-    below = {block.turn: block for block in select_blocks(found, first, phase="speedup")}
-    pairs = []
-    for cell in (one for one in others if one not in withheld):
-        counted = {block.turn for block in select_counted(found, cell)}
-        pairs += [
-            PairedBlock(
-                cell=cell, turn=block.turn, launch=block.launch, is_quiet=block.turn in counted,
-                speedup=_compute_seconds(found, below[block.turn]) / _compute_seconds(found, block),
-                others_share=block.others_share,
-            )
-            for block in select_blocks(found, cell, phase="speedup")
-            if block.turn in below
-        ]  # fmt: skip
-    return pairs
 
 
 def collect_residuals(found: MeasurementFile, waterfalls: Sequence[Waterfall]) -> list[Residual]:

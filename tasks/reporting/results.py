@@ -17,7 +17,7 @@ from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
-from tasks.reporting.evidence import PairedBlock, Residual
+from tasks.reporting.evidence import Residual
 from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
 from tasks.reporting.more_ranks import MoreRanks
@@ -78,10 +78,8 @@ class Results(Record):
     """Training loss of the cells."""
     measurement: Measurement | None = None
     """What the stage `measure` found; null where it did not run."""
-    paired_blocks: list[PairedBlock] = Field(default_factory=list)
-    """Every block that was timed for a speedup that is given; empty in results of an earlier version."""
     residuals: list[Residual] = Field(default_factory=list)
-    """Whether the parts of each waterfall add up to what the speedup lost; empty likewise."""
+    """Whether the parts of each waterfall add up to what the speedup lost; empty in results of an earlier version."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
     more_ranks: list[MoreRanks] = Field(default_factory=list)

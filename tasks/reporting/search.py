@@ -1,24 +1,21 @@
-"""The report of a search: reports/search.html and search.md, with its charts, figures and patch in reports/search/."""
+"""The report of a search: reports/search.html and search.md, with its figures and patch in reports/search/."""
 
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from tasks.process import wording
 from tasks.records.search import SearchFile, TrialRecord
-from tasks.reporting.blocks import Block, Charts, Code, Document, Items, PageSection, Table, Text
+from tasks.reporting.blocks import Block, Code, Document, Items, PageSection, Table, Text
 from tasks.reporting.data_files import write_text
-from tasks.reporting.drawing import Chart, draw_svg, show_chart
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
-from training.registry import import_file
 
 FOLDER = "search"
 """Below reports/: what stands beside the page."""
 PATCH = "params.patch"
-_CHARTS = Path(__file__).with_name("search_charts")
 _SURE = 0.95
 
 
@@ -135,12 +132,11 @@ def _reckon(found: SearchFile, *, alone: float, beside: float | None) -> float:
 
 def make_document(found: SearchFile) -> Document:
     """Return the report of a search, for every renderer."""
-    charts = [show_chart(name, one, cast(Any, found)) for name, one in _select(found).items()]
     luck = judge_lead(found)
     role: Literal["answer", "unresolved"] = "answer" if luck and luck.is_beyond else "unresolved"
     sections = [
         PageSection("best", "The best", [Text(tell_best(found), "answer"), Text(tell_luck(found), role)]),
-        PageSection("trials", "Trials", [Charts("rungs", charts), _tabulate_trials(found), Text(_tell_rules(found))]),
+        PageSection("trials", "Trials", [_tabulate_trials(found), Text(_tell_rules(found))]),
         PageSection("luck", "How much of the lead is luck?", _tell_seeds(found)),
         PageSection("spread", "Trials at once, or ranks per trial?", [Text(tell_spread(found))]),
         PageSection("next", "How to go on with it", _tell_next(found)),
@@ -200,25 +196,14 @@ def _tell_next(found: SearchFile) -> list[Block]:
     return [Text(how), Code(commands, "sh", "how to go on"), Code(found.patch, "diff", "the patch")]
 
 
-def _select(found: SearchFile) -> dict[str, Chart]:
-    """Return name -> chart for every file of search_charts/ that has something to show."""
-    names = [file.stem for file in _CHARTS.glob("*.py") if not file.stem.startswith("_")]
-    charts = {name: cast(Chart, import_file("tasks.reporting.search_charts", name)) for name in names}
-    ordered = sorted(charts.items(), key=lambda item: item[1].POSITION)
-    return {name: chart for name, chart in ordered if chart.is_shown(cast(Any, found))}
-
-
 def write_search_report(found: SearchFile, reports: Path) -> list[Path]:
-    """Write page, Markdown, charts, figures and patch; return them, the page first."""
+    """Write page, Markdown, figures and patch; return them, the page first."""
     folder = reports / FOLDER
-    svgs = {name: draw_svg(name, chart, cast(Any, found)) for name, chart in _select(found).items()}
     document = make_document(found)
     files = {
-        reports / "search.html": render_html(document, svgs),
-        # The charts of a comparison are an output of DVC, so that these have a folder of their own.
-        reports / "search.md": render_markdown(document).replace("](charts/", f"]({FOLDER}/"),
+        reports / "search.html": render_html(document, {}),
+        reports / "search.md": render_markdown(document),
         folder / PATCH: found.patch,
-        **{folder / f"{name}.svg": svg for name, svg in svgs.items()},
     }
     for file, text in files.items():
         write_text(file, text)

@@ -112,7 +112,7 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     assert "2proc.seconds_per_epoch" in run("dvc", "metrics", "show").stdout
     run("dvc", "plots", "show")
     plots = (with_make.folder / "dvc_plots" / "index.html").read_text()
-    assert "charts_measured_speedup.svg" in plots or "charts_speedup.svg" in plots
+    assert "charts_speedup.svg" in plots
     assert "http" not in plots, "offline it has to show what it names"
     run(
         "dvc", "remote", "add", "--default", "team", str(with_make.folder.parent / "store")

@@ -16,7 +16,7 @@ CAPTION = (
 
 
 def is_shown(results: Results) -> bool:
-    """Return True where a cell was looked at while it trained."""
+    """Return True where a cell was looked at while it trained, or after each epoch."""
     return bool(_list_curves(results))
 
 
@@ -43,4 +43,13 @@ def draw(results: Results, axes: Axes) -> None:
 
 
 def _list_curves(results: Results) -> list[HeldoutCurve]:
-    return [curve for curve in results.quality.heldout_curves if curve.losses]
+    """Return every cell's losses in mid-training, else those after each epoch, where rows have classes."""
+    quality = results.quality
+    if curves := [curve for curve in quality.heldout_curves if curve.losses]:
+        return curves
+    epochs = {cell.cell: [one for one in quality.epochs if one.cell == cell.cell] for cell in results.cells}
+    return [
+        HeldoutCurve(cell=cell, steps=[one.step for one in found], losses=[one.loss for one in found])
+        for cell, found in epochs.items()
+        if found
+    ]

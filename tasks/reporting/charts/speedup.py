@@ -1,55 +1,80 @@
-"""Speedup over the number of ranks, with the ideal line."""
+"""Speedup of each cell, a bar with its interval, and where linear would be."""
+
+from typing import NamedTuple
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, name_points, select_color, shorten
+from tasks.records.estimate import Estimate
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, is_always_shown, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
-TITLE = "Speedup of the whole training"
-POSITION = 30
+TITLE = "Speedup"
+POSITION = 5
 NEEDS_SPEEDUP = True
 SECTION = "verdict"
 CAPTION = (
-    "Times as fast as the first cell at equal work; the dashed line is linear. A thin bar spans the lowest and the "
-    "highest speedup of a single segment; it is no interval."
+    "Times as fast as the first cell per unit of work; a dashed mark is linear. A thin bar is the 95 % interval of "
+    "what was measured in turns; of a whole training it spans the lowest and the highest speedup of a segment, and is "
+    "no interval."
 )
+is_shown = is_always_shown
 
 
-def is_shown(results: Results) -> bool:
-    """Return whether it is the only speedup that there is."""
-    return not results.is_speedup_measured
+class _Bar(NamedTuple):
+    cell: str
+    name: str
+    world_size: int
+    speedup: Estimate | None
+    told: str
 
 
 def describe_chart(results: Results) -> str:
-    """Return the speedup of every cell with its number of ranks."""
-    told = ", ".join(
-        f"{cell.cell} {wording.format_ratio(cell.whole.speedup)} on {wording.format_plural(cell.world_size, 'rank')}"
-        for cell in results.cells
-    )
-    return f"{told}."
+    """Return the speedup of every cell with its number of ranks, and its interval where it was measured."""
+    told = (f"{bar.name} {bar.told} on {wording.format_plural(bar.world_size, 'rank')}" for bar in _list_bars(results))
+    return f"{', '.join(told)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a point per cell over its number of ranks, and the line of linear speedup."""
-    most = max(cell.world_size for cell in results.cells)
-    base = results.baseline.world_size
-    axes.plot([0, most * 1.15], [0, most * 1.15 / base], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
-    axes.annotate("linear", (most, most / base), xytext=(-6, 6), textcoords="offset points", ha="right", color=MUTED)
-    names = list[tuple[str, float, float]]()
-    for number, cell in enumerate(results.cells):
-        ratio, spread = cell.whole.speedup, cell.speedup_of_segments
-        if ratio is None:
+    """Draw a bar per cell with its ends and the mark of linear, that of the wrapped baseline hollow."""
+    numbers = {cell.cell: number for number, cell in enumerate(results.cells)}
+    names = []
+    for bar in _list_bars(results):
+        if (speedup := bar.speedup) is None:
             continue
-        color = select_color(number)
-        if spread is not None:
-            axes.plot([cell.world_size] * 2, [spread.lowest, spread.highest], color=color, linewidth=2, alpha=0.6)
-        axes.plot([cell.world_size], [ratio], color=color, marker="o", markersize=9)
-        names.append((f"{shorten(cell.cell)}  {wording.format_ratio(ratio)}", cell.world_size, ratio))
-    ticks = sorted({cell.world_size for cell in results.cells})
-    axes.set_xticks(ticks)
-    axes.set_xlim(0, most * 1.45)
-    axes.set_ylim(0, max([most / base, *(cell.whole.speedup or 0 for cell in results.cells)]) * 1.2)
-    axes.set_xlabel("number of ranks")
-    axes.set_ylabel(f"times as fast as {shorten(results.baseline.cell)}")
-    axes.grid()
-    # To the right and a little below: the line of linear speedup runs above.
-    name_points(axes, names, offset=(10, -11))
+        place, color, linear = len(names), select_color(numbers[bar.cell]), bar.world_size / results.baseline.world_size
+        fill = color if bar.name == bar.cell else "none"
+        (drawn,) = axes.barh([place], [speedup.value], 0.55, color=fill, edgecolor=color)
+        add_hover(drawn, f"{bar.name}: {bar.told}")
+        axes.plot([speedup.low, speedup.high], [place] * 2, color=INK, linewidth=1.4)
+        axes.plot([linear] * 2, [place - 0.4, place + 0.4], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
+        names.append(f"{shorten(bar.name)}  {wording.format_ratio(speedup.value)}")
+    set_height(axes, 1.2 + 0.4 * len(names))
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"times as fast as {shorten(results.baseline.cell)}")
+    axes.set_ylabel("cell (name)")
+    axes.grid(axis="x")
+
+
+def _list_bars(results: Results) -> list[_Bar]:
+    """Return every arm but the baseline as it is; without measured speedups every cell, by its whole training."""
+    if results.measurement is not None and results.is_speedup_measured:
+        return [
+            _Bar(
+                arm.cell,
+                "in a DDP wrapper" if arm.is_wrapped_baseline else arm.cell,
+                arm.world_size,
+                arm.speedup,
+                wording.format_ratio_with_interval(arm.speedup),
+            )
+            for arm in results.measurement.arms
+            if arm.is_wrapped_baseline or arm.cell != results.baseline.cell
+        ]
+    bars = []
+    for cell in results.cells:
+        ratio, spread, whole = cell.whole.speedup, cell.speedup_of_segments, None
+        if ratio is not None:
+            low, high = (spread.lowest, spread.highest) if spread else (ratio, ratio)
+            whole = Estimate(value=ratio, low=low, high=high)
+        bars.append(_Bar(cell.cell, cell.cell, cell.world_size, whole, wording.format_ratio(ratio)))
+    return bars

@@ -3,7 +3,7 @@
 from tasks.process import wording
 from tasks.records.link_speed import LinkSpeed
 from tasks.records.measurement import Measurement
-from tasks.reporting.blocks import Block, Charts, Items
+from tasks.reporting.blocks import Block, Items
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 from tasks.reporting.straggler import SlowestRank
@@ -13,7 +13,7 @@ TITLE = "How it was measured"
 
 def make_blocks(results: Results) -> list[Block]:
     """Return how the figures came about, one sentence each."""
-    return [Items(tell(results)), Charts("measured")]
+    return [Items(tell(results))]
 
 
 def tell(results: Results) -> list[str]:

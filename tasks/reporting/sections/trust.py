@@ -6,17 +6,17 @@ from tasks.process import wording
 from tasks.records.arm_figures import describe_quiet_turns
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import ArmSpeed, Measurement
-from tasks.reporting.blocks import Block, Charts, Items, Text
+from tasks.reporting.blocks import Block, Items, Text
 from tasks.reporting.results import Results
 
 TITLE = "How far to trust it"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return every estimate of the speedups on one axis, and what the machine and its noise did."""
+    """Return what the machine and its noise did, and what other figures say of the speedups."""
     if results.measurement is None:
         return [Text(wording.UNMEASURED)]
-    return [Charts("trust"), Items(_tell(results, results.measurement))]
+    return [Items(_tell(results, results.measurement))]
 
 
 def _tell(results: Results, measurement: Measurement) -> list[str]:

@@ -89,17 +89,18 @@ def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> N
     assert "| base model | 4.1000 | 25.0 % | n/a | 16 |" in text
 
 
-def test_the_curves_begin_with_the_base_model(tmp_path: Path) -> None:
+def test_the_held_out_losses_after_each_epoch_are_drawn_where_nobody_looked_in_between(tmp_path: Path) -> None:
     results = results_of(tmp_path)
-    told = select_charts(results)["accuracy_curves"].describe_chart(results)
-    assert "1proc from 0.250 to 0.750, at best 0.750; 2proc from 0.250 to 0.750" in told
+    told = select_charts(results)["heldout_curves"].describe_chart(results)
+    first, *_, last = [one for one in results.quality.epochs if one.cell == "1proc"]
+    assert f"1proc from {first.loss:.3f} to {last.loss:.3f}" in told
 
 
 def test_a_language_model_has_none_of_it(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     results = collect_results(outputs_of(tmp_path, params))
     assert (results.quality.epochs, results.quality.time_to_accuracy) == ([], None)
-    assert "accuracy_curves" not in select_charts(results)
+    assert "heldout_curves" not in select_charts(results)
     write_epochs(tmp_path / "epochs.csv", results)
     assert "val_accuracy" not in (tmp_path / "epochs.csv").read_text()
     assert "ccuracy" not in markdown_of(results)

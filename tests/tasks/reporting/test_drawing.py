@@ -11,8 +11,8 @@ from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.measured import arm, measurement, waterfall
 from tests.tasks.reporting.rendered import draw_once
 
-NAMES_OF_CHARTS = ["parallel_efficiency", "time_per_epoch", "average_epoch_time", "speedup", "loss_curves"]
-MEASURED_CHARTS = ["measured_speedup", "waterfall", "frontier", "estimates"]
+NAMES_OF_CHARTS = ["speedup", "parallel_efficiency", "time_per_epoch", "loss_curves"]
+MEASURED_CHARTS = ["waterfall", "frontier"]
 
 
 def texts(svg: str) -> list[str]:
@@ -20,30 +20,24 @@ def texts(svg: str) -> list[str]:
 
 
 def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> None:
-    first, *others = MEASURED_CHARTS
-    others.insert(others.index("waterfall") + 1, "timeline")
-    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others]
-    found += ["hardware", "history"]
+    found = [*NAMES_OF_CHARTS, "heldout_curves", "waterfall", "timeline", "frontier", "history"]
     assert list(drawing.find_charts()) == found
 
 
 def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, measured_results: Results) -> None:
     assert list(drawing.select_charts(clean_results)) == NAMES_OF_CHARTS
-    first, *others = MEASURED_CHARTS
     # Of one comparison there is no history yet.
-    others_given = [name for name in NAMES_OF_CHARTS if name != "speedup"]
-    assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others, "hardware"]
+    assert list(drawing.select_charts(measured_results)) == [*NAMES_OF_CHARTS, *MEASURED_CHARTS]
     nothing = measurement(waterfalls=[], memory=[])
     bare = measured_results.model_copy(update={"measurement": nothing})
-    assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates", "hardware"]
+    assert list(drawing.select_charts(bare)) == NAMES_OF_CHARTS
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("time_per_epoch", ["0-8", "8-16", "6.00", "2.40", "training seconds", "range (rows of the data set)"]),
-        ("average_epoch_time", ["1proc", "10.0 s", "6.40 s", "training seconds per epoch, all ranges", "cell (name)"]),
-        ("speedup", ["2proc  1.56x", "1proc  1.00x", "linear", "number of ranks", "times as fast as 1proc"]),
+        ("speedup", ["2proc  1.56x", "1proc  1.00x", "cell (name)", "times as fast as 1proc"]),
         ("parallel_efficiency", ["100 %", "78 %", "percent of linear speedup", "cell (name)"]),
         ("loss_curves", ["1proc", "2proc", "optimizer step", "loss (nats per token)"]),
     ],
@@ -60,9 +54,8 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("measured_speedup", ["2proc  1.62x", "in a DDP wrapper  0.98x", "linear", "number of ranks"]),
+        ("speedup", ["2proc  1.62x", "in a DDP wrapper  0.98x", "cell (name)", "times as fast as 1proc"]),
         ("parallel_efficiency", ["81 %", "100 %", "percent of linear speedup"]),
-        ("speedup", ["2proc  1.56x", "Speedup of the whole training"]),
         # 42 ms - 34 ms - 7.8 ms of parts: 0.2 ms are not explained.
         ("waterfall", ["ideal", "34.0", "exposed communication", "3.50", "unexplained", "0.200", "measured", "42.0"]),
         ("waterfall", ["ms per optimizer step", "part of the step"]),
@@ -79,7 +72,7 @@ def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("measured_speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
+        ("speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
         ("waterfall", ["ideal step of 34.0 ms to the measured 42.0 ms", "contention 2.00 ms", "unexplained 0.200 ms"]),
     ],
 )
@@ -101,6 +94,11 @@ def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: R
     assert bars[2] == (pytest.approx(34.2), pytest.approx(3.5))
     assert bars[-2] == (pytest.approx(41.8), pytest.approx(0.2))
     assert bars[-1] == (0, pytest.approx(42))
+    axes = Figure().subplots()
+    drawing.find_charts()["speedup"].draw(measured_results, axes)
+    assert [bar.get_width() for bar in axes.patches] == [pytest.approx(68 / 42), pytest.approx(0.98, abs=0.01)]
+    interval, linear, *_ = [list(line.get_xdata()) for line in axes.lines]
+    assert (interval, linear) == ([pytest.approx(1.58, abs=0.005), pytest.approx(1.66, abs=0.005)], [2.0, 2.0])
 
 
 def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_ideal_nor_unexplained(
@@ -126,21 +124,7 @@ def test_the_same_results_give_the_same_bytes(measured_results: Results, name: s
     assert not re.search(r"\b20\d\d-\d\d-\d\d", svg)
 
 
-def test_losses_that_differ_are_drawn_apart_with_plain_powers_of_ten_and_equal_ones_are_not(
-    measured_results: Results,
-) -> None:
-    assert "loss_difference" not in drawing.select_charts(measured_results)
-    first, other = measured_results.loss_curves
-    losses = [other.losses[0], *(loss * (1 + 10.0**-number) for number, loss in enumerate(first.losses[1:], start=4))]
-    changed = measured_results.model_copy(update={"loss_curves": [first, other.model_copy(update={"losses": losses})]})
-    chart = drawing.select_charts(changed)["loss_difference"]
-    assert "2proc at most 1.0e-04 at step 2." in chart.describe_chart(changed)
-    shown = texts(drawing.draw_svg("loss_difference", chart, changed))
-    assert "1e-05" in shown
-    assert not [text for text in shown if "$" in text]
-
-
-@pytest.mark.parametrize("name", ["estimates", "frontier", "parallel_efficiency", "measured_speedup"])
+@pytest.mark.parametrize("name", ["frontier", "parallel_efficiency", "speedup"])
 def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     withheld_measured_results: Results, name: str
 ) -> None:
@@ -217,15 +201,6 @@ def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = drawing.find_charts()
     assert list(found) == ["data_wait"]
     assert "Data wait" in texts(drawing.draw_svg("data_wait", found["data_wait"], clean_results))
-
-
-def test_the_axis_of_losses_apart_has_at_least_two_labels_however_near_they_are(clean_results: Results) -> None:
-    steps = list(range(1, 11))
-    first = LossCurve(cell="1proc", steps_per_point=1, steps=steps, losses=[4.0] * 10)
-    second = LossCurve(cell="2proc", steps_per_point=1, steps=steps, losses=[4.0 * (1 + 3e-7)] * 10)
-    results = clean_results.model_copy(update={"loss_curves": [first, second]})
-    svg = drawing.draw_svg("loss_difference", drawing.find_charts()["loss_difference"], results)
-    assert {"1e-07", "1e-06"} <= set(texts(svg))
 
 
 def test_names_of_points_that_lie_together_do_not_stand_on_each_other() -> None:

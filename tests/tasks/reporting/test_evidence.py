@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tasks.records.measurement import MeasurementFile
-from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
+from tasks.reporting.evidence import collect_residuals
 from tasks.reporting.results import Results
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import write_comparison
@@ -19,20 +19,6 @@ def found(tmp_path: Path) -> MeasurementFile:
     measured = bear_out(tmp_path, measurement())
     beside = [arm.model_copy(update={"phase": "waterfall"}) for arm in measured.blocks]
     return measured.model_copy(update={"blocks": [*measured.blocks, *beside]})
-
-
-def test_every_block_is_paired_with_the_baselines_of_its_turn_and_loud_ones_are_told_apart(
-    found: MeasurementFile,
-) -> None:
-    pairs = collect_paired_blocks(found, ())
-    assert {(one.cell, round(one.speedup, 3)) for one in pairs} == {("2proc", 1.619)}
-    assert [one.turn for one in pairs if not one.is_quiet] == [23, 24]
-    assert [pairs[0].launch, pairs[-1].launch] == [1, 4]
-
-
-@pytest.mark.parametrize("withheld", [["1proc"], ["2proc"]])
-def test_a_withheld_cell_has_no_paired_block(found: MeasurementFile, withheld: list[str]) -> None:
-    assert collect_paired_blocks(found, withheld) == []
 
 
 def test_parts_that_explain_what_the_speedup_lost_add_up_and_others_do_not(found: MeasurementFile) -> None:

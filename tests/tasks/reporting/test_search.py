@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -107,29 +106,12 @@ def test_the_report_is_a_page_that_needs_no_other_file_and_the_same_as_markdown(
 ) -> None:
     page, markdown, *others = write_search_report(found, tmp_path)
     assert (page, markdown) == (tmp_path / "search.html", tmp_path / "search.md")
-    assert {file.name for file in others} == {
-        "params.patch", "rungs.svg", "parallel_coordinates.svg", "search.json",
-    }  # fmt: skip
+    assert {file.name for file in others} == {"params.patch", "search.json"}
     for text in (page.read_text(), markdown.read_text()):
         assert tell_best(found) in text
         assert "train: loss is nan" in text
         assert "patch -p1 &lt; reports/search/params.patch" in text or "patch -p1 < reports/search" in text
-    assert "chart-rungs" in page.read_text()
     assert "<img" not in page.read_text()
-    for link in ("search/rungs.svg", "search/parallel_coordinates.svg"):
-        assert f"({link})" in markdown.read_text()
-        assert (tmp_path / link).is_file()
-
-
-def test_charts_name_every_trial_and_have_a_unit_on_every_axis(found: SearchFile, tmp_path: Path) -> None:
-    write_search_report(found, tmp_path)
-    for name, words in {
-        "rungs": {"epochs", "held-out loss (nats per label)", "trial-0", "trial-1"},
-        "parallel_coordinates": {"learning rate", "batch", "weight decay", "warm-up", "loss", "1e-05", "3.200"},
-    }.items():
-        svg = ElementTree.parse(tmp_path / "search" / f"{name}.svg")
-        texts = {"".join(part.itertext()) for part in svg.iter() if part.tag.endswith("}text")}
-        assert words <= texts, texts
 
 
 def test_what_is_read_is_what_was_written_and_a_damaged_file_is_refused(found: SearchFile, tmp_path: Path) -> None:
