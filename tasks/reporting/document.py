@@ -28,8 +28,6 @@ from tasks.reporting.sections import (
     make_section,
     measured,
     memory,
-    not_claimed,
-    preflight,
     provenance,
     quality,
     speed,
@@ -39,10 +37,10 @@ from tasks.reporting.sections import (
 
 SECTIONS: Sequence[SectionFile] = (
     verdict, losses, advice, memory, gates, trust, quality, cost, history, speed, compared,
-    preflight, measured, provenance, not_claimed, glossary,
+    measured, provenance, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
-_FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossary)
+_FOLDED = (speed, compared, measured, provenance, glossary)
 """What stands behind the answers, for who wants to know."""
 
 _FILES = Links(

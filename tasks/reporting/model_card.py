@@ -13,7 +13,7 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
-from tasks.reporting.sections import compared, gates, make_section, not_claimed, quality, speed, verdict
+from tasks.reporting.sections import compared, gates, make_section, measured, quality, speed, verdict
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _tell_limits(results: Results, cell: CellResults) -> list[str]:
     told = [
         "To be loaded, looked at and compared: the weights are what a measured training ended with. Nobody has judged "
         "whether they are fit for anything else, or what harm their answers may do.",
-        *not_claimed.tell(results),
+        *measured.tell_not_claimed(results),
     ]
     found = [one for one in (results.cost.cells if results.cost else []) if one.cell == cell.cell]
     if found and found[0].kwh_per_epoch is not None:

@@ -106,7 +106,7 @@ def _describe_measured(measurement: Measurement, best: CellResults, others: list
         asked = wording.format_small_percent(measurement.half_width_asked)
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
     if measurement.preflight.verdict != "fit to measure":
-        said.append("the machine was not fit to measure on: see Preflight")
+        said.append("the machine was not fit to measure on: see How far to trust it")
     return said
 
 

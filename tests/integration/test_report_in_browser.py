@@ -30,7 +30,7 @@ SECTIONS = [
     "cost",
     "history",
 ]
-FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
+FOLDED = ["speed", "compared", "measured", "provenance", "glossary"]
 NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900

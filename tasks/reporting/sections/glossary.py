@@ -11,7 +11,6 @@ GLOSSARY: dict[str, str] = {
     "Ranks": "Number of training processes (world size); on GPUs one per device.",
     "Seconds per epoch": "Seconds of optimizer steps in one pass over all ranges, mean over the epochs; the slowest "
     "rank's. Checkpoints, logging, evaluation and upload are not inside.",
-    "Seconds": "Seconds of optimizer steps, the slowest rank's; all epochs of the row together.",
     "Tokens/s": "Tokens learned from (labels, no padding) per second of training, all ranks together.",
     "Samples/s": "Samples learned from per second of training, all ranks together.",
     "Speedup": "Seconds of the baseline cell divided by seconds of this cell, for the same work. Below 1 is slower. "

@@ -29,24 +29,13 @@ def make_blocks(results: Results) -> list[Block]:
 
 
 def _tell_heldout_curves(results: Results) -> list[Block]:
-    """Return where each cell's loss on the held-out rows was lowest while it trained, or why that is not known."""
-    curves = results.quality.heldout_curves
-    if not curves:
-        return []
-    rows, unknown = [], [curve.cell for curve in curves if not curve.losses]
-    for curve in curves:
-        if curve.losses:
-            lowest = min(curve.losses)
-            step = curve.steps[curve.losses.index(lowest)]
-            shown = [wording.format_loss(lowest), wording.format_count(step), wording.format_loss(curve.losses[-1])]
-            rows.append([curve.cell, *shown, wording.format_count(curve.steps[-1])])
-    headings = ["Cell", "Lowest loss", "After step", "Last look", "After step"]
+    """Return of which cells the held-out loss while they trained is not known, and why."""
+    unknown = [curve.cell for curve in results.quality.heldout_curves if not curve.losses]
     told = (
         f"{wording.join_names(unknown)}: no held-out loss in mid-training, since the segments that are trained already "
         "took no look at these rows; weights do not depend on it, so they were not trained anew."
     )
-    table = Table("Held-out loss while training, in the arithmetic of the training", headings, rows, num_prose=1)
-    return [*[table] * bool(rows), *[Text(told)] * bool(unknown)]
+    return [Text(told)] * bool(unknown)
 
 
 def show_models(results: Results) -> list[Block]:

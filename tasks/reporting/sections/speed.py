@@ -1,20 +1,17 @@
 """How much faster: measured in turns where that was done, and of the whole training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tasks.process import wording
 from tasks.records.efficiency import estimate_efficiency
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Table, Text, tabulate
-from tasks.reporting.cell_results import CellResults, Figures
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
 TITLE = "How much faster"
 
-_MAX_EPOCH_ROWS = 40
-
 _Arms = list[tuple[str, Callable[[ArmSpeed], str]]]
-_Parts = list[tuple[str, Callable[[tuple[CellResults, Figures]], str]]]
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -24,7 +21,7 @@ def make_blocks(results: Results) -> list[Block]:
     if measurement is not None:
         blocks += [_tabulate_speedups(results, measurement), _tabulate_rates(measurement, results.unit)]
         blocks.append(Heading("Of the whole training, one run"))
-    return [*blocks, *_tabulate_training(results), Charts("training")]
+    return [*blocks, _tabulate_cells(results).replace_unit(results.unit), Charts("training")]
 
 
 def _tell_withheld(results: Results) -> list[Block]:
@@ -141,12 +138,6 @@ def _format_mfu(arm: ArmSpeed) -> str:
     return wording.format_optional(arm.mfu, lambda mfu: wording.format_small_percent(mfu) + palm)
 
 
-def _tabulate_training(results: Results) -> list[Table]:
-    """Return how fast each cell was over the whole training, on each range and in each epoch."""
-    tables = [_tabulate_cells(results), _tabulate_ranges(results), *_tabulate_epochs(results)]
-    return [table.replace_unit(results.unit) for table in tables]
-
-
 def _tabulate_cells(results: Results) -> Table:
     """Return how fast each cell was over the whole training; Karp-Flatt only where no speedup was measured."""
     columns: list[tuple[str, Callable[[CellResults], str]]] = [
@@ -162,53 +153,6 @@ def _tabulate_cells(results: Results) -> Table:
         ("Data wait", lambda cell: wording.format_small_percent(cell.whole.data_wait_share)),
     ]
     return tabulate("Each cell", columns, results.cells)
-
-
-def _tabulate_ranges(results: Results) -> Table:
-    """Return how fast each cell was on each range."""
-    parts = [
-        (cell, part)
-        for name in [part.range for part in results.baseline.ranges]
-        for cell in results.cells
-        for part in cell.ranges
-        if part.range is not None and part.range == name
-    ]
-    return _tabulate_parts("Each range", ("Range", lambda row: str(row[1].range)), parts)
-
-
-def _tabulate_epochs(results: Results) -> list[Table]:
-    """Return how fast each cell was in each epoch; nothing where there is one epoch, or too many for a table."""
-    num_epochs = results.baseline.num_epochs
-    if num_epochs == 1 or num_epochs * len(results.cells) > _MAX_EPOCH_ROWS:
-        return []
-    parts = [
-        (cell, part)
-        for number in [part.epoch for part in results.baseline.epochs]
-        for cell in results.cells
-        for part in cell.epochs
-        if part.epoch == number
-    ]
-    loss = ("Loss", lambda row: wording.format_loss(row[1].loss))
-    return [_tabulate_parts("Each epoch", ("Epoch", lambda row: str(row[1].epoch)), parts, loss)]
-
-
-def _tabulate_parts(
-    title: str,
-    first: tuple[str, Callable[[tuple[CellResults, Figures]], str]],
-    parts: Sequence[tuple[CellResults, Figures]],
-    *last: tuple[str, Callable[[tuple[CellResults, Figures]], str]],
-) -> Table:
-    columns: _Parts = [
-        first,
-        ("Cell", lambda row: row[0].cell),
-        ("Seconds", lambda row: wording.format_seconds(row[1].train_seconds)),
-        ("Tokens/s", lambda row: wording.format_three_digits(row[1].tokens_per_second)),
-        ("Samples/s", lambda row: wording.format_three_digits(row[1].samples_per_second)),
-        ("Speedup", lambda row: wording.format_ratio(row[1].speedup)),
-        ("Efficiency", lambda row: wording.format_percent(row[1].parallel_efficiency)),
-        *last,
-    ]
-    return tabulate(title, columns, parts, num_row_headings=2)
 
 
 def _format_spread(cell: CellResults) -> str:

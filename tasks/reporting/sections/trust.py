@@ -5,18 +5,38 @@ from collections.abc import Iterator
 from tasks.process import wording
 from tasks.records.arm_figures import describe_quiet_turns
 from tasks.records.estimate import Estimate
-from tasks.records.measurement import ArmSpeed, Measurement
-from tasks.reporting.blocks import Block, Items, Text
+from tasks.records.measurement import ArmSpeed, Measurement, Preflight
+from tasks.reporting.blocks import Block, Items, Text, tabulate
 from tasks.reporting.results import Results
 
 TITLE = "How far to trust it"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return what the machine and its noise did, and what other figures say of the speedups."""
+    """Return what machine and noise did, what other figures say of the speedups, and how fit the machine was."""
     if results.measurement is None:
         return [Text(wording.UNMEASURED)]
-    return [Items(_tell(results, results.measurement))]
+    return [Items(_tell(results, results.measurement)), *_tell_preflight(results.measurement.preflight)]
+
+
+def _tell_preflight(preflight: Preflight) -> list[Block]:
+    """Return what was looked at before measuring, or that nothing was."""
+    if not preflight.checks:
+        return [Text(f"The machine was {preflight.verdict}; no check was recorded.")]
+    warnings = [check.name for check in preflight.checks if check.verdict == "warning"]
+    because = f": {wording.join_names(warnings)}" if warnings else ""
+    table = tabulate(
+        "The machine before measuring",
+        [
+            ("Looked at", lambda check: check.name),
+            ("Finding", lambda check: check.verdict),
+            ("Found", lambda check: check.found),
+            ("Remedy", lambda check: check.remedy or ""),
+        ],
+        preflight.checks,
+        num_prose=3,
+    )
+    return [Text(f"Before measuring, the machine was {preflight.verdict}{because}."), table]
 
 
 def _tell(results: Results, measurement: Measurement) -> list[str]:

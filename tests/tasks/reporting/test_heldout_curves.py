@@ -7,7 +7,7 @@ from tasks.reporting.collect import collect_results
 from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, edit_segment, edit_steps, outputs_of, write_comparison
-from tests.tasks.reporting.rendered import html_of, markdown_of
+from tests.tasks.reporting.rendered import markdown_of
 
 
 def looked_at(folder: Path, *, cells: tuple[str, ...] = ("1proc", "2proc"), rows: str | None = None) -> Results:
@@ -27,9 +27,6 @@ def test_the_curve_has_every_look_at_todays_held_out_rows(tmp_path: Path) -> Non
         ("1proc", [2, 4], [3.5, 3.25]), ("2proc", [2, 4], [3.5, 3.25]),
     ]  # fmt: skip
     assert "heldout_curves" in select_charts(results)
-    for shown in (html_of(results), markdown_of(results)):
-        assert "Held-out loss while training" in shown
-        assert "3.2500" in shown
     assert "2proc from 3.500 to 3.250, at lowest 3.250 after step 4" in markdown_of(results)
 
 

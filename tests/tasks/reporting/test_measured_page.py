@@ -119,7 +119,7 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
     for render in (lambda results: undrawn_page_of(results).text, markdown_of):
         text = render(with_measurement(measured_results, **bare))
         assert "measure.advice" in text
-        assert render(clean_results).count("left no speed.json") == 4
+        assert render(clean_results).count("left no speed.json") == 3
 
 
 @pytest.mark.parametrize("changes", [{}, {"waterfalls": []}], ids=["beside a waterfall", "alone"])

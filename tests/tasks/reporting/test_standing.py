@@ -209,7 +209,7 @@ def test_a_chart_that_is_looked_at_alone_says_whose_speedup_is_unproven(tmp_path
     _no_certificate(tmp_path, params)
     results = collect_results(outputs_of(tmp_path, params))
     charts = drawing.select_charts(results)
-    assert {"measured_speedup", "parallel_efficiency", "loss_curves"} <= charts.keys()
+    assert {"speedup", "parallel_efficiency", "loss_curves"} <= charts.keys()
     for name, chart in charts.items():
         svg = drawing.draw_svg(name, chart, results)
         drawn = svg.partition("</desc>")[2]

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
-from tasks.reporting.sections import measured, not_claimed
+from tasks.reporting.sections import measured
 from tasks.reporting.straggler import SlowestRank, find_slowest_rank
 from tasks.reporting.verdict import make_verdict
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
@@ -93,12 +93,12 @@ def test_a_straggler_is_in_the_verdict_and_a_clean_rank_is_not(tmp_path: Path, p
 
 def test_what_changed_in_mid_training_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
     clean = collect_results(outputs_of(tmp_path, params))
-    assert not any("other versions" in note for note in not_claimed.tell(clean))
+    assert not any("other versions" in note for note in measured.tell_not_claimed(clean))
     assert not any("ran out of memory" in note for note in measured.tell(clean))
     edit_json(tmp_path / "runs" / "2proc" / "run.json", micro_batch_size=2)
     edit_segment(tmp_path, "2proc", micro_batch_sizes=[1], version_drift=["torch 2.14.0, then 2.15.0"])
     results = collect_results(outputs_of(tmp_path, params))
-    (drift,) = [note for note in not_claimed.tell(results) if "other versions" in note]
+    (drift,) = [note for note in measured.tell_not_claimed(results) if "other versions" in note]
     assert drift.startswith("2proc went on from what other versions had saved (torch 2.14.0, then 2.15.0)")
     (memory,) = [note for note in measured.tell(results) if "ran out of memory" in note]
     assert memory.startswith("2proc ran out of memory with 2 samples per forward pass and went on with 1:")
