@@ -36,7 +36,7 @@ def describe_chart(results: Results) -> str:
 def draw(results: Results, axes: Axes) -> None:
     """Draw a bar per cell with its ends and the mark of linear, that of the wrapped baseline hollow."""
     numbers = {cell.cell: number for number, cell in enumerate(results.cells)}
-    names = []
+    names: list[str] = []
     for bar in _list_bars(results):
         if (speedup := bar.speedup) is None:
             continue
