@@ -66,7 +66,6 @@ LONGEST = (
     "tasks/data/builtin/test_corpus.py",
     "training/test_compile.py",
     "integration/test_odd_folder.py",
-    "chaos/test_comparison.py",
     "integration/test_images.py",
     "tasks/test_instructions.py",
     "integration/test_prefect_access.py",

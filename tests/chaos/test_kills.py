@@ -42,7 +42,7 @@ def test_a_killed_rank_and_a_killed_torchrun_leave_no_process_and_the_next_run_g
 
 def test_sigterm_at_a_random_moment_loses_nothing(tmp_path: Path, ranks: ForkedRanks) -> None:
     # Beside other tests; whoever does not hear it trains on.
-    _assert_survived(stop_trials(tmp_path, ranks, num_trials=5, most_seconds=30.0), 5)
+    _assert_survived(stop_trials(tmp_path, ranks, num_trials=3, most_seconds=30.0), 3)
 
 
 def test_a_long_training_with_a_fault_every_moment_ends_with_the_clean_weights(

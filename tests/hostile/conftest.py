@@ -70,7 +70,7 @@ class ParamsCommand:
         assert said[:-1].isprintable()
         assert len(said) < 700
         assert "Traceback" not in said
-        assert any(word in said for word in ("allowed: ", "must ", "missing", "; use ")), said
+        assert any(word in said for word in ("allowed: ", "must ", "missing", "; use ", "; put ")), said
 
     def close(self) -> None:
         assert self._process.stdin is not None

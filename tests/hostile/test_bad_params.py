@@ -36,20 +36,14 @@ MORE_BAD = {
     "number of 5,000 digits": ("epochs: 2", f"epochs: {'9' * 5000}", ["digits"]),
     "number beyond every float": ("5e-5", "1e999", ["train.learning_rate", "inf"]),
     "negative zero epochs": ("epochs: 2", "epochs: -0", ["train.epochs"]),
-    "hexadecimal beyond": ("epochs: 2", "epochs: 0xFFFFFF", ["train.epochs", "16777215"]),
     "number with a unit": ("seq_len: 64", "seq_len: 64k", ["train.seq_len", "'64k'"]),
     "number with a thousands comma": ("seq_len: 64", 'seq_len: "1,024"', ["train.seq_len", "'1,024'"]),
     "list for a number": ("epochs: 2", "epochs: [2]", ["train.epochs", "[2]"]),
-    "mapping for a number": ("epochs: 2", "epochs: {a: 2}", ["train.epochs"]),
-    "number for a word": ("name: test", "name: 7", ["name", "7"]),
     "date for a word": ("name: test", "name: 2026-11-21", ["name"]),
     "null for a section": ("tracking: {uri", "tracking: null\nother: {uri", ["other", "unknown key"]),
-    "word for a section": ("measure: {max_seconds: 5.0}", "measure: fast", ["measure", "'fast'", "half_width"]),
-    "list for a section": ("measure: {max_seconds: 5.0}", "measure: [1]", ["measure", "[1]"]),
     "null section": ("measure: {max_seconds: 5.0}", "measure: null", ["measure", "None"]),
     "merge key": ("name: test", "<<: {name: test}", ["<<"]),
     "key that is a number": ("name: test", "7: test", ["7"]),
-    "key that is null": ("name: test", "null: test", ["None", "no word"]),
     "key that is a list": ("name: test", "[a, b]: test", ["no word"]),
     "two documents": ("name: test", "name: test\n---\nname: test", ["YAML"]),
     "older YAML": ("name: test", "%YAML 1.1\n---\nname: test", ["directive"]),
@@ -58,38 +52,23 @@ MORE_BAD = {
     "python call": ("name: test", "name: !!python/object/apply:os.system ['touch canary']", ["tag"]),
     "python name": ("name: test", "name: !!python/name:os.system", ["tag"]),
     "range of 300 digits": ("0-100,", f"0-{'9' * 300},", ["ranges.0", "start-end"]),
-    "range with spaces": ("0-100,", "0 - 100,", ["ranges.0", "start-end"]),
     "range in other digits": ("0-100,", "'0-١٠٠',", ["ranges.0", "start-end"]),
     "range as a pair": ("0-100,", "[0, 100],", ["ranges.0", "start-end"]),
     "equal ranges": ("100-250]", "100-250, 0-100]", ["ranges", "0-100 overlaps 0-100"]),
     "world size beyond any machine": ("world_size: 2", "world_size: 5000", ["cells.2proc.world_size", "4096"]),
     "infinite world size": ("world_size: 2", "world_size: .inf", ["cells.2proc.world_size", "inf"]),
     "unknown option": ("strategy: ddp, ", "strategy: ddp, options: {fast: true}, ", ["options", "fast"]),
-    "cell of 65 characters": ("2proc:", f"{'a' * 65}:", ["cells", "at most 64"]),
-    "cell name that is a formula": ("2proc:", "'=cmd':", ["cells", "'=cmd'"]),
     "cell name with a dot": ("2proc:", "a.b:", ["cells", "'a.b'", "letters, digits, '_' and '-'"]),
-    "cell name that begins with a dash": ("2proc:", "-a:", ["cells", "'-a'"]),
-    "cell name that is HTML": ("2proc:", "'<script>':", ["cells", "<script>"]),
-    "cell name with a pipe": ("2proc:", "'a|b':", ["cells", "a|b"]),
-    "cell name with a newline": ("2proc:", '"a\\nb":', ["cells", "a\\nb"]),
-    "cell name with a NUL": ("2proc:", '"a\\0b":', ["cells", "a\\x00b"]),
     "cell name with a terminal code": ("2proc:", '"\\e[31m":', ["cells", "\\x1b[31m"]),
     "model name that climbs": ("name: tiny", "name: ../x", ["model.name", "'../x'"]),
-    "model name that is absolute": ("name: tiny", "name: /abs", ["model.name", "'/abs'"]),
-    "model name that is home": ("name: tiny", "name: '~'", ["model.name", "'~'"]),
-    "model name of 300 characters": ("name: tiny", f"name: {'a' * 300}", ["model.name", "at most 64"]),
     "model path of 300 characters": ("builtin:tiny-qwen2", f"path:{'a' * 300}", ["aaa"]),
     "model path with a NUL": ("builtin:tiny-qwen2", '"path:a\\0b"', ["model.source"]),
     "data path of 5,000 characters": ("builtin:docstrings", f"path:{'a/' * 2500}x.jsonl", ["a/a/"]),
     "data from a pickle": ("builtin:docstrings", "path:rows.pkl", ["dataset.source", ".parquet or .jsonl"]),
     "data from a folder": ("builtin:docstrings", "path:.", ["dataset.source", ".parquet or .jsonl"]),
     "data from an address": ("builtin:docstrings", "'path:http://x/y.jsonl'", ["dataset.source"]),
-    "source that is empty": ("builtin:docstrings", '"path:"', ["dataset.source"]),
     "Hub id with a NUL": ("builtin:docstrings", '"hub:a/b\\0"\n  revision: main', ["dataset.source", "\\x00"]),
-    "Hub id with a newline": ("builtin:docstrings", '"hub:a/b\\nc"\n  revision: main', ["dataset.source"]),
-    "Hub id that is home": ("builtin:docstrings", "hub:~/x\n  revision: main", ["dataset.source", "~/x"]),
     "Hub id with two dashes": ("builtin:docstrings", "hub:a--b/c\n  revision: main", ["dataset.source", "a--b"]),
-    "split that climbs": ("builtin:docstrings", "builtin:docstrings\n  split: ../x", ["dataset.split", "../x"]),
     "lone surrogate": ("name: test", 'name: "\\ud800"', ["Unicode"]),
     "description of 2,000 characters": ("A test.", "a" * 2000, ["description", "1000"]),
     "token of the Hub": ("experiment: test", f"experiment: {TOKEN}", ["line", "HF_TOKEN"]),
@@ -103,25 +82,18 @@ MORE_BAD = {
     "address without MLflow": ("tracking: {uri", "tracking: {kind: none, uri", ["tracking.uri", "MLflow's"]),
     "cell that is none, published": ("repo_id: owner/name", "repo_id: owner/name, cell: 9gpu", ["upload.cell", "9gpu"]),
     "revisions per step": ("repo_id: owner/name", "repo_id: owner/name, revisions: per_step", ["upload.revisions"]),
-    "repository that is a path": ("owner/name", "../name", ["upload.repo_id", "../name"]),
     "word for yes": ("private: true", "private: yes", ["upload.private", "'yes'"]),
     "unknown key with a terminal code": ("name: test", '"\\e[2J": 1\nname: test', ["unknown key"]),
     "unknown key of 10,000 characters": ("name: test", f"{'k' * 10_000}: 1\nname: test", ["YAML|unknown key"]),
 }  # fmt: skip
 
 MORE_FILES = {
-    "one scalar": b"42",
     "null document": b"---\n...\n",
     "empty mapping": b"{}",
-    "only a comment": b"# nothing\n",
     "UTF-16": WHOLE.encode("utf-16"),
-    "UTF-32": WHOLE.encode("utf-32"),
     "Latin 1": WHOLE.replace("A test", "Größe").encode("latin-1"),
     "gzip": b"\x1f\x8b\x08\x00" + b"\0" * 100,
     "pickle": b"cos\nsystem\n(S'touch canary'\ntR.",
-    "zip": b"PK\x03\x04" + b"\0" * 100,
-    "an HTML page": b"<!DOCTYPE html><html><script>alert(1)</script></html>",
-    "JSON cut short": b'{"name": "test", "model": {"sour',
     "billion laughs": b"a: &a ['lol','lol','lol']\n"
     + b"".join(b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(9)),
     "merges without end": b"a: &a {x: 1}\n" + b"".join(b"b%d: {<<: [*a, *a, *a]}\n" % n for n in range(500)),
@@ -131,7 +103,6 @@ MORE_FILES = {
     "one line of 31 kB": b"name: " + b"x" * 31_000,
     "32,001 bytes": WHOLE.encode() + b"#" * (32_001 - len(WHOLE)),
     "escapes of a terminal": WHOLE.encode() + b"\x1b[2J",
-    "control characters": WHOLE.encode() + b"\x01\x02",
     "every byte": bytes(range(256)),
 }
 
@@ -144,9 +115,8 @@ def test_the_whole_file_itself_is_good(command: ParamsCommand) -> None:
 @pytest.mark.parametrize("case", [*BAD, *MORE_BAD])
 def test_a_bad_value_ends_with_2_and_one_line(case: str, command: ParamsCommand) -> None:
     old, new, named = {**BAD, **MORE_BAD}[case]
-    whole = WHOLE
-    if case in BAD and new.endswith("cells:"):
-        whole = GOOD  # a section that WHOLE has already
+    # One that brings a section which WHOLE has already.
+    whole = GOOD if case in BAD and re.search(rf"^({'|'.join(_LOADED)}):", new, re.MULTILINE) else WHOLE
     assert old in whole
     ending = command.check(whole.replace(old, new, 1).encode())
     assert ending.code == 2

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
-from tasks.process.failure import ConfigurationError, DataError
+from tasks.process.failure import DataError
 from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
@@ -196,11 +196,3 @@ def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path) -> None:
         fields = [field for line in list(csv.reader(file))[1:] for field in line]
     assert not [field for field in fields if field.startswith(("=", "+", "-", "@"))]
     assert history_file.read_history(tmp_path / "history.csv") == changed
-
-
-def test_params_and_cells_are_refused_before_a_folder_has_their_name(workspace: Path, defaults: dict[str, Any]) -> None:
-    for name in OUTSIDE:
-        Path("params.yaml").write_text(json.dumps(_with(defaults, "model.name", name)))
-        with pytest.raises(ConfigurationError):
-            load_params()
-    assert [path.name for path in Path().iterdir()] == ["params.yaml"]

@@ -145,22 +145,6 @@ def test_a_renamed_function_and_a_renamed_file_under_training_train_nothing_anew
     assert _launches(workspace) == [2, 1]
 
 
-def test_an_upload_without_a_token_fails_in_one_line_and_leaves_the_comparison_finished(workspace: Workspace) -> None:
-    workspace.change({"upload.repo_id": "somebody/something"})
-    home = str(workspace.folder / "no-token-here")
-    done = workspace.run("python", "-m", "flows", ok=False, HF_HOME=home)
-    assert done.returncode == 2
-    verdict, report, failure = done.stdout.splitlines()[-3:]
-    assert "1proc" in verdict
-    assert report == "Report: reports/index.html"
-    assert failure.startswith("upload: ")
-    assert "HF_TOKEN" in failure
-    again = workspace.repro("upload", ok=False, HF_HOME=home)
-    assert again.returncode != 0, "a failure is not cached as done"
-    assert failure in again.stdout
-    assert _launches(workspace) == [1, 1]
-
-
 def _wait_for_steps(
     workspace: Workspace, cell: str, *, range_: str, steps: int, process: subprocess.Popen[bytes]
 ) -> None:

@@ -115,12 +115,3 @@ def test_epochs_best_and_last_and_images_per_second_are_in_the_report(digits: Wo
     assert "Images/s" in report
     assert "16 x 16 pixels" in report
     assert "okens/s" not in report
-
-
-def test_what_would_be_published_is_the_trained_network(digits: Workspace) -> None:
-    final = digits.checkpoint("2proc", "0-56-epoch-2")
-    assert final.name == "resnet18_0-56-epoch-2.pt"
-    published = image_classification.load_model(digits.folder / "reports/hub")
-    trained = torch.load(final, weights_only=True)
-    assert all(torch.equal(part, trained[name]) for name, part in published.state_dict().items())
-    assert "pipeline_tag: image-classification" in (digits.folder / "reports/hub/README.md").read_text()

@@ -77,7 +77,7 @@ def opened(
 GALLERY = [("quiet-machine", 1280, "light"), ("busy-machine", 1280, "light")]
 VIEWS = [
     ("given", 1280, "light"), ("given", 375, "dark"), ("given", 320, "light"),
-    ("withheld", 375, "light"), ("withheld", 1280, "dark"), ("unmeasured", 1280, "light"), ("unmeasured", 375, "dark"),
+    ("withheld", 375, "light"), ("unmeasured", 1280, "light"),
 ]  # fmt: skip
 
 
@@ -208,7 +208,9 @@ def test_the_gates_are_open_where_one_failed(opened: tuple[Page, list[str]]) -> 
     assert page.locator(".refusal .state").inner_text().endswith("Withheld")
 
 
-@pytest.mark.parametrize("opened", [("given", 1280, "dark"), ("withheld", 375, "light")], indirect=True, ids=str)
+@pytest.mark.parametrize(
+    "opened", [("given", 1280, "dark"), ("given", 1280, "light"), ("withheld", 375, "light")], indirect=True, ids=str
+)
 def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
     page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
@@ -278,36 +280,6 @@ def test_every_file_that_the_page_names_is_there(opened: tuple[Page, list[str]],
     assert [name for name in names if not (reports["given"].parent / name).exists()] == []
 
 
-@pytest.mark.parametrize("opened", [("given", 1280, "light"), ("given", 1280, "dark")], indirect=True, ids=str)
-def test_text_stands_out_from_its_ground(opened: tuple[Page, list[str]]) -> None:
-    page, _ = opened
-    # WCAG 2.2: 4.5 for text of ordinary size.
-    weak: list[Any] = page.evaluate(
-        """() => {
-            const parse = color => color.match(/[\\d.]+/g).map(Number);
-            const luminance = color => {
-                const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-                const [r, g, b] = parse(color).map(v => linear(v / 255));
-                return .2126 * r + .7152 * g + .0722 * b;
-            };
-            const ground = element => {
-                for (let e = element; e; e = e.parentElement) {
-                    const color = getComputedStyle(e).backgroundColor;
-                    if (!/, 0\\)$/.test(color)) return color;
-                }
-            };
-            return [...document.querySelectorAll('main *, header *')]
-                .filter(e => !e.closest('svg') && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
-                .map(e => {
-                    const [a, b] = [luminance(getComputedStyle(e).color), luminance(ground(e))].sort((x, y) => y - x);
-                    return [(a + .05) / (b + .05), e.textContent.slice(0, 40)];
-                })
-                .filter(([contrast]) => contrast < 4.5);
-        }"""
-    )
-    assert weak == []
-
-
 @pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
 def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
@@ -329,13 +301,6 @@ def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened:
     page.locator("pre").first.click()
     selected = page.evaluate("getSelection().toString()")
     assert selected.strip() == "train:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}"
-
-
-@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
-def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]) -> None:
-    page, _ = opened
-    table = page.locator(".scroll:has(#speed-1)")
-    assert table.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)

@@ -47,7 +47,7 @@ def test_a_function_without_an_answer_fails_and_says_its_name(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("card", "num_cards"),
-    [("H100-80", 8), ("A100-80", 2), ("H200", 1), ("A10G", 1), ("4090", 1), ("T4", 2), ("V100-16", 1)],
+    [("H100-80", 8), ("4090", 1), ("T4", 2)],
 )
 def test_torch_and_nvml_see_the_cards(card: str, num_cards: int, on_phantom: Callable[..., Path]) -> None:
     on_phantom(card, num_cards=num_cards)

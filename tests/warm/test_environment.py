@@ -12,9 +12,6 @@ import pytest
 
 from tasks.ranks.one_machine import RanksHere
 from tests.flows.toy_project import living, wait_for
-from tests.processes import read_words
-from tests.training.forked_ranks import ForkedRanks
-from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -32,34 +29,12 @@ sys.exit(int(os.environ["SAID"]))
 """
 
 
-_DEFINES = """
-import gc, os.path, sys, types
-print(gc.get_stats()[2]["collections"])
-looks, looked_at = [], []
-follow = os.path.realpath
-os.path.realpath = lambda *given, **named: (looks.append(given), follow(*given, **named))[1]
-
-class Looked(types.ModuleType):
-    def __getattribute__(self, name):
-        looked_at.append(name)
-        return super().__getattribute__(name)
-
-import torch
-sys.modules["told.another"] = Looked("told.another")
-@torch.library.custom_op("told::again", mutates_args=())
-def again(given: torch.Tensor) -> torch.Tensor:
-    return given.clone()
-print(len(looks), len(looked_at))
-"""
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a stage of its own."""
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").touch()
     (tmp_path / "tasks" / "told.py").write_text(_TOLD)
-    (tmp_path / "tasks" / "defines.py").write_text(_DEFINES)
     (tmp_path / "tasks" / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n")
     return tmp_path
 
@@ -83,11 +58,6 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
     assert forked.stdout.endswith("at the end\n")
 
 
-def test_the_stages_of_a_scratch_project_do_not_import_torch_again(warm: Path, project: Path) -> None:
-    said = Workspace(project, programs=warm).run("python", "-m", "tasks.told", SAID="0").stdout
-    assert '"is warm": true' in said
-
-
 @pytest.mark.usefixtures("starts_warm")
 def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
@@ -101,27 +71,22 @@ def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, m
     assert '"is warm": true' in said.read_text()
 
 
-def test_what_ray_leaves_in_the_environment_has_nothing_started_anew(warm: Path, project: Path) -> None:
-    assert '"is warm": true' in _run(warm / "python", project, PYTHONBREAKPOINT="ray.util.rpdb.set_trace").stdout
-
-
-def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
-    assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
-    assert '"is warm": false' in _run(warm / "python", project, HF_HUB_OFFLINE="0").stdout
-
-
-def test_who_asks_for_no_network_is_not_started_anew_since_the_server_has_none(warm: Path, project: Path) -> None:
-    assert '"is warm": true' in _run(warm / "python", project, HF_HUB_OFFLINE="1").stdout
-
-
-def test_whoever_defines_an_operator_does_not_look_through_thousands_of_modules_again(
-    warm: Path, project: Path
+@pytest.mark.parametrize(
+    ("given", "is_warm"),
+    [
+        ({"PYTHONHASHSEED": "1"}, False),
+        ({"HF_HUB_OFFLINE": "0"}, False),
+        # The server has no network either.
+        ({"HF_HUB_OFFLINE": "1"}, True),
+        # What Ray leaves there.
+        ({"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}, True),
+    ],
+    ids=str,
+)
+def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew_and_nothing_else_has(
+    given: dict[str, str], is_warm: bool, warm: Path, project: Path
 ) -> None:
-    said = subprocess.run([warm / "python", "-m", "tasks.defines"], cwd=project, capture_output=True, text=True)
-    num_collections, num_followed, num_looked_at = map(int, said.stdout.split())
-    assert num_followed < 100, said.stderr
-    assert num_looked_at == 0
-    assert num_collections == 0, "what was imported ahead was gone through as garbage"
+    assert f'"is warm": {str(is_warm).lower()}' in _run(warm / "python", project, **given).stdout
 
 
 def _start_waiting(warm: Path, project: Path) -> "subprocess.Popen[str]":
@@ -154,18 +119,6 @@ def server(warm: Path, project: Path) -> Iterator[psutil.Process]:
     started.communicate(timeout=_SECONDS)
     yield found
     found.resume()
-
-
-@pytest.mark.usefixtures("starts_warm")
-def test_what_forks_ranks_has_torch_already(server: psutil.Process) -> None:
-    ranks = ForkedRanks()
-    try:
-        wait_for(
-            lambda: any("tests.training.forked_ranks" in read_words(one) for one in server.children()),
-            seconds=_SECONDS, what="it is forked",
-        )  # fmt: skip
-    finally:
-        ranks.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
