@@ -175,8 +175,8 @@ def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stal
     stage = workspace.folder / "tasks" / "train.py"
     stage.write_text(
         stage.read_text().replace(
-            "    _assemble(runs[0], arguments.run)\n",
-            "    _assemble(runs[0], arguments.run)\n"
+            "    _assemble(run, arguments.run)\n",
+            "    _assemble(run, arguments.run)\n"
             "    text = Path('params.yaml').read_text()\n"
             "    Path('params.yaml').write_text(text.replace('weight_decay: 0.01', 'weight_decay: 0.05'))\n",
         )

@@ -58,10 +58,6 @@ def _setting(cell: str, section: str, **changes: Any) -> Change:
     return change
 
 
-def _run(**changes: Any) -> Change:
-    return lambda folder, _: edit_json(folder / "runs" / "2proc" / "run.json", **changes)
-
-
 def _certificate(kind: str) -> Change:
     apart = {"max_abs": 0.1, "relative_l2": 0.2, "is_bitwise_equal": False, "largest_in": "a.weight"}
     return lambda folder, params: write_certificate(
@@ -144,7 +140,7 @@ RECORDS: dict[str, Change] = {
     "silent start from the base model": _segment(start_checksum="01" * 8),
     f"optimizer state not restored, {_UNCHECKED}": _segment(start_optimizer_checksum="empty"),
     "optimizer state not restored in every cell": _segment(start_optimizer_checksum="empty"),
-    "different global batch per cell": _run(global_batch_size=8),
+    "different global batch per cell": _setting("2proc", "train", global_batch_size=8),
     "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
     "debugging left on in the baseline": _setting("1proc", "kernels", searches_anomalies=True),
     "a profiler left on in the baseline": _setting("1proc", "interpreter", watched_by=["profile"]),
