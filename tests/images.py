@@ -66,8 +66,8 @@ def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: 
     return folder
 
 
-def make_image_model(folder: Path) -> Path:
+def make_image_model(folder: Path, **network: Any) -> Path:
     """Write the built-in model for these classes; return its folder."""
     folder.mkdir(parents=True)
-    write_image_network(folder, "resnet18", CLASS_NAMES)
+    write_image_network(folder, "resnet18", CLASS_NAMES, **network)
     return with_manifest(folder, num_parameters=0, model_type="resnet18")

@@ -290,7 +290,6 @@ MUTANTS = [
         "training.step.replica:Replica._clip_whole",
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
         "training/test_strategies.py",
-        "training/test_loop.py",
     ),
     _mutant("training.step.divergence:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
     _mutant(
@@ -312,12 +311,11 @@ MUTANTS = [
             if self._ranks.world_size == 1
             else __import__("training.step.strategy", fromlist=["Traffic"]).Traffic(0, 0)
         ),
-        "training/test_strategies.py",
+        "training/test_strategy_contract.py::test_its_traffic_is_what_its_profile_expects_of_the_step",
     ),
     _mutant(
         "training.loop:_name_culprits",
         _yield_within,
-        "training/test_loop.py",
         "training/test_rank_faults.py",
     ),
     _mutant("training.state.receipt:_find_file_problem", _return(None), "training/state/test_receipt.py"),
@@ -334,7 +332,7 @@ MUTANTS = [
     _mutant(
         "training.workloads.causal_lm:select_targets",
         lambda of, micro_batch: of(micro_batch).roll(1),
-        "training/test_causal_lm.py",
+        "training/test_strategies.py",
     ),
     _mutant(
         "training.workloads.image_classification:_normalise", lambda of, images: images / 255, "training/test_images.py"

@@ -1,41 +1,148 @@
 """Tiny real trainings: in this process, alone or under a real torchrun."""
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.conftest import PROJECT
-from tests.tiny import make_slice, make_tiny_model, write_slice
+from tests.ledgers import read_ledger
+from tests.tiny import make_config, make_slice
+from tests.training.forked_ranks import ForkedRanks
 from training.config import TrainingConfig, read_config
-from training.data.plan import plan_segment
+from training.data.plan import make_micro_batches, make_segment_plan
 from training.loop import train
 from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream
 from training.process.files import write_json
 from training.process.stop_request import StopRequest
+from training.strategies import find_strategy
+from training.workloads import find_workload, open_training_rows
+
+Launch = Callable[..., list[dict[str, Any]]]
+"""What `train_here` is."""
+Trained = Callable[..., dict[str, Any]]
+"""What `trained` is."""
+Models = Callable[[str], Path]
+Rows = Callable[[str], list[Path]]
+_ROWS_OF: dict[str, dict[str, int]] = {
+    "sequence_classification": {"num_classes": 3, "min_len": 2},
+    "instruction": {"longest_prompt": 40, "min_len": 2},
+}
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Return `models(kind)`: the folder of one of tests/training/models.py."""
+    from tests.training.models import write
+
+    return cache(lambda kind: write(kind, tmp_path_factory.mktemp("model") / "model"))
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Return `rows(workload)`: two slices of ragged rows, with sizes that no batch divides: 45 and 27."""
+
+    @cache
+    def write(workload: str) -> list[Path]:
+        root, more = tmp_path_factory.mktemp("slices"), _ROWS_OF.get(workload, {})
+        sizes: list[dict[str, int]] = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45}]
+        if workload == "image_classification":
+            from tests.images import make_image_slice
+
+            return [make_image_slice(root / str(size["num_rows"]), size=16, **size) for size in sizes]
+        return [make_slice(root / str(size["num_rows"]), seed=seed, **size, **more) for seed, size in enumerate(sizes)]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_model(models: Models) -> Path:
     """A Qwen2-architecture model of 2 layers, hidden 64, tied embeddings, 82 thousand parameters."""
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+    return models("tiny")
 
 
 @pytest.fixture(scope="session")
-def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two slices of ragged rows, some of a single token, with sizes that no batch divides: 45 and 27 rows."""
-    root = tmp_path_factory.mktemp("slices")
-    return [make_slice(root / "0-45", num_rows=45), make_slice(root / "45-72", num_rows=27, first_row=45, seed=1)]
+def slices(rows: Rows) -> list[Path]:
+    """Two slices of texts, some of a single token."""
+    return rows("causal_lm")
+
+
+def _tell(
+    work: Path,
+    models: Models,
+    rows: Rows,
+    *,
+    model: str | Path = "tiny",
+    slices: list[Path] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    if slices is None:
+        slices = rows(changes.get("workload", "causal_lm"))[: changes.pop("num_slices", 1)]
+    size = changes.setdefault("world_size", 1)
+    spread = {"cell": f"{size}proc", "strategy": "single" if size == 1 else "ddp"}
+    folder = models(model) if isinstance(model, str) else model
+    return make_config(work, folder, slices, **{**spread, **changes})
+
+
+@dataclass(frozen=True)
+class Toy:
+    """What a test's trainings are told and made of: a small model, the first slice, and a folder of the test's own."""
+
+    folder: Path
+    models: Models
+    rows: Rows
+    alone: Ranks
+
+    def tell(self, work: str = "work", **changes: Any) -> dict[str, Any]:
+        """Return what a training in this folder is told; `model`, `slices` or `num_slices` may be others."""
+        return _tell(self.folder / work, self.models, self.rows, **changes)
+
+    def read(self, **changes: Any) -> TrainingConfig:
+        """Return the same as a training process reads it."""
+        return parsed(self.tell(**changes), self.folder)
+
+    def build(self, **changes: Any) -> Any:
+        """Return its strategy on this process alone."""
+        config = self.read(**changes)
+        workload = find_workload(config.workload)
+        return find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, self.alone)
+
+    def take(self, number: int = 1, **changes: Any) -> tuple[list[Any], int]:
+        """Return the micro-batches of a step, and the number of their targets."""
+        config = self.read(**changes)
+        source = open_training_rows(find_workload(config.workload), config, config.segments[0])
+        step = make_segment_plan(source, config, config.segments[0]).step(number)
+        parts = make_micro_batches(source, step, rank=0, world_size=1, seq_len=config.seq_len, seed=(1, number))
+        return list(parts), step.num_targets
+
+
+@pytest.fixture
+def toy(tmp_path: Path, models: Models, rows: Rows, alone: Ranks) -> Toy:
+    """See there."""
+    return Toy(tmp_path, models, rows, alone)
+
+
+@pytest.fixture(scope="session")
+def trained(ranks: ForkedRanks, models: Models, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return `trained(**changes)`: the config of a finished training, one for all that tell the same."""
+
+    @cache
+    def train(told: str) -> dict[str, Any]:
+        work = tmp_path_factory.mktemp("trained") / "work"
+        return ranks.train({**json.loads(told), "work_dir": str(work)})
+
+    return lambda **changes: train(json.dumps(_tell(Path(), models, rows, **changes)))
 
 
 @pytest.fixture(scope="package")
@@ -67,9 +174,17 @@ class InterruptingEvents(EventStream):
 
 
 @pytest.fixture
-def train_here(alone: Ranks, tmp_path: Path) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events."""
+def signals_as_before() -> Iterator[None]:
+    """Have what a training in this process does to signals undone."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def train_here(alone: Ranks, tmp_path: Path, signals_as_before: None) -> Launch:
+    """Return `train_here(config, stop_after_step=None)`: one launch in this process; returns its events."""
 
     def launch(config: dict[str, Any], *, stop_after_step: int | None = None) -> list[dict[str, Any]]:
         work_dir = Path(config["work_dir"])
@@ -78,9 +193,7 @@ def train_here(alone: Ranks, tmp_path: Path) -> Iterator[Callable[..., list[dict
         train(parsed(config, tmp_path), alone, stop=StopRequest(), events=events)
         return events_in(stream)
 
-    yield launch
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return launch
 
 
 def parsed(config: dict[str, Any], folder: Path) -> TrainingConfig:
@@ -119,17 +232,47 @@ def start_ranks(config: dict[str, Any]) -> subprocess.Popen[bytes]:
 def weights_at_end(config: dict[str, Any], segment: int = -1) -> dict[str, torch.Tensor]:
     """Return the weights of a finished segment, the last by default."""
     part = config["segments"][segment]
-    folder = Path(config["work_dir"]) / "segments" / part["fingerprint"]
     name = f"{config['model_name']}_{part['range']}-epoch-{part['epoch']}.pt"
-    weights: dict[str, torch.Tensor] = torch.load(folder / name, weights_only=True)
+    weights: dict[str, torch.Tensor] = torch.load(folder_of(config, segment) / name, weights_only=True)
     return weights
 
 
 def facts_of(config: dict[str, Any], segment: int = -1) -> dict[str, Any]:
     """Return the segment.json of a finished segment."""
-    folder = Path(config["work_dir"]) / "segments" / config["segments"][segment]["fingerprint"]
-    facts: dict[str, Any] = json.loads((folder / "segment.json").read_bytes())
+    facts: dict[str, Any] = json.loads((folder_of(config, segment) / "segment.json").read_bytes())
     return facts
+
+
+def folder_of(config: dict[str, Any], segment: int = -1) -> Path:
+    """Return the folder of a finished segment, the last by default."""
+    return Path(config["work_dir"]) / "segments" / config["segments"][segment]["fingerprint"]
+
+
+def state_at_end(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last segment keeps beside its weights."""
+    state: dict[str, Any] = torch.load(folder_of(config) / "state.pt", weights_only=True)
+    return state
+
+
+def steps_of(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines of all steps of finished segments."""
+    return [
+        line for index in range(len(config["segments"])) for line in events_in(folder_of(config, index) / "steps.jsonl")
+    ]
+
+
+def sha256_of(config: dict[str, Any]) -> str:
+    """Return one digest of the weights at the end."""
+    digest = hashlib.sha256()
+    for name, part in sorted(weights_at_end(config).items()):
+        digest.update(name.encode() + part.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def learned_rows(config: dict[str, Any], segment: int = -1) -> list[tuple[int, int]]:
+    """Return step and row of everything that a segment learned from, in order."""
+    ledger = read_ledger(folder_of(config, segment))
+    return sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
 
 
 def relative_l2(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
@@ -142,17 +285,3 @@ def relative_l2(weights: dict[str, torch.Tensor], reference: dict[str, torch.Ten
 def are_bitwise_equal(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> bool:
     """Return True if both have the same names and the same bits."""
     return weights.keys() == reference.keys() and all(torch.equal(weights[name], reference[name]) for name in weights)
-
-
-def poisoned_run(root: Path) -> tuple[Path, Path, int]:
-    """Return a model whose token 100 is NaN, a slice with that token in one row, and the step that meets it."""
-    model_dir = make_tiny_model(root / "poisoned", tied=False)
-    weights = load_file(model_dir / "model.safetensors")
-    weights["model.embed_tokens.weight"][100] = float("nan")
-    save_file(weights, model_dir / "model.safetensors", metadata={"format": "pt"})
-    rows = [[1 + index % 50] * 12 for index in range(40)]
-    order = plan_segment(
-        np.full(40, 12), seed=1, epoch=1, rows="0-40", global_batch_size=8, micro_batch_size=2
-    ).order  # fmt: skip
-    rows[order[20]][3] = 100
-    return model_dir, write_slice(root / "poisoned_slice", rows), 3

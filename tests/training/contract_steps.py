@@ -8,7 +8,6 @@ import torch
 
 from training.config import read_config
 from training.data.plan import make_micro_batches, make_segment_plan
-from training.model.weights import map_tied_names
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.step.strategy import STATE, WEIGHTS
@@ -54,7 +53,6 @@ def main() -> int:
             "traffic": [dict(result.traffic) for result in results],
             "exchange": strategy.describe(),
             "num_rounds": [len(micro_batches(number)) for number in range(1, NUM_STEPS + 1)],
-            "has_own_tensors": all(map_tied_names(strategy.module).values()),
         }
         parameters = {name: part.clone() for name, part in strategy.full_parameters()}
         writes = []

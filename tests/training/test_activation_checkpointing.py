@@ -1,48 +1,29 @@
 """Layers that keep only what goes into them: the same training, with less in memory."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.tiny import make_config, make_tiny_model
-from tests.training.conftest import are_bitwise_equal, facts_of, weights_at_end
-from tests.training.forked_ranks import ForkedRanks
+from tests.training.conftest import Models, Trained, are_bitwise_equal, weights_at_end
 from training.model.layers import recompute_layers
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "changes"),
-    [("single", {}), ("ddp", {}), ("zero1", {}), ("fsdp2", {}), ("ddp", {"precision": "bf16", "packing": True})],
-    ids=["single", "ddp", "zero1", "fsdp2", "ddp packed in bf16"],
+    "changes", [{}, {"world_size": 2, "precision": "bf16", "packing": True}, {"world_size": 2, "strategy": "fsdp2"}]
 )
-def test_the_weights_are_the_same_to_the_bit(
-    strategy: str, changes: dict[str, Any], ranks: ForkedRanks, slices: list[Path], tmp_path: Path
-) -> None:
-    size = 1 if strategy == "single" else 2
-    model = make_tiny_model(tmp_path / "model")
-    runs = [
-        ranks.train(
-            make_config(
-                tmp_path / which, model, slices[:1], strategy=strategy, world_size=size, cell=f"{size}proc",
-                activation_checkpointing=which, **changes,
-            )
-        )
-        for which in ("none", "layers")
-    ]  # fmt: skip
-    assert are_bitwise_equal(*(weights_at_end(config) for config in runs))
-    assert facts_of(runs[0], 0)["loss"] == facts_of(runs[1], 0)["loss"]
+def test_the_weights_are_the_same_to_the_bit(changes: dict[str, Any], trained: Trained) -> None:
+    ends = [weights_at_end(trained(activation_checkpointing=which, **changes)) for which in ("none", "layers")]
+    assert are_bitwise_equal(*ends)
 
 
-def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(tmp_path: Path) -> None:
+def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(models: Models) -> None:
     kept, runs = [], []
     for is_recomputed in (False, True):
-        model = causal_lm.load_model(make_tiny_model(tmp_path / f"{is_recomputed}", num_layers=4)).train()
+        model = causal_lm.load_model(models("deep")).train()
         if is_recomputed:
             recompute_layers(model)
         sizes: dict[int, int] = {}
@@ -63,6 +44,6 @@ def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(tmp_path: Path)
     assert runs == [4, 8]
 
 
-def test_a_model_that_has_no_such_layers_is_refused_in_one_line() -> None:
+def test_a_model_that_has_no_such_layers_is_refused() -> None:
     with pytest.raises(UnfitModelError, match="activation_checkpointing: layers, which Linear is not made for"):
         recompute_layers(torch.nn.Linear(1, 1))

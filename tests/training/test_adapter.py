@@ -1,217 +1,182 @@
-"""Low-rank factors trained beside a model's weights: on real ranks, through real checkpoints."""
+"""Low-rank factors trained beside a model's weights, which may wait in 4 bits: on real ranks, through checkpoints."""
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
+import importlib.metadata
 from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
+from tasks.equivalence.reference.causal_lm import compute_rows_loss, read_rows
 from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.equivalence.updates import compare_with_one_process, judge
 from tests.extras import skip_without
-from tests.tiny import make_config, make_tiny_model
-from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.conftest import (
+    Toy,
+    Trained,
+    are_bitwise_equal,
+    facts_of,
+    folder_of,
+    parsed,
+    relative_l2,
+    state_at_end,
+    steps_of,
+    weights_at_end,
+)
 from tests.training.forked_ranks import ForkedRanks
+from tests.training.models import build
 from training.loop import train
-from training.model.adapter import adapt, draw_first_factor
-from training.process.distributed import Ranks
+from training.model.adapter import adapt, draw_first_factor, round_base
+from training.model.attention_kernels import DTYPES
+from training.model.weights import compute_parameter_checksum
 from training.process.events import EventStream
-from training.process.failure import StoppedError, UnfitModelError
+from training.process.failure import UnfitModelError
 from training.process.stop_request import StopRequest
-from training.strategies import single
 from training.workloads import causal_lm
 
 skip_without("peft")
 
-Launch = Callable[..., list[dict[str, Any]]]
-
 _LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None}
+_TOLD = {"adapter": _LORA, "learning_rate": 1e-2}
 _CPU = torch.device("cpu")
 _LAYER = "model.layers.0.self_attn.q_proj"
+_LEVELS = torch.tensor([
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+])  # fmt: skip
+"""What NF4 has of a block's largest weight (Dettmers et al. 2023, appendix E)."""
 
 
-def _config(work: Path, model: Path, slices: list[Path], **changes: Any) -> dict[str, Any]:
-    return make_config(work, model, slices, **{"adapter": _LORA, "learning_rate": 1e-2, **changes})
+def _tell(base: str | None, **changes: Any) -> dict[str, Any]:
+    if base:
+        skip_without("bitsandbytes")
+    return {**_TOLD, "adapter": {**_LORA, "base": base}, **changes}
 
 
-def _state_at_end(config: dict[str, Any]) -> dict[str, Any]:
-    folder = Path(config["work_dir"]) / "segments" / config["segments"][-1]["fingerprint"]
-    state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
-    return state
+def _factors(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    factors: dict[str, torch.Tensor] = state_at_end(config)["adapter"]
+    return factors
 
 
-def _count_factors(model: Path) -> int:
-    linear = [part for name, part in causal_lm.load_model(model).named_modules() if isinstance(part, torch.nn.Linear)]
-    # The head has none.
-    return sum(_LORA["rank"] * (part.in_features + part.out_features) for part in linear[:-1])  # type: ignore[operator]
+def _load_base(toy: Toy, base: str | None) -> Any:
+    model = causal_lm.load_model(toy.models("tiny"))
+    if base:
+        round_base(model, base, device=_CPU)
+    return model
 
 
-@pytest.fixture(scope="module")
-def plain(ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The config of one plain process's training of both slices."""
-    return ranks.train(_config(tmp_path_factory.mktemp("plain") / "work", tiny_model, slices))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"strategy": "ddp"}, {"strategy": "zero1"}, {"strategy": "ddp", "exact": True}], ids=str
 )
+@pytest.mark.parametrize("base", [None, "nf4"])
 def test_two_ranks_train_the_factors_that_one_trains_and_exchange_these_alone(
-    changes: dict[str, Any],
-    plain: dict[str, Any],
-    ranks: ForkedRanks,
-    tiny_model: Path,
-    slices: list[Path],
-    tmp_path: Path,
+    base: str | None, changes: dict[str, Any], trained: Trained
 ) -> None:
-    config = ranks.train(_config(tmp_path / "work", tiny_model, slices, world_size=2, **changes))
-    one, two = _state_at_end(plain)["adapter"], _state_at_end(config)["adapter"]
-    assert list(one) == list(two)
-    assert relative_l2(two, one) < 2e-5
-    assert relative_l2(weights_at_end(config), weights_at_end(plain)) < 2e-6
+    plain, config = trained(**_tell(base)), trained(**_tell(base), world_size=2, **changes)
+    for found in (weights_at_end, _factors):
+        assert relative_l2(found(config), found(plain)) < 2e-5
+        assert are_bitwise_equal(found(config), found(plain)) or not config["exact"]
     facts = facts_of(config)
     if not config["exact"]:
-        gradient = facts["traffic"]["all_reduce"]["num_bytes"] / facts["num_steps"]
-        assert gradient == 4 * _count_factors(tiny_model)
-        assert gradient < 4 * sum(part.numel() for part in causal_lm.load_model(tiny_model).parameters()) / 2
+        num_bytes = sum(part.nbytes for part in _factors(config).values())
+        assert facts["traffic"]["all_reduce"]["num_bytes"] == num_bytes * facts["num_steps"]
+        assert num_bytes < sum(part.nbytes for part in weights_at_end(config).values()) / 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [None, "nf4"])
 def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
-    plain: dict[str, Any], tiny_model: Path, slices: list[Path], tmp_path: Path
+    base: str | None, trained: Trained, toy: Toy
 ) -> None:
-    folder = Path(plain["work_dir"]) / "segments" / plain["segments"][-1]["fingerprint"]
-    (file,) = folder.glob("tiny_*.pt")
-    merged = causal_lm.load_model(tiny_model, checkpoint=file).eval()
-    adapted = causal_lm.load_model(tiny_model)
-    found = adapt(adapted, parsed(plain, tmp_path), device=_CPU)
+    config, source = trained(**_tell(base)), causal_lm.open_slice(toy.rows("causal_lm")[0])
+    (file,) = folder_of(config).glob("tiny_*.pt")
+    merged, adapted = causal_lm.load_model(toy.models("tiny"), checkpoint=file), _load_base(toy, None)
+    found = adapt(adapted, parsed(config, toy.folder), device=_CPU)
     assert found is not None
-    found.load_factors(_state_at_end(plain)["adapter"])
-    batch = causal_lm.open_slice(slices[0]).collate(range(16), seq_len=32)
+    found.load_factors(_factors(config))
+    batch = source.collate(range(16), seq_len=32)
     with torch.no_grad():
         of_base, of_merged, of_adapted = (
-            float(causal_lm.loss_sum(model, batch))
-            for model in (causal_lm.load_model(tiny_model), merged, adapted.eval())
+            float(causal_lm.loss_sum(model.eval(), batch)) for model in (_load_base(toy, base), merged, adapted)
         )
     assert of_merged == pytest.approx(of_adapted, rel=1e-6)
     assert abs(of_merged - of_base) > 1e-3 * of_base
-    base, after = causal_lm.load_model(tiny_model).state_dict(), merged.state_dict()
-    changed = {name for name in base if not torch.equal(base[name], after[name])}
-    assert changed == {
-        f"model.layers.{layer}.{part}.weight"
-        for layer in range(2)
-        for part in [
-            *(f"self_attn.{one}_proj" for one in "qkvo"),
-            *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
-        ]
-    }
+    before, after = _load_base(toy, base).state_dict(), merged.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+    # It goes on from no weights but the base with these factors.
+    strategy, weights, state = toy.build(**_tell(base)), weights_at_end(config), state_at_end(config)
+    digest = strategy.digest()
+    other = {**weights, f"{_LAYER}.weight": weights[f"{_LAYER}.weight"] * 1.01}
+    with pytest.raises(ValueError, match=f"{_LAYER}.weight is not that of the base"):
+        strategy.restore(other, state)
+    assert strategy.digest() == digest
+    strategy.restore(weights, state)
+    assert strategy.digest().parameters == facts_of(config)["parameter_checksums"]
+    if base:
+        with pytest.raises(ValueError, match="is not that of the base"):
+            toy.build(**_tell(None)).restore(weights, state)
 
 
-def test_factors_that_add_nothing_leave_every_bit_of_the_base(
-    plain: dict[str, Any], tiny_model: Path, tmp_path: Path
-) -> None:
-    base = causal_lm.load_model(tiny_model)
+def test_factors_that_add_nothing_leave_every_bit_of_the_base(toy: Toy) -> None:
+    base = _load_base(toy, None)
     with torch.no_grad():
         base.get_submodule(_LAYER).weight[0, :2] = torch.tensor([-0.0, 0.0])
-    before = {name: part.clone() for name, part in base.state_dict().items()}
-    found = adapt(base, parsed(plain, tmp_path), device=_CPU)
+    before = {name: part.numpy().tobytes() for name, part in base.state_dict().items()}
+    found = adapt(base, toy.read(**_TOLD), device=_CPU)
     assert found is not None
     for merged in (dict(found.merge_parameters()), found.merge_weights()):
-        assert [name for name, part in merged.items() if not _has_bits_of(part, before[name])] == []
+        assert [name for name, part in merged.items() if part.detach().numpy().tobytes() != before[name]] == []
 
 
-def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
-
-
-def test_a_stopped_training_goes_on_to_the_same_bits(
-    plain: dict[str, Any], train_here: Launch, tiny_model: Path, slices: list[Path], tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (None, {"strategy": "zero1"}),
+        (None, {"strategy": "ddp", "precision": "bf16"}),
+        (None, {"strategy": "ddp", "precision": "fp16"}),
+        ("nf4", {"strategy": "zero1", "precision": "bf16"}),
+    ],
+    ids=str,
+)
+def test_two_ranks_that_were_stopped_go_on_to_the_same_bits_and_the_certificate_knows_factors_and_base(
+    base: str | None, changes: dict[str, Any], ranks: ForkedRanks, trained: Trained, toy: Toy
 ) -> None:
-    config = _config(tmp_path / "work", tiny_model, slices)
-    with pytest.raises(StoppedError):
-        train_here(config, stop_after_step=3)
-    train_here(config)
-    assert facts_of(config, 0)["num_resumes"] == 1
-    assert are_bitwise_equal(weights_at_end(config), weights_at_end(plain))
-    assert are_bitwise_equal(_state_at_end(config)["adapter"], _state_at_end(plain)["adapter"])
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_two_ranks_that_were_stopped_go_on_to_the_same_bits(
-    strategy: str, ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    spread = {"strategy": strategy, "world_size": 2}
-    whole = ranks.train(_config(tmp_path / "whole", tiny_model, slices, **spread))
-    stopped = _config(tmp_path / "stopped", tiny_model, slices, **spread)
+    told = _tell(base, world_size=2, **changes)
+    whole, stopped = toy.tell("whole", **told), toy.tell("stopped", **told)
+    assert ranks.launch(whole, entry="tests.training.keeping") == [0, 0]
     assert any(ranks.launch(stopped, fault="rank=0,step=3,kind=sigterm"))
     ranks.train(stopped)
-    assert facts_of(stopped, 0)["num_resumes"] == 1
-    assert are_bitwise_equal(weights_at_end(stopped), weights_at_end(whole))
-    assert are_bitwise_equal(_state_at_end(stopped)["adapter"], _state_at_end(whole)["adapter"])
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_16_bit_factors_and_what_is_merged_are_fp32_and_the_bits_of_one_rank(
-    precision: str, plain: dict[str, Any], ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    changes = {"precision": precision, "exact": True}
-    one = ranks.train(_config(tmp_path / "one", tiny_model, slices, **changes))
-    two = _config(tmp_path / "two", tiny_model, slices, world_size=2, strategy="ddp", **changes)
-    assert any(ranks.launch(two, fault="rank=0,step=3,kind=sigterm"))
-    ranks.train(two)
-    assert facts_of(two, 0)["num_resumes"] == 1
-    for found in (weights_at_end, lambda config: _state_at_end(config)["adapter"]):
-        assert {part.dtype for part in found(one).values()} == {torch.float32}
-        assert are_bitwise_equal(found(two), found(one))
+    assert facts_of(stopped)["num_resumes"] == 1
+    for found in (weights_at_end, _factors):
+        assert are_bitwise_equal(found(stopped), found(whole))
+        assert {part.dtype for part in found(whole).values()} == {torch.float32}
         # Rounded otherwise in every layer, and still the same training.
-        assert 0 < relative_l2(found(one), found(plain)) < 0.05
+        assert relative_l2(found(whole), found(trained(**_tell(base)))) < 0.05
+    settings = parsed(whole, toy.folder)
+    assert judge(*compare_with_one_process(settings, on_update=lambda: None)) == ("passed", None)
+    wrong: dict[str, Any] = {"base": None} if base else {"alpha": 8.1}
+    other = dataclasses.replace(settings, adapter={**told["adapter"], **wrong})
+    updates, problems = compare_with_one_process(other, on_update=lambda: None)
+    assert judge(updates, problems)[0] == judge(updates, [])[0] == "failed"
 
 
-@pytest.mark.parametrize(("precision", "strategy"), [("bf16", "ddp"), ("bf16", "zero1"), ("fp16", "ddp")])
-def test_in_16_bit_the_certificate_passes_two_ranks_and_no_factor_scaled_otherwise(
-    precision: str, strategy: str, ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    changes = {"world_size": 2, "strategy": strategy, "precision": precision}
-    config = _config(tmp_path / "work", tiny_model, slices[:1], **changes)
-    assert ranks.launch(config, entry="tests.training.keeping") == [0, 0]
-    told = parsed(config, tmp_path)
-    assert judge(*compare_with_one_process(told, on_update=lambda: None)) == ("passed", None)
-    other = dataclasses.replace(told, adapter={**_LORA, "alpha": 8.1})
-    assert judge(*compare_with_one_process(other, on_update=lambda: None))[0] == "failed"
-
-
-def test_weights_that_are_not_the_base_with_its_factors_are_not_gone_on_from(
-    alone: Ranks, plain: dict[str, Any], tiny_model: Path, tmp_path: Path
-) -> None:
-    strategy = single.build(causal_lm.load_model(tiny_model), causal_lm, parsed(plain, tmp_path), alone)  # type: ignore[arg-type]
-    weights, state = weights_at_end(plain), _state_at_end(plain)
-    weights[f"{_LAYER}.weight"] = weights[f"{_LAYER}.weight"] * 1.01
-    before = strategy.digest()
-    with pytest.raises(ValueError, match=f"{_LAYER}.weight is not that of the base"):
-        strategy.restore(weights, state)
-    assert strategy.digest() == before
-
-
-def test_the_certificate_passes_right_updates_and_no_changed_base(
-    alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    config = parsed(_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path)
+def test_the_certificate_passes_right_updates_and_no_changed_base(toy: Toy) -> None:
+    config = toy.read(**_TOLD)
     events = EventStream(config.work_dir / "steps.jsonl", rank=0)
-    train(config, alone, stop=StopRequest(), events=events, keeps_updates=True)
-    updates, problems = compare_with_one_process(config, on_update=lambda: None)
-    assert judge(updates, problems) == ("passed", None)
-    (file,) = (tmp_path / "work").glob("segments/*/tiny_*.pt")
+    train(config, toy.alone, stop=StopRequest(), events=events, keeps_updates=True)
+    assert judge(*compare_with_one_process(config, on_update=lambda: None)) == ("passed", None)
+    (file,) = (toy.folder / "work").glob("segments/*/tiny_*.pt")
     weights = torch.load(file, weights_only=True)
     torch.save({**weights, "model.norm.weight": weights["model.norm.weight"] * 1.001}, file)
     verdict, why = judge(*compare_with_one_process(config, on_update=lambda: None))
     assert (verdict, "model.norm.weight" in str(why)) == ("failed", True)
 
 
-def test_the_second_computation_begins_and_grows_as_the_formula_says(
-    tiny_model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    process = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path))
+def test_the_second_computation_begins_and_grows_as_the_formula_says(toy: Toy) -> None:
+    process = OneProcess(toy.read(**_TOLD))
     first, second = (f"{_LAYER}.lora_{one}.default.weight" for one in "AB")
     begin = process.start_weights
     assert torch.equal(begin[first], draw_first_factor(_LAYER, rank=4, num_inputs=64, seed=1))
@@ -219,24 +184,79 @@ def test_the_second_computation_begins_and_grows_as_the_formula_says(
     (gradient,) = process.gradient(1, order_as_one_rank).by_order
     # Its second factor is 0, so that nothing of the loss depends on the first.
     assert not gradient[first].any()
-    whole = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1], adapter=None), tmp_path))
-    (of_weights,) = whole.gradient(1, order_as_one_rank).by_order
+    (of_weights,) = OneProcess(toy.read()).gradient(1, order_as_one_rank).by_order
     by_hand = 8 / 4 * of_weights[f"{_LAYER}.weight"] @ begin[first].t()
     assert torch.allclose(gradient[second], by_hand, rtol=1e-4, atol=1e-7)
 
 
+def test_the_base_is_rounded_to_the_16_levels_of_every_64_weights_below_the_head(toy: Toy) -> None:
+    skip_without("bitsandbytes")
+    plain, rounded = (dict(_load_base(toy, base).named_parameters()) for base in (None, "nf4"))
+    changed = {name for name, part in plain.items() if not torch.equal(part, rounded[name])}
+    assert changed == {name for name in plain if "_proj.weight" in name}
+    for name in changed:
+        before, after = (found[name].detach().reshape(-1, 64) for found in (plain, rounded))
+        largest = after.abs().amax(1, keepdim=True)
+        assert torch.equal(largest, before.abs().amax(1, keepdim=True))
+        nearest = ((before / largest)[..., None] - _LEVELS).abs().argmin(-1)
+        assert torch.allclose(after, _LEVELS[nearest] * largest, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_model_in_4_bits_computes_what_its_rounded_weights_do_to_the_bit(precision: str, toy: Toy) -> None:
+    told = toy.read(**_tell("nf4", precision=precision))
+    rounded, packed = _load_base(toy, "nf4"), _load_base(toy, None)
+    adapter = adapt(packed, told, device=_CPU)
+    assert adapter is not None
+    batch, found = causal_lm.open_slice(told.segments[0].slice_dir).collate(range(8), seq_len=32), []
+    for model in (rounded, packed):
+        embedding = model.get_input_embeddings()
+        embedding.weight.requires_grad_()
+        for is_training in (True, False):
+            with torch.autocast("cpu", DTYPES[precision], enabled=precision != "fp32"):
+                loss = causal_lm.loss_sum(model.train(is_training), batch)
+            (gradient,) = torch.autograd.grad(loss, embedding.weight)
+            found.append((loss, gradient))
+    assert found[0][1].any()
+    assert all(torch.equal(one, first) for pair in found[1:] for one, first in zip(pair, found[0], strict=True))
+    # Also after it was evaluated, and with every bias in fp32.
+    assert are_bitwise_equal(adapter.merge_weights(), dict(rounded.state_dict()))
+    taken = sum(part.nbytes for name, part in packed.named_parameters() if "lora" not in name)
+    assert taken + adapter.num_bytes_saved == sum(part.nbytes for part in rounded.parameters())
+    packed_bytes = sum(part.nbytes for part in packed.parameters() if part.dtype == torch.uint8)
+    assert packed_bytes * 8 == sum(part.nbytes for name, part in rounded.named_parameters() if "_proj.weight" in name)
+
+
+@pytest.mark.slow
+def test_step_1_has_the_weights_and_the_loss_of_the_rounded_model(trained: Trained, toy: Toy) -> None:
+    config = trained(**_tell("nf4"))
+    assert facts_of(config)["start_checksum"] == compute_parameter_checksum(_load_base(toy, "nf4"))
+    (setting,) = facts_of(config)["settings"]
+    assert setting["packages"] == {name: importlib.metadata.version(name) for name in ("peft", "bitsandbytes")}
+    parts, _ = toy.take()
+    rows = [int(row) for part in parts for row in part.row_ids]
+    loss, plain = (
+        total / number
+        for total, number in (
+            compute_rows_loss(
+                toy.models("tiny"), read_rows(toy.rows("causal_lm")[0], rows, seq_len=32), device="cpu", base=base
+            )
+            for base in ("nf4", None)
+        )
+    )
+    assert steps_of(config)[0]["loss"] == pytest.approx(loss, rel=1e-6)
+    assert abs(plain - loss) > 1e-5 * loss
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "query"], ["lm_head"], ["embed_tokens"]], ids=str)
 def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_that_are(
-    targets: list[str], tmp_path: Path, slices: list[Path]
+    targets: list[str], toy: Toy
 ) -> None:
-    folder = make_tiny_model(tmp_path / "untied", tied=False)
-    config = parsed(_config(tmp_path / "work", folder, slices, adapter={**_LORA, "targets": targets}), tmp_path)
+    told = toy.read(model="untied", adapter={**_LORA, "targets": targets})
     with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
-        adapt(causal_lm.load_model(folder), config, device=_CPU)
+        adapt(causal_lm.load_model(told.model_dir), told, device=_CPU)
 
 
-def test_a_model_without_a_linear_layer_is_refused_in_one_line(tmp_path: Path, slices: list[Path]) -> None:
-    config = parsed(_config(tmp_path / "work", tmp_path, slices, adapter={**_LORA, "targets": "all-linear"}), tmp_path)
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32))
+def test_a_model_without_a_linear_layer_is_refused(toy: Toy) -> None:
     with pytest.raises(UnfitModelError, match="got all-linear, and GPT2LMHeadModel has no linear layer below its head"):
-        adapt(gpt2, config, device=_CPU)
+        adapt(build("gpt2"), toy.read(**_TOLD), device=_CPU)

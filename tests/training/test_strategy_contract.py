@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,23 @@ from tasks.params.options import require_exact
 from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
-from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
+from tests.training.conftest import (
+    Toy,
+    Trained,
+    are_bitwise_equal,
+    facts_of,
+    folder_of,
+    learned_rows,
+    relative_l2,
+    weights_at_end,
+)
 from tests.training.contract_steps import NUM_STEPS
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.model.weights import load_weights
-from training.process.failure import FAILURES, read_failures
+from training.process.failure import FAILURES, UnfitModelError, read_failures
 from training.state.receipt import find_problem
 from training.step.staged import takes_micro_batches
+from training.step.strategy import STATE, WEIGHTS
 from training.strategies.fsdp2 import takes_dtypes_by_weight
 from training.workloads import causal_lm
 
@@ -55,6 +66,7 @@ OPTIONS = {
     "zero1 of 4": Cell("zero1", 4, {}),
     "fsdp2 of 4": Cell("fsdp2", 4, {}),
     "pipeline of 4": Cell("pipeline", 4, {"options": {"replicas": 2}}),
+    "pipeline of 4, zero1": Cell("pipeline", 4, {"options": {"replicas": 2, "zero1": True}}),
     "deepspeed alone": Cell("deepspeed", 1, {}),
     "deepspeed zero1": Cell("deepspeed", 2, {"options": {"stage": 1}}),
     "deepspeed offloaded": Cell("deepspeed", 2, {"options": {"offload": "cpu"}}),
@@ -109,7 +121,8 @@ def make_steps(
             config = _config(work, model, slices[:1], cell)
             codes = ranks.launch(config, entry="tests.training.contract_steps")
             assert codes == [0] * config["world_size"], last_words(config)
-            told[repr(cell)] = {**json.loads((work / "told.json").read_bytes()), **torch.load(work / "tensors.pt")}
+            files = {name: torch.load(work / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE)}
+            told[repr(cell)] = json.loads((work / "told.json").read_bytes()) | torch.load(work / "tensors.pt") | files
         return told[repr(cell)]
 
     return make
@@ -119,30 +132,6 @@ def make_steps(
 def steps(cell: Cell, make_steps: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What its ranks say of a few steps, and what one plain process says."""
     return make_steps(cell), make_steps(cell.alone)
-
-
-@pytest.fixture(scope="module")
-def train_plain(
-    ranks: ForkedRanks, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., dict[str, Any]]:
-    """Return the config of one plain process's training of the first slice, once of each model and way."""
-    done: dict[str, dict[str, Any]] = {}
-
-    def train(model: Path, cell: Cell, **changes: Any) -> dict[str, Any]:
-        key = repr((model, cell.alone, changes))
-        if key not in done:
-            work = tmp_path_factory.mktemp("plain") / "work"
-            done[key] = ranks.train(_config(work, model, slices[:1], cell.alone, **changes))
-        return done[key]
-
-    return train
-
-
-@pytest.fixture(scope="module")
-def tied_and_not(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """A model whose head is its embedding, and one that has both."""
-    folder = tmp_path_factory.mktemp("tied")
-    return {tied: make_tiny_model(folder / str(tied), tied=tied) for tied in (True, False)}
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +182,19 @@ def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same
     assert mine["writes"] == [[rank == 0] * 2 for rank in range(cell.world_size)]
 
 
+@pytest.mark.parametrize("other", ["single", "ddp", "zero1", "fsdp2", "pipeline"])
+def test_what_its_ranks_saved_any_strategy_takes_up_on_one_rank(
+    other: str, steps: tuple[dict[str, Any], dict[str, Any]], model: Path, toy: Toy
+) -> None:
+    mine, _ = steps
+    strategy = toy.build(model=model, strategy=other)
+    strategy.restore(mine[WEIGHTS], mine[STATE])
+    again = {part.name: dict(part.content) for part in strategy.snapshot()}
+    assert are_bitwise_equal(again[WEIGHTS], mine[WEIGHTS])
+    moments, saved = (state[STATE]["optimizer"]["state"] for state in (again, mine))
+    torch.testing.assert_close(moments, saved, rtol=0, atol=0)
+
+
 def test_it_says_how_many_copies_of_the_state_there_are(
     steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
@@ -203,18 +205,20 @@ def test_it_says_how_many_copies_of_the_state_there_are(
         assert len(set(digests)) == 1
 
 
+def _expect(cell: Cell, parameters: dict[str, torch.Tensor], exchange: dict[str, Any], **work: Any) -> Any:
+    profile = find_profile(cell.name)
+    assert profile is not None
+    num_bytes = sum({part.data_ptr(): part.numel() * _NUM_GRADIENT_BYTES for part in parameters.values()}.values())
+    told = {"world_size": cell.world_size, "options": cell.options, "gradient_bytes": num_bytes}
+    return profile.compute_expected_traffic(Work(**told, exchange=exchange, **work))
+
+
 def test_its_traffic_is_what_its_profile_expects_of_the_step(
     steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
-    mine, profile = steps[0], find_profile(cell.name)
-    assert profile is not None
-    num_bytes = _NUM_GRADIENT_BYTES * sum(part.numel() for part in mine["parameters"].values())
+    mine = steps[0]
     for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
-        work = Work(
-            world_size=cell.world_size, num_steps=1, num_rounds=(num_rounds, num_rounds), gradient_bytes=num_bytes,
-            options=cell.options, is_exact=cell.changes.get("exact", False), exchange=mine["exchange"],
-        )  # fmt: skip
-        expected = profile.compute_expected_traffic(work)
+        expected = _expect(cell, mine["parameters"], mine["exchange"], num_steps=1, num_rounds=(num_rounds,) * 2)
         assert set(traffic) == set(expected)
         for kind, (number, sent) in traffic.items():
             if (cell.name, kind) in _GATHERED_AS_NEEDED:
@@ -228,6 +232,9 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
     for index in range(2):
         facts = facts_of(clean, index)
         recorded, profile = facts["recorded_exchanges"], find_profile(cell.name)
+        assert sorted(row for _, row in learned_rows(clean, index)) == [*range(45), *range(45, 72)][45 * index :][:45]
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        assert [(one["cpus"], one["gpu_uuid"]) for one in facts["rank_devices"]] == [(cores, None)] * cell.world_size
         assert profile is not None
         # What is sent from one rank to one other is no collective, and in no record.
         counted = [one for kind, one in facts["traffic"].items() if kind != SEND]
@@ -235,62 +242,57 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
         assert recorded["number"] == recorded["counted_number"] == sum(kind["number"] for kind in counted)
         assert recorded["num_bytes"] == recorded["counted_bytes"] == sum(kind["num_bytes"] for kind in counted)
         rounds = facts["num_steps"] * 4 // profile.count_shares(cell.world_size, cell.options)
-        work = Work(
-            options=cell.options, is_exact=cell.changes.get("exact", False),
-            world_size=cell.world_size, num_steps=facts["num_steps"], num_rounds=(1, rounds),
-            gradient_bytes=_NUM_GRADIENT_BYTES * sum(
-                part.numel() for part in {id(part): part for part in weights_at_end(clean, index).values()}.values()
-            ),
-            exchange=facts["exchange"],
-        )  # fmt: skip
-        assert sum_expected(profile.compute_expected_traffic(work)).number.has(recorded["number"])
+        weights = weights_at_end(clean, index)
+        expected = _expect(cell, weights, facts["exchange"], num_steps=facts["num_steps"], num_rounds=(1, rounds))
+        assert sum_expected(expected).number.has(recorded["number"])
 
 
 @of_strategies
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model", ["tiny", "untied"])
 def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
-    cell: Cell,
-    tied: bool,
-    ranks: ForkedRanks,
-    tied_and_not: dict[bool, Path],
-    train_plain: Callable[..., dict[str, Any]],
-    slices: list[Path],
-    tmp_path: Path,
+    cell: Cell, model: str, trained: Trained
 ) -> None:
-    model_dir = tied_and_not[tied]
-    plain = train_plain(model_dir, cell)
-    # One plain process is held to nothing else.
-    config = plain if cell.name == "single" else ranks.train(_config(tmp_path / "work", model_dir, slices[:1], cell))
-    weights, fresh = weights_at_end(config), causal_lm.load_model(model_dir)
+    config = trained(model=model, strategy=cell.name, world_size=cell.world_size, learning_rate=1e-3)
+    weights, fresh = weights_at_end(config), causal_lm.load_model(Path(config["model_dir"]))
     assert list(weights) == list(fresh.state_dict())
     head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
-    assert (head.data_ptr() == embedding.data_ptr()) is tied
-    assert len({part.untyped_storage().data_ptr() for part in weights.values()}) == len(weights) - tied
-    assert relative_l2(weights, weights_at_end(plain)) < 2e-6
-    (file,) = (Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]).glob("tiny_*.pt")
+    is_tied = model == "tiny"
+    assert (head.data_ptr() == embedding.data_ptr()) is is_tied
+    assert len({part.untyped_storage().data_ptr() for part in weights.values()}) == len(weights) - is_tied
+    assert relative_l2(weights, weights_at_end(trained(model=model, learning_rate=1e-3))) < 2e-6
+    (file,) = folder_of(config).glob("tiny_*.pt")
     load_weights(fresh, file)
 
 
+DISTURBED = {
+    "killed in the update": "rank={last},step=4,kind=sigkill,section=update",
+    "killed at a checkpoint": "rank={last},step=4,kind=sigkill,section=checkpoint",
+    "asked to stop": "rank=0,step=4,kind=sigterm",
+    "not finite": "rank={last},step=4,kind=nan,section=backward",
+}
+
+
 @pytest.mark.parametrize(
-    ("cell", "section"),
-    [*itertools.product(STRATEGIES, ("update", "checkpoint")), *[(name, "update") for name in OPTIONS]],
+    ("cell", "how"),
+    [*itertools.product(STRATEGIES, DISTURBED), *[(name, "killed in the update") for name in OPTIONS]],
     indirect=["cell"],
     scope="module",
 )
-def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_with_the_same_bits(
-    section: str,
-    cell: Cell,
-    clean: dict[str, Any],
-    ranks: ForkedRanks,
-    model: Path,
-    slices: list[Path],
-    tmp_path: Path,
+def test_however_it_is_disturbed_its_checkpoints_are_whole_and_it_goes_on_with_the_same_bits(
+    how: str, cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", model, slices, cell, checkpoint_every_steps=2)
     last = cell.world_size - 1
-    codes = ranks.launch(config, fault=f"rank={last},step=4,kind=sigkill,section={section}", ends_others=True)
-    assert codes[last] == -9, last_words(config)
-    assert any(codes)
+    codes = ranks.launch(config, fault=DISTURBED[how].format(last=last), ends_others="killed" in how)
+    if how == "asked to stop":
+        assert set(codes) == {75}, last_words(config)
+    elif how == "not finite":
+        assert set(codes) == {5}, last_words(config)
+        (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
+        assert reason.startswith("diverged at step 4: gradient norm is nan")
+        assert reason.endswith(f"it comes from rank {last}") or not last
+    else:
+        assert codes[last] == -9, last_words(config)
     partials = sorted((Path(config["work_dir"]) / "partial").glob("*/step-*"))
     whole = [folder for folder in partials if ".tmp-" not in folder.name]
     assert "step-00000002" in [folder.name for folder in whole]
@@ -304,71 +306,69 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
             assert facts_of(config, index)[what] == facts_of(clean, index)[what]
 
 
-@of_strategies
-def test_ranks_that_are_asked_to_stop_save_and_go_on_with_the_same_bits(
-    cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    config = _config(tmp_path / "work", model, slices, cell)
-    codes = ranks.launch(config, fault="rank=0,step=3,kind=sigterm")
-    assert len(set(codes)) == 1
-    assert codes[0] not in (0, -15), last_words(config)
-    ranks.train(config)
-    assert facts_of(config, 0)["num_resumes"] == 1
-    assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
+DEEPSPEED = {stage: {"strategy": "deepspeed", "options": {"stage": stage}} for stage in (1, 2, 3)}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fsdp2 recomputed": ({"model": "opt", "activation_checkpointing": "layers"}, {"strategy": "fsdp2"}),
+    "fsdp2 gathered once": (
+        {"model": "llama"}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False, "offload": "cpu"}}
+    ),
+    "fsdp2 without a fused attention": ({"model": "bloom"}, {"strategy": "fsdp2"}),
+    "fsdp2 packed texts": (
+        {"model": "modernbert, mean", "workload": "sequence_classification", "packing": True}, {"strategy": "fsdp2"}
+    ),
+    "fsdp2 packed answers": ({"model": "deep", "workload": "instruction", "packing": True}, {"strategy": "fsdp2"}),
+    "ddp packed": ({"packing": True}, {}),
+    "zero1 packed": ({"packing": True}, {"strategy": "zero1"}),
+    "pipeline packed": ({"packing": True}, {"strategy": "pipeline"}),
+    "pipeline packed texts": (
+        {"model": "modernbert, mean", "workload": "sequence_classification", "packing": True}, {"strategy": "pipeline"}
+    ),
+    "pipeline of sgd, one micro-batch": (
+        {"optimizer": "sgd", "global_batch_size": 2}, {"strategy": "pipeline", "options": {"schedule": "gpipe"}}
+    ),
+    "pipeline recomputed with dropout": (
+        {"model": "dropout", "activation_checkpointing": "layers"}, {"strategy": "pipeline"}
+    ),
+    "pipeline of projected layers": ({"model": "opt, projected"}, {"strategy": "pipeline"}),
+    "pipeline of llama of 4": (
+        {"model": "llama"}, {"strategy": "pipeline", "world_size": 4, "options": {"replicas": 2, "zero1": True}}
+    ),
+    "deepspeed 1 sgd": ({"optimizer": "sgd"}, DEEPSPEED[1]),
+    "deepspeed 2 packed": ({"packing": True}, DEEPSPEED[2]),
+    "deepspeed 3 recomputed": ({"activation_checkpointing": "layers"}, DEEPSPEED[3]),
+    "deepspeed 2 in small buckets": ({}, {"strategy": "deepspeed", "options": {"bucket_mib": 1e-9}}),
+}  # fmt: skip
+"""What one process is told, too, and what only the ranks are."""
 
 
-@of_strategies
-def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state(
-    cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    config = _config(tmp_path / "work", model, slices, cell, checkpoint_every_steps=2)
-    last = cell.world_size - 1
-    codes = ranks.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
-    assert codes == [5] * cell.world_size, last_words(config)
-    (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
-    assert reason.startswith("diverged at step 4: gradient norm is nan")
-    if last:
-        assert reason.endswith(f"it comes from rank {last}")
-    ranks.train(config)
-    assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
+@pytest.mark.parametrize("way", WAYS)
+def test_in_any_way_it_trains_what_one_process_trains(way: str, trained: Trained) -> None:
+    both, spread = WAYS[way]
+    if package := read_constant(f"training/strategies/{way.split()[0]}.py", "PACKAGE"):
+        skip_without(package)
+    both = {**both, "learning_rate": 1e-3}
+    one, config = trained(**both), trained(**both, **{"world_size": 2, **spread})
+    assert list(weights_at_end(config)) == list(weights_at_end(one))
+    assert relative_l2(weights_at_end(config), weights_at_end(one)) < 2e-6
+    assert facts_of(config)["loss"] == pytest.approx(facts_of(one)["loss"], rel=1e-6)
 
 
-@of_strategies
-def test_what_another_number_of_ranks_saved_is_refused_in_one_line(
-    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    config = _config(tmp_path / "work", model, slices[:1], cell, checkpoint_every_steps=2)
-    assert any(ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
-    size = cell.world_size
-    others = {**config, "world_size": size + 1, "strategy": "ddp" if cell.name == "single" else cell.name}
-    codes = ranks.launch(others)
-    assert codes == [3] * (size + 1), last_words(others)
-    assert f"saved by {size} ranks, this run has {size + 1}" in last_words(others)
-
-
-@of_strategies
-def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the_same_bits(
-    cell: Cell,
-    ranks: ForkedRanks,
-    model: Path,
-    train_plain: Callable[..., dict[str, Any]],
-    slices: list[Path],
-    tmp_path: Path,
-) -> None:
-    one = train_plain(model, cell, exact=True)
-    config = _config(tmp_path / "work", model, slices[:1], cell, exact=True, checkpoint_every_steps=2)
-    codes = ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
-    if cell.name not in ("single", "ddp"):
-        with pytest.raises(ValueError, match="allowed: exact: false, or strategy ddp or single"):
-            require_exact("cells.one", cell.name, {})
-        assert set(codes) == {2}, codes
-        assert f"exact: true is not available for the strategy {cell.name}; leave it" in last_words(config)
-        return
-    assert codes[0] == -9
-    goes_on = [("ddp", 2), ("ddp", 4)] if cell.name == "single" else [(cell.name, 4), ("single", 1)]
-    (before, more), (last, size) = goes_on
-    killed = {**config, "world_size": more, "strategy": before}
-    assert ranks.launch(killed, fault="rank=1,step=6,kind=sigkill", ends_others=True)[1] == -9, last_words(killed)
-    others = ranks.train({**config, "world_size": size, "strategy": last})
-    assert facts_of(others)["num_resumes"] == 2
-    assert are_bitwise_equal(weights_at_end(others), weights_at_end(one))
+@pytest.mark.parametrize(
+    ("strategies", "changes"),
+    [
+        ("zero1 fsdp2 pipeline deepspeed", {"exact": True}),
+        ("zero1 fsdp2 pipeline deepspeed", {"precision": "fp16"}),
+        ("fsdp2 pipeline deepspeed", {"compile": True}),
+        ("pipeline", {"eval_every_steps": 2, "heldout_digest": "rows"}),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(strategies: str, changes: dict[str, Any], toy: Toy) -> None:
+    (what, value), *_ = changes.items()
+    for name in strategies.split():
+        with pytest.raises(
+            UnfitModelError, match=rf"(?i)^{what}: {value} is not available for the strategy {name}; leave"
+        ):
+            toy.build(strategy=name, **changes)
+        if what == "exact":
+            with pytest.raises(ValueError, match="allowed: exact: false, or strategy ddp or single"):
+                require_exact("cells.one", name, {})

@@ -10,18 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.data.builtin.image_networks import write_image_network
 from tasks.equivalence.updates import compare_with_one_process, judge
 from tasks.strategies import Work, find_profile
-from tests.images import CLASS_NAMES, make_image_slice
-from tests.tiny import make_config, with_manifest
-from tests.training.conftest import are_bitwise_equal, events_in, facts_of, parsed, relative_l2, weights_at_end
+from tests.images import make_image_slice
+from tests.training.conftest import (
+    Toy,
+    Trained,
+    are_bitwise_equal,
+    facts_of,
+    folder_of,
+    parsed,
+    relative_l2,
+    weights_at_end,
+)
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.model.sync_norm import SyncBatchNorm, list_statistics
-from training.model.weights import compute_parameter_checksum
-from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.strategies import find_strategy
+from training.step.strategy import STATE, WEIGHTS
 from training.workloads import image_classification as workload
 
 _GROUP = 4
@@ -29,34 +34,21 @@ _GROUP = 4
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in ResNet18 with batch normalisation, for three classes."""
-    folder = tmp_path_factory.mktemp("normed") / "model"
-    folder.mkdir()
-    write_image_network(folder, "resnet18", CLASS_NAMES, norm="sync_batch")
-    return with_manifest(folder, num_parameters=0, model_type="resnet18")
-
-
-@pytest.fixture(scope="module")
 def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """6, 2 and 14 images of 64 x 64: one step, one in which a rank of two has no row, and two steps.
+    """6 and 14 images of 64 x 64: one step, in whose second forward a rank of two has no row, and two steps.
 
     Few steps of images that are not too small: over the fewest values a rounding becomes 30 times as much in each.
     """
-    root, sizes = tmp_path_factory.mktemp("normed"), ((0, 6), (6, 2), (8, 14))
-    return [make_image_slice(root / f"{first}", num_rows=num, size=64, first_row=first) for first, num in sizes]
+    root = tmp_path_factory.mktemp("normed")
+    return [make_image_slice(root / f"{num}", num_rows=num, size=64) for num in (6, 14)]
 
 
-def _config(work: Path, model_dir: Path, slices: list[Path], **changes: Any) -> dict[str, Any]:
-    world_size = changes.get("world_size", 1)
-    return make_config(
-        work, model_dir, slices,
-        **{
-            "workload": "image_classification", "optimizer": "sgd", "learning_rate": 0.01, "max_grad_norm": 5.0,
-            "strategy": "single" if world_size == 1 else "ddp", "micro_batch_size": _GROUP // world_size,
-            "statistics_rows": _GROUP, "augment": "flip_shift", **changes,
-        },
-    )  # fmt: skip
+def _tell(slices: list[Path], **changes: Any) -> dict[str, Any]:
+    return {
+        "workload": "image_classification", "model": "resnet18, normed", "slices": slices, "optimizer": "sgd",
+        "learning_rate": 0.01, "max_grad_norm": 5.0, "micro_batch_size": _GROUP // changes.get("world_size", 1),
+        "statistics_rows": _GROUP, "augment": "flip_shift", **changes,
+    }  # fmt: skip
 
 
 class _Meeting:
@@ -151,112 +143,86 @@ def test_one_process_runs_the_batch_normalisation_of_torch_and_one_value_becomes
 
 
 @pytest.mark.slow
-def test_one_and_two_ranks_train_the_same_weights_and_statistics_with_ddp_and_zero1(
-    ranks: ForkedRanks, model_dir: Path, slices: list[Path], tmp_path: Path
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_two_ranks_train_the_weights_and_statistics_of_one(
+    strategy: str, slices: list[Path], trained: Trained, toy: Toy
 ) -> None:
-    start = dict(workload.load_model(model_dir).state_dict())
-    statistics = list_statistics(workload.load_model(model_dir))
-    assert len(statistics) == 40
-    for strategy, index, num_forwards in (("ddp", 1, 1), ("ddp", 0, 2), ("zero1", 0, 2)):
-        rows = slices[index : index + 1]
-        wanted = weights_at_end(ranks.train(_config(tmp_path / f"{index}", model_dir, rows)))
-        cell = {"strategy": strategy, "world_size": 2}
-        two = ranks.train(_config(tmp_path / f"{strategy}-{index}", model_dir, rows, **cell))
-        found, facts = weights_at_end(two), facts_of(two)
-        counts = {name for name in wanted if name.endswith(".num_batches_tracked")}
-        assert all(found[name] == wanted[name] == num_forwards for name in counts)
-        for names in (statistics.keys(), wanted.keys() - statistics.keys() - counts):
-            own, other, first = ({name: one[name] for name in names} for one in (found, wanted, start))
-            # Where each rank normalises its own rows they differ by as much as is trained. The certificate is sharper.
-            assert relative_l2(own, other) < 0.03 * relative_l2(first, other) > 1e-8
-        assert len(facts["parameter_checksums"]) == 2
-        assert len(set(facts["parameter_checksums"])) == 1
-        # Of 20 layers, forward and backward.
-        counted = facts["traffic"]["statistic"]
-        assert counted["number"] == num_forwards * 20 * 2
-        assert facts["exchange"]["statistic_channels"] == [
-            part.num_features for part in workload.load_model(model_dir).modules() if isinstance(part, SyncBatchNorm)
-        ]
-        profile = find_profile(strategy)
-        assert profile is not None
-        work = Work(
-            world_size=2, num_steps=1, num_rounds=(num_forwards,) * 2, gradient_bytes=0, exchange=facts["exchange"]
-        )
-        expected = profile.compute_expected_traffic(work)["statistic"]
-        assert (expected.number.least, expected.num_bytes.least) == (counted["number"], counted["num_bytes"])
-        recorded = facts["recorded_exchanges"]
-        assert recorded["num_bytes"] == recorded["counted_bytes"] > 0
+    model = workload.load_model(toy.models("resnet18, normed"))
+    start, statistics = model.state_dict(), list_statistics(model)
+    wanted = weights_at_end(trained(**_tell(slices[:1])))
+    two = trained(**_tell(slices[:1], strategy=strategy, world_size=2))
+    found, facts = weights_at_end(two), facts_of(two)
+    counts = {name for name in wanted if name.endswith(".num_batches_tracked")}
+    assert (len(statistics), {int(found[name]) for name in counts}) == (40, {2})
+    for names in (statistics.keys(), wanted.keys() - statistics.keys() - counts):
+        own, other, first = ({name: one[name] for name in names} for one in (found, wanted, start))
+        # Where each rank normalises its own rows they differ by as much as is trained. The certificate is sharper.
+        assert relative_l2(own, other) < 0.03 * relative_l2(first, other) > 1e-8
+    assert len(set(facts["parameter_checksums"])) == 1
+    # Of 20 layers, of both micro-batches, forward and backward.
+    counted = facts["traffic"]["statistic"]
+    assert counted["number"] == 2 * 20 * 2
+    assert facts["exchange"]["statistic_channels"] == [
+        part.num_features for part in model.modules() if isinstance(part, SyncBatchNorm)
+    ]
+    profile = find_profile(strategy)
+    assert profile is not None
+    work = Work(world_size=2, num_steps=1, num_rounds=(2, 2), gradient_bytes=0, exchange=facts["exchange"])
+    expected = profile.compute_expected_traffic(work)["statistic"]
+    assert (expected.number.least, expected.num_bytes.least) == (counted["number"], counted["num_bytes"])
 
 
 @pytest.mark.slow
-def test_a_stopped_run_of_two_ranks_resumes_to_the_same_weights_and_statistics_to_the_bit(
-    ranks: ForkedRanks, model_dir: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    cell = {"world_size": 2, "checkpoint_every_steps": 1}
-    whole = ranks.train(_config(tmp_path / "whole", model_dir, slices[2:], **cell))
-    config = _config(tmp_path / "killed", model_dir, slices[2:], **cell)
-    assert ranks.launch(config, fault="rank=1,step=2,kind=sigkill") != [0, 0], last_words(config)
-    ranks.train(config)
-    resumed = [event for event in events_in(tmp_path / "killed/steps.jsonl") if event["event"] == "segment_started"]
-    assert resumed[-1]["resumed_at_step"] == 1
-    assert are_bitwise_equal(weights_at_end(config), weights_at_end(whole))
-    assert facts_of(config)["parameter_checksums"] == facts_of(whole)["parameter_checksums"]
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize(("entry", "verdict"), [("keeping", "passed"), ("keeping_apart", "failed")])
 def test_the_certificate_passes_statistics_of_all_ranks_and_no_others(
-    ranks: ForkedRanks, model_dir: Path, slices: list[Path], tmp_path: Path
+    entry: str, verdict: str, ranks: ForkedRanks, slices: list[Path], toy: Toy
 ) -> None:
-    for entry, wanted in (("keeping", "passed"), ("keeping_apart", "failed")):
-        config = _config(tmp_path / entry, model_dir, slices[2:], world_size=2)
-        codes = ranks.launch(config, entry=f"tests.training.{entry}")
-        told = parsed(config, tmp_path)
-        updates, problems = compare_with_one_process(told, on_update=lambda: None)
-        verdict, why = judge(updates, problems)
-        assert verdict == wanted, (why, last_words(config))
-        if entry == "keeping":
-            assert codes == [0, 0], last_words(config)
-            assert all(one.statistics is not None for one in updates)
-            assert len(updates) == 2
+    config = toy.tell(**_tell(slices[1:], world_size=2))
+    codes = ranks.launch(config, entry=f"tests.training.{entry}")
+    updates, problems = compare_with_one_process(parsed(config, toy.folder), on_update=lambda: None)
+    assert judge(updates, problems)[0] == verdict, last_words(config)
+    if verdict == "failed":
+        return
+    assert codes == [0, 0], last_words(config)
+    assert [one.statistics is not None for one in updates] == [True, True]
     # Of right ranks whose checkpoint somebody has changed.
-    config = _config(tmp_path / "keeping", model_dir, slices[2:], world_size=2)
-    (file,) = (tmp_path / "keeping").glob("segments/*/tiny_*.pt")
+    (file,) = folder_of(config).glob("tiny_*.pt")
     weights = torch.load(file, weights_only=True)
     torch.save({**weights, "layer1.0.bn1.running_var": weights["layer1.0.bn1.running_var"] * 1.001}, file)
-    verdict, why = judge(*compare_with_one_process(parsed(config, tmp_path), on_update=lambda: None))
+    verdict, why = judge(*compare_with_one_process(parsed(config, toy.folder), on_update=lambda: None))
     assert (verdict, "other running statistics than the last update left" in str(why)) == ("failed", True)
 
 
-def test_warming_up_and_looking_at_a_gradient_leave_the_statistics(
-    alone: Ranks, model_dir: Path, slices: list[Path], tmp_path: Path
-) -> None:
-    config = parsed(_config(tmp_path, model_dir, slices), tmp_path)
-    model = workload.load_model(model_dir)
-    before = {name: part.clone() for name, part in model.state_dict().items()}
-    checksum = compute_parameter_checksum(model)
-    strategy = find_strategy("single").build(model, workload, config, alone)
-    part = workload.open_slice(slices[0]).collate(range(4), seq_len=2)
+def test_warming_up_and_looking_at_a_gradient_leave_the_statistics(slices: list[Path], toy: Toy) -> None:
+    strategy = toy.build(**_tell(slices))
+    model = strategy.module
+    before, digest = {name: part.clone() for name, part in model.state_dict().items()}, strategy.digest()
+    (part, *_), _ = toy.take(**_tell(slices))
     strategy.warm_up(part)
     assert strategy.gives_finite_gradient([part], num_targets=4)
     assert strategy.sum_losses([part]) > 0
     assert are_bitwise_equal(dict(model.state_dict()), before)
+    assert strategy.digest() == digest
     list_statistics(model)["bn1.running_mean"][3] += 1e-3
-    assert compute_parameter_checksum(model) != checksum
-    assert strategy.digest().parameters == [compute_parameter_checksum(model)]
+    assert strategy.digest() != digest
+    # And a checkpoint has them.
+    parts, fresh = {one.name: dict(one.content) for one in strategy.snapshot()}, toy.build(**_tell(slices))
+    fresh.restore(parts[WEIGHTS], parts[STATE])
+    assert fresh.digest() == strategy.digest()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"statistics_rows": 8}, "norm: sync_batch over 8 rows with micro_batch_size 4 x 1 ranks"),
-        ({"strategy": "fsdp2"}, "norm: sync_batch is not available for the strategy fsdp2; use norm: group"),
-        ({"strategy": "pipeline"}, "norm: sync_batch is not available for the strategy pipeline"),
-        ({"strategy": "ddp", "exact": True}, "norm: sync_batch is not available for exact: true"),
+        ({"statistics_rows": 8}, "over 8 rows with micro_batch_size 4 x 1 ranks"),
+        ({"strategy": "fsdp2"}, "is not available for the strategy fsdp2; use norm: group"),
+        ({"strategy": "pipeline"}, "is not available for the strategy pipeline"),
+        ({"strategy": "deepspeed"}, "is not available for the strategy deepspeed"),
+        ({"strategy": "ddp", "exact": True}, "is not available for exact: true"),
     ],
 )
 def test_what_cannot_have_batch_normalisation_is_refused_in_one_line(
-    alone: Ranks, model_dir: Path, slices: list[Path], tmp_path: Path, changes: dict[str, Any], message: str
+    changes: dict[str, Any], message: str, slices: list[Path], toy: Toy
 ) -> None:
-    config = parsed(_config(tmp_path / "work", model_dir, slices, **changes), tmp_path)
-    with pytest.raises(UnfitModelError, match=message):
-        find_strategy(config.strategy).build(workload.load_model(model_dir), workload, config, alone)
+    with pytest.raises(UnfitModelError, match=f"norm: sync_batch {message}"):
+        toy.build(**_tell(slices, **changes))

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,8 @@ import torch
 
 from tasks.params.choices import list_file_names
 from tests.emulator import WORKLOAD
-from tests.tiny import make_config, make_tiny_workload
-from tests.training.conftest import (
-    are_bitwise_equal,
-    events_in,
-    facts_of,
-    parsed,
-    relative_l2,
-    start_ranks,
-    weights_at_end,
-)
-from training.data.plan import make_micro_batches, make_segment_plan
+from tests.tiny import make_tiny_workload
+from tests.training.conftest import Launch, Toy, are_bitwise_equal, facts_of, weights_at_end
 from training.data.rows import Rows
 from training.process.failure import StoppedError
 from training.workloads import find_workload
@@ -38,6 +28,7 @@ class Tiny:
         self.name = name
         self.module: Any = find_workload(name)
         self.model_dir, self.slices = make_tiny_workload(name, root)
+        self.told = {"workload": name, "model": self.model_dir, "slices": self.slices, "seq_len": SEQ_LEN}
 
     @property
     def rows(self) -> Rows:
@@ -49,22 +40,11 @@ class Tiny:
         """Return the base model, without dropout."""
         return self.module.load_model(self.model_dir).eval()
 
-    def config(self, work: Path, **changes: Any) -> dict[str, Any]:
-        """Return what a training process is told."""
-        return make_config(work, self.model_dir, self.slices, **{"workload": self.name, "seq_len": SEQ_LEN, **changes})
-
 
 @pytest.fixture(scope="module", params=WORKLOADS)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Every workload, one after another."""
     return Tiny(request.param, tmp_path_factory.mktemp(request.param))
-
-
-def test_it_offers_what_the_seam_asks_for(tiny: Tiny) -> None:
-    for name in ("UNIT", "open_slice", "make_dummy_micro_batch", "load_model", "has_dropout", "loss_sum"):
-        assert hasattr(tiny.module, name), name
-    assert tiny.module.UNIT in ("token", "image")
-    assert not getattr(tiny.module, "HAS_LABELS", False) or hasattr(tiny.module, "metrics")
 
 
 def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny: Tiny) -> None:
@@ -74,6 +54,10 @@ def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny
     with torch.no_grad():
         expected = sum(float(tiny.module.loss_sum(model, part)) for part in alone)
         assert float(tiny.module.loss_sum(model, together)) == pytest.approx(expected, rel=1e-5)
+        if hasattr(tiny.module, "metrics"):
+            sums = {name: float(value) for name, value in tiny.module.metrics(model, together).items()}
+            assert sums.pop("loss") == pytest.approx(expected, rel=1e-5)
+            assert all(name.startswith("correct") and 0 <= sums[name] <= together.num_targets for name in sums)
     assert together.num_tokens == sum(part.num_tokens for part in alone)
     assert together.sample_num_targets.tolist() == rows.num_targets(SEQ_LEN)[:9].tolist()
     assert together.sample_num_tokens.tolist() == rows.num_tokens(SEQ_LEN)[:9].tolist()
@@ -87,36 +71,6 @@ def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tin
     for name, part in model.named_parameters():
         assert part.grad is not None, name
         assert float(part.grad.abs().sum()) == 0.0, name
-
-
-def test_any_number_of_ranks_learns_from_what_the_plan_says(tiny: Tiny, tmp_path: Path) -> None:
-    config, rows = parsed(tiny.config(tmp_path / "work"), tmp_path), tiny.rows
-    plan = make_segment_plan(rows, config, config.segments[0])
-    for world_size in (1, 3):
-        for number in range(1, plan.num_steps + 1):
-            step = plan.step(number)
-            parts = [
-                part
-                for rank in range(world_size)
-                for part in make_micro_batches(
-                    rows, step, rank=rank, world_size=world_size, seq_len=SEQ_LEN, seed=(1, number)
-                )
-            ]
-            assert sum(part.num_tokens for part in parts) == step.num_tokens
-            assert sum(part.num_targets for part in parts) == step.num_targets
-    assert (
-        sum(plan.step(number).num_targets for number in range(1, plan.num_steps + 1)) == rows.num_targets(SEQ_LEN).sum()
-    )
-
-
-def test_what_it_measures_agrees_with_the_loss(tiny: Tiny) -> None:
-    if not hasattr(tiny.module, "metrics"):
-        pytest.skip(f"{tiny.name} measures nothing beside the loss")
-    model, batch = tiny.model(), tiny.rows.collate(range(20), seq_len=SEQ_LEN)
-    with torch.no_grad():
-        sums = tiny.module.metrics(model, batch)
-        assert float(sums.pop("loss")) == pytest.approx(float(tiny.module.loss_sum(model, batch)), rel=1e-5)
-    assert all(name.startswith("correct") and 0 <= float(value) <= batch.num_targets for name, value in sums.items())
 
 
 def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) -> None:
@@ -136,11 +90,8 @@ def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) 
         assert count == batch.num_targets
 
 
-Train = Callable[..., list[dict[str, Any]]]
-
-
-def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny: Tiny, train_here: Train, tmp_path: Path) -> None:
-    whole, stopped = tiny.config(tmp_path / "whole"), tiny.config(tmp_path / "stopped")
+def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny: Tiny, toy: Toy, train_here: Launch) -> None:
+    whole, stopped = toy.tell("whole", **tiny.told), toy.tell("stopped", **tiny.told)
     events = train_here(whole)
     with pytest.raises(StoppedError):
         train_here(stopped, stop_after_step=3)
@@ -153,21 +104,3 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny: Tiny, train_h
     steps = [event for event in events if event["event"] == "step"]
     weights = [step.get("num_targets", step["num_tokens"]) for step in steps[:6]]
     assert facts["loss"] == pytest.approx(np.average([step["loss"] for step in steps[:6]], weights=weights))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("starts_warm")
-def test_two_ranks_train_what_one_trains(tiny: Tiny, train_here: Train, tmp_path: Path) -> None:
-    one = tiny.config(tmp_path / "one", learning_rate=1e-3)
-    two = tiny.config(
-        tmp_path / "two", learning_rate=1e-3, strategy="ddp", world_size=2, cell="2proc", oversubscribe=True
-    )
-    ranks = start_ranks(two)
-    train_here(one)
-    assert ranks.wait(120) == 0, (tmp_path / "two" / "output.log").read_text()[-2000:]
-    assert relative_l2(weights_at_end(two), weights_at_end(one)) < 2e-6
-    losses = [
-        [event["loss"] for event in events_in(Path(config["work_dir"]) / "steps.jsonl") if event["event"] == "step"]
-        for config in (one, two)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

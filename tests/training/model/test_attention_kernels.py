@@ -1,7 +1,6 @@
 """Which kernel computes attention: one for all cells, and none of cuDNN's."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from tasks.equivalence.reference import update
+from tests.training.conftest import Toy
 from training.model.attention_kernels import choose_attention_kernels, find_attention_kernel, has_varlen_kernel
+from training.step import replica
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +32,13 @@ def test_a_process_that_trains_on_a_gpu_leaves_cudnn_out() -> None:
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
-def test_every_kind_of_process_asks_for_it(monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path) -> None:
+def test_every_kind_of_process_asks_for_it(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:
     """The ranks and the process that they are held against, which all build a model on the device."""
-    from tasks.equivalence.reference import update
-    from tests.tiny import make_config, make_slice
-    from tests.training.conftest import parsed
-    from training.step import replica
-    from training.workloads import find_workload
-
     asked: list[Any] = []
     for module in (update, replica):
         monkeypatch.setattr(module, "choose_attention_kernels", asked.append)
-    config = parsed(make_config(tmp_path, tiny_model, [make_slice(tmp_path / "slice", num_rows=9)]), tmp_path)
-    workload = find_workload(config.workload)
-    replica.Replica(workload.load_model(tiny_model), workload, config, torch.device("cpu"))
-    update.OneProcess(config)
+    toy.build()
+    update.OneProcess(toy.read())
     assert asked == [torch.device("cpu")] * 2
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,7 @@ from tests.flows.toy_project import wait_for
 from tests.tiny import make_config
 from training.process.stop_request import StopRequest
 
-
-@pytest.fixture(autouse=True)
-def _handlers_put_back() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signals_as_before")
 
 
 def test_sigterm_asks_for_exit_code_75_and_sigint_for_130() -> None:
@@ -33,7 +26,19 @@ def test_sigterm_asks_for_exit_code_75_and_sigint_for_130() -> None:
     assert stop.exit_code == 130
 
 
-def _exit_code_after(*signals: signal.Signals, is_listening: bool) -> int:
+@pytest.mark.parametrize(
+    ("signals", "is_listening", "code"),
+    [
+        ([signal.SIGINT], True, 0),
+        # A second one ends the process at once.
+        ([signal.SIGINT] * 2, True, 130),
+        ([signal.SIGTERM], False, -signal.SIGTERM),
+        ([signal.SIGINT], False, -signal.SIGINT),
+    ],
+)
+def test_before_there_is_anything_to_save_a_signal_kills_the_process(
+    signals: list[signal.Signals], is_listening: bool, code: int
+) -> None:
     pid = os.fork()
     if pid == 0:
         stop = StopRequest()
@@ -42,7 +47,7 @@ def _exit_code_after(*signals: signal.Signals, is_listening: bool) -> int:
         for number in signals:
             signal.raise_signal(number)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -69,13 +74,3 @@ def test_a_signal_kills_a_rank_whose_imports_would_swallow_an_exception(
             assert rank.wait(timeout=30) == -number, "the import that swallows it takes a minute"
         finally:
             rank.kill()
-
-
-def test_a_second_sigint_ends_the_process_at_once() -> None:
-    assert _exit_code_after(signal.SIGINT, is_listening=True) == 0
-    assert _exit_code_after(signal.SIGINT, signal.SIGINT, is_listening=True) == 130
-
-
-def test_before_there_is_anything_to_save_a_signal_kills_the_process() -> None:
-    assert _exit_code_after(signal.SIGTERM, is_listening=False) == -signal.SIGTERM
-    assert _exit_code_after(signal.SIGINT, is_listening=False) == -signal.SIGINT

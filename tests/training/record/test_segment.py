@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import make_config
-from tests.training.conftest import events_in, facts_of
+from tests.training.conftest import Launch, Toy, events_in, facts_of, steps_of
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch, open_slice
 from training.model.weights import compute_parameter_checksum
@@ -26,43 +25,34 @@ from training.state.checkpoint import CheckpointStore
 from training.step.strategy import StepResult
 from training.workloads.causal_lm import load_model
 
-Launch = Callable[..., list[dict[str, Any]]]
-
 
 def test_a_segment_notes_the_weights_that_it_began_with_not_those_that_it_should_have(
-    tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Launch, monkeypatch: pytest.MonkeyPatch
+    toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = compute_parameter_checksum(load_model(tiny_model))
-    train_here(make_config(tmp_path / "work", tiny_model, slices[:1]))
-    config = make_config(tmp_path / "work", tiny_model, slices)
+    base = compute_parameter_checksum(load_model(toy.models("tiny")))
+    train_here(toy.tell())
+    config = toy.tell(num_slices=2)
     # The defect: a launch that goes on with the second range begins from the base model, and says nothing.
     with monkeypatch.context() as defect:
         defect.setattr(CheckpointStore, "load_finished", lambda *_: None)
         train_here(config)
-    assert facts_of(config, 0)["start_checksum"] == base
-    assert facts_of(config, 1)["start_checksum"] == base
+    assert [facts_of(config, index)["start_checksum"] for index in range(2)] == [base, base]
     # A right launch does not reuse it.
     train_here(config)
     assert facts_of(config, 1)["start_checksum"] == facts_of(config, 0)["parameter_checksums"][0]
 
 
-@pytest.mark.parametrize("stop_after_step", [None, 4])
-def test_steps_log_points_and_checkpoints_make_up_the_span_of_all_launches(
-    tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Launch, stop_after_step: int | None
-) -> None:
-    config = make_config(tmp_path / "work", tiny_model, slices[:1], checkpoint_every_steps=2)
-    if stop_after_step is not None:
-        with pytest.raises(StoppedError):
-            train_here(config, stop_after_step=stop_after_step)
+def test_steps_log_points_and_checkpoints_make_up_the_span_of_all_launches(toy: Toy, train_here: Launch) -> None:
+    config = toy.tell(checkpoint_every_steps=2)
+    with pytest.raises(StoppedError):
+        train_here(config, stop_after_step=4)
     train_here(config)
     facts = facts_of(config)
-    assert facts["num_resumes"] == (stop_after_step is not None)
-    known = facts["train_seconds"] + facts["checkpoint_seconds"] + facts["log_seconds"]
-    assert min(facts["train_seconds"], facts["checkpoint_seconds"], facts["log_seconds"]) > 0
+    parts = [facts[f"{part}_seconds"] for part in ("train", "checkpoint", "log")]
+    assert min(parts) > 0
     # No moment counted twice; half a second for what is between them on a busy machine.
-    assert known <= facts["span_seconds"] <= known + 0.5
-    folder = Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]
-    others = [line["other_seconds"] for line in events_in(folder / "steps.jsonl")]
+    assert sum(parts) <= facts["span_seconds"] <= sum(parts) + 0.5
+    others = [line["other_seconds"] for line in steps_of(config)]
     assert facts["other_seconds"] == pytest.approx(sum(others))
     assert min(others) >= 0
 

@@ -1,0 +1,97 @@
+"""Small models with random weights, each by what is particular to it."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.data.sources.heads import give_head
+from tests.images import make_image_model
+from tests.tiny import make_tiny_classifier, make_tiny_model, with_manifest
+
+WINDOW = 6
+"""Tokens to either side that every other layer of the ModernBERT sees."""
+
+
+def describe(kind: str, **changes: Any) -> Any:
+    """Return the config of an architecture of transformers."""
+    import transformers
+
+    sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    places = {"max_position_embeddings": 64}
+    wide = {**sizes, "intermediate_size": 48}
+    name, more = {
+        # Tied, with learned positions; dropout is drawn in training.
+        "opt": ("OPT", {**sizes, **places, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+        "llama": ("Llama", {**wide, **places, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+        # It has no fused attention, and positions that are added to its scores.
+        "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 32, "n_layer": 3, "n_head": 4, "hidden_dropout": 0.0}),
+        "gpt2": ("GPT2", {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}),
+        "falcon": ("Falcon", {**sizes, "alibi": True}),
+        "mistral": ("Mistral", {**wide, "num_key_value_heads": 1, "sliding_window": 16}),
+        "gemma2": ("Gemma2", {
+            **wide, **places, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 3, "sliding_window": 64,
+        }),
+        "bart": ("Bart", {
+            "vocab_size": 99, **places, **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 2),
+            **dict.fromkeys(["encoder_ffn_dim", "decoder_ffn_dim", "d_model"], 16),
+            **dict.fromkeys(["encoder_layers", "decoder_layers"], 1),
+        }),
+        # Two of its positions are never anybody's.
+        "roberta": ("Roberta", {**wide, "max_position_embeddings": 66}),
+        "modernbert": ("ModernBert", {
+            **wide, **places, "global_attn_every_n_layers": 2, "local_attention": 2 * WINDOW, "num_labels": 3,
+            "num_attention_heads": 2, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+            # Else attention is nearly even, and whom a token sees matters little.
+            "sep_token_id": 2, "initializer_range": 0.2,
+        }),
+    }[kind]  # fmt: skip
+    return getattr(transformers, f"{name}Config")(**{**more, **changes})
+
+
+def build(kind: str, *, classifies: bool = False, **changes: Any) -> Any:
+    """Return one of it, always with the same weights."""
+    import transformers
+
+    auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return auto.from_config(describe(kind, **changes))
+
+
+def _write(folder: Path, kind: str, **changes: Any) -> Path:
+    model = build(kind, **changes)
+    model.save_pretrained(folder)
+    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type=kind)
+
+
+def _write_decoder(folder: Path) -> Path:
+    make_tiny_model(folder, tied=False)
+    give_head(folder, ["a", "b", "c"])
+    return folder
+
+
+_SPECIAL: dict[str, Callable[[Path], Path]] = {
+    "tiny": make_tiny_model,
+    "deep": partial(make_tiny_model, num_layers=4),
+    "untied": partial(make_tiny_model, num_layers=4, tied=False),
+    "dropout": partial(make_tiny_model, num_layers=4, tied=False, dropout=0.2),
+    "large": partial(make_tiny_model, hidden_size=128, num_layers=3),
+    # Its positions matter already.
+    "opt, far apart": partial(_write, kind="opt", init_std=0.3),
+    "opt, projected": partial(_write, kind="opt", word_embed_proj_dim=16),
+    "bert": make_tiny_classifier,
+    "bert, dropout": partial(make_tiny_classifier, dropout=0.1),
+    "decoder that classifies": _write_decoder,
+    "modernbert, first token": partial(_write, kind="modernbert", classifies=True, classifier_pooling="cls"),
+    "modernbert, mean": partial(_write, kind="modernbert", classifies=True, classifier_pooling="mean"),
+    "resnet18": make_image_model,
+    "resnet18, normed": partial(make_image_model, norm="sync_batch"),
+}
+
+
+def write(kind: str, folder: Path) -> Path:
+    """Write a model into an empty folder, with its manifest; return the folder."""
+    return _SPECIAL[kind](folder) if kind in _SPECIAL else _write(folder, kind)
