@@ -34,15 +34,14 @@ def describe_chart(results: Results) -> str:
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a bar per cell with its ends and the mark of linear, that of the wrapped baseline hollow."""
+    """Draw a bar per cell with its ends and the mark of linear, that of the wrapped baseline pale."""
     numbers = {cell.cell: number for number, cell in enumerate(results.cells)}
     names: list[str] = []
     for bar in _list_bars(results):
         if (speedup := bar.speedup) is None:
             continue
         place, color, linear = len(names), select_color(numbers[bar.cell]), bar.world_size / results.baseline.world_size
-        fill = color if bar.name == bar.cell else "none"
-        (drawn,) = axes.barh([place], [speedup.value], 0.55, color=fill, edgecolor=color)
+        (drawn,) = axes.barh([place], [speedup.value], 0.55, color=color, alpha=1 if bar.name == bar.cell else 0.4)
         add_hover(drawn, f"{bar.name}: {bar.told}")
         axes.plot([speedup.low, speedup.high], [place] * 2, color=INK, linewidth=1.4)
         axes.plot([linear] * 2, [place - 0.4, place + 0.4], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
