@@ -225,6 +225,7 @@ def test_a_figure_of_a_chart_is_told_to_who_points_at_it_and_to_the_arrow_keys(o
     assert chart.locator("g.hover").count() == 2
     chart.locator("g.hover").last.hover()
     assert page.locator("#tip").inner_text() == "in a DDP wrapper: 0.98x (0.96 to 1.01)"
+    page.mouse.move(0, 0)
     chart.focus()
     page.keyboard.press("ArrowRight")
     told = page.locator("#tip").inner_text()
