@@ -43,6 +43,7 @@ LONG = (
     "phantom/test_comparison.py",
     "phantom/test_gpu_day.py",
     # Chaos beyond a few kills.
+    "chaos/test_comparison.py",
     "chaos/test_kills.py::test_a_long_training*",
     "chaos/test_kills.py::test_20_kills*",
     "chaos/test_checkpoints.py::test_a_save_is_killed_at_system_calls*",
