@@ -31,7 +31,7 @@ SECTIONS = [
     "history",
 ]
 FOLDED = ["speed", "compared", "measured", "provenance", "glossary"]
-NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
+NUM_CHARTS = {"given": 6, "withheld": 6, "unmeasured": 4}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900
 """Pixels from top to bottom of a laptop's window."""
@@ -110,7 +110,7 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         box = charts.nth(place).bounding_box()
         assert box is not None
         assert box["width"] > 200
-        assert box["height"] > 100
+        assert box["height"] > 90
         assert charts.nth(place).locator("path").count() > 1 or "Withheld" in charts.nth(place).inner_text()
 
 
@@ -284,9 +284,9 @@ def test_every_file_that_the_page_names_is_there(opened: tuple[Page, list[str]],
 @pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
 def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    page.locator("#losses summary").first.click()
-    table = page.locator("#losses .scroll").first
-    assert table.evaluate("element => element.scrollWidth > element.clientWidth")
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    tables = page.locator(".scroll").all()
+    table = next(one for one in tables if one.evaluate("element => element.scrollWidth > element.clientWidth"))
     table.focus()
     page.keyboard.press("ArrowRight")
     for _ in range(100):

@@ -1,4 +1,3 @@
-import gc
 import importlib.metadata
 import itertools
 import os
@@ -139,14 +138,3 @@ def test_as_many_rows_as_promised_are_there_and_all_are_prose_and_different(rows
     assert {row: faults for row in every if (faults := faults_of(row))} == {}
     score, one, other = closest_pair(every)
     assert score < 0.3, (one, other)
-
-
-def test_a_file_is_read_without_a_look_for_garbage_in_all_that_is_imported() -> None:
-    looks: list[str] = []
-    gc.callbacks.append(lambda phase, _: looks.append(phase))
-    try:
-        corpus.parse_documented(b'"""Of a file."""\n' + b"numbers = [1, 2, 3]\n" * 5_000)
-    finally:
-        gc.callbacks.pop()
-    assert gc.isenabled()
-    assert len(looks) < 10
