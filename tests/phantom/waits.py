@@ -51,8 +51,7 @@ def main() -> int:
             before = _count_waits()
             with _note_functions() as functions:
                 num_targets = plan.step(step).num_targets
-                result = trainer.train_step(micro_batches, num_targets=num_targets, learning_rate=1e-3)
-                trainer.end_step(result, ends_segment=step == plan.num_steps)
+                trainer.train_step(micro_batches, num_targets=num_targets, learning_rate=1e-3)
             found.append({"waits": _count_waits() - before, "functions": dict(functions)})
         write_json(config.work_dir / f"waits-{ranks.rank}.json", found)
     return 0
