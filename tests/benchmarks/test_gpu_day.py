@@ -233,6 +233,7 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(cpu_day: _CpuDay) -> No
 def test_the_kit_without_data_is_of_built_in_text_and_foretells_every_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as the kit does, and no test after this one
     monkeypatch.setattr(sys, "argv", ["kit", "--out", str(tmp_path / "lease")])
     monkeypatch.setattr(kit, "data_folder", lambda _: None)
     small = {**kit._QWEN2, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
