@@ -16,8 +16,6 @@ LONG = (
     "integration/test_two_raylets.py",
     "tasks/ranks/launchers/test_ray.py::test_whatever_is_killed*",
     "tasks/ranks/launchers/test_ray.py::test_a_named_cluster*",
-    # The contracts of three strategies and an audit once more, in an environment of their own.
-    "integration/test_oldest_torch.py",
     # Searches.
     "integration/test_search.py::test_a_search_killed*",
     "integration/test_search.py::test_trials_spread_over_a_cluster*",
@@ -67,6 +65,7 @@ LONG = (
     # Rehearsals of what is no default.
     "tasks/rehearsal/test_largest.py::test_of_every_strategy*",
     "benchmarks/test_real_sessions.py",
+    "benchmarks/test_gpu_day.py::test_the_kit_without_data*",
 )
 
 
