@@ -5,6 +5,16 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
+# What is typed as NAME=VALUE behind a target has to be what the target takes; each takes PYTHON.
+TAKES := compare:PRESET use:PRESET rehearse:GPU fit:GPU diff:A diff:B gpu-day:PREPARED gpu-day:ARCHIVE \
+  $(addprefix audit:,SCRIPT CELLS FOLDER INTERPRETER LAUNCHES STEPS HANG_SECONDS)
+GOALS := $(or $(MAKECMDGOALS),help)
+TAKEN := PYTHON $(foreach goal,$(GOALS),$(patsubst $(goal):%,%,$(filter $(goal):%,$(TAKES))))
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+ifneq ($(filter-out $(TAKEN),$(GIVEN)),)
+$(error make $(GOALS): got $(filter-out $(TAKEN),$(GIVEN)); allowed: $(TAKEN))
+endif
+
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
 # What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
 $(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
@@ -20,19 +30,27 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench lease-kit gpu-day bench-growth retrain lock clean
+.PHONY: help help-dev setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench lease-kit gpu-day bench-growth retrain lock clean
 
-# A line that begins with `##@` is the heading of the targets below it.
+# A line that begins with `##@` is the heading of the targets below it; those below `##@dev` are for whoever changes this.
+define LIST
+@awk -v heading='^##@$(1) ' '/^##@/ {on = sub(heading, ""); if (on) print "\n" $$0} on && match($$0, /^[a-z-]+:.*## /) {name = $$1; sub(/:.*/, "", name); printf "  make %-13s %s\n", name, substr($$0, RLENGTH + 1)}' Makefile
+endef
+
 help:
-	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | awk -F'\t' 'NF > 1 {printf "%-25s %s\n", $$1, $$2; next} {print}'
+	$(call LIST,)
+	printf '\n  make help-dev      What there is for whoever changes ddp-compare\n'
+
+help-dev:
+	$(call LIST,dev)
 
 ##@ Use: run comparisons
 
-compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
-	@python -m flows
+compare: $(READY)  ## Run what is not finished of params.yaml, or PRESET=NAME
+	@ddp-compare run $(if $(filter override,$(firstword $(origin PRESET))),--preset "$$PRESET")
 
-rebench: $(READY)  ## Measure the speed again though nothing has changed; fails if a cell has become slower
-	@python -m flows --rebench
+rebench: $(READY)  ## Measure the speed again; fails if a cell became slower
+	@ddp-compare rebench
 
 retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	@rm -rf .work/runs
@@ -40,39 +58,31 @@ retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	dvc repro -f -s train
 	python -m flows
 
-use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
-	@python -m tasks.params.presets "$${PRESET-}"
+use: $(READY)  ## Take a comparison of presets/: PRESET=qwen2-arxiv
+	@ddp-compare use "$${PRESET-}"
 
 params: $(READY)  ## Check params.yaml
-	@python -m tasks.params && echo "params.yaml is valid"
+	@ddp-compare params
 
-rehearse: $(READY)  ## Will it fit, how fast will it be, without a GPU: make rehearse GPU="2x H100-80"
-	@python -m tasks.rehearsal "$${GPU-}"
+rehearse: $(READY)  ## Will it fit, how fast will it be? GPU="2x H100-80"
+	@ddp-compare rehearse "$${GPU-}"
 
-audit: $(READY)  ## Any training script, unchanged: make audit SCRIPT="train.py --epochs 2" CELLS=1,2
+fit: $(READY)  ## Leave out the cells that would not fit: GPU="2x 4090"
+	@ddp-compare rehearse --leave-out "$${GPU-}"
+
+search: $(READY)  ## Which parameters are best? Trials, halved by rungs
+	@ddp-compare search
+
+audit: $(READY)  ## Any training script: SCRIPT="train.py" CELLS=1,2
 	@python -m tasks.auditing
 
-search: $(READY)  ## Which parameters are best: trials of params.yaml, halved rung by rung
-	@python -m flows.search
+report: $(READY)  ## Render the report again from reports/results.json
+	@ddp-compare report
 
-fit: $(READY)  ## Leave out the cells that would not fit, and list them with the reason: make fit GPU="2x 4090"
-	@python -m tasks.rehearsal --leave-out "$${GPU-}"
-
-report: $(READY)  ## Render the report again from reports/results.json, without training
-	@python -m tasks.report --from-results reports/results.json --reports reports
-
-gallery: $(READY)  ## Render the examples of docs/gallery again, from their results.json
-	@for results in docs/gallery/*/results.json; do
-	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
-	done
-
-screens: $(READY)  ## Pictures of every screen of the comparison that stands here: docs/gallery/screens/
-	@python -m tests.screens docs/gallery/screens
-
-diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
+diff: $(READY)  ## Two results.json side by side: A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
 
-clean:  ## Remove everything that a comparison made; asks first
+clean:  ## Remove what a comparison made; asks first
 	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, tensorboard/, wandb/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ]
 	mkdir -p data reports
@@ -82,49 +92,13 @@ clean:  ## Remove everything that a comparison made; asks first
 
 ##@ Look: at runs and at schedules
 
-mlflow: $(READY)  ## Open the runs in MLflow, on http://127.0.0.1:5000/runs
-	@python -m tasks.services.tracker_ui
+mlflow: $(READY)  ## Open the runs in MLflow's UI
+	@ddp-compare ui
 
-serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C
-	@python -m flows.serve
+serve: $(READY)  ## Serve Prefect's deployments, one of them weekly
+	@ddp-compare serve
 
-nodes-demo: $(EXTRAS)  ## A small comparison on two machines of a Ray cluster that are both this one
-	@python -m tests.nodes_demo
-
-##@ Prove: that what is said is right
-
-test: check  ## Check, and all tests but the long ones
-	@python -m tests
-
-test-all: check  ## All of that, and the long ones: every exhibit of the museum is trained
-	@python -m tests --all
-
-mutants: $(READY)  ## Wrong functions all over the product, and the first test that sees each (tests/mutants/table.md)
-	@python -m tests.mutants
-
-museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
-	@python -m tests.museum
-
-chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; an hour or more (docs/faults.md)
-	@python -m tests.chaos
-
-bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1
-	@python -m benchmarks.throughput
-
-lease-kit: $(READY)  ## What to carry to a machine with a card and little else (.lease), and the command to type there
-	@python -m benchmarks.gpu_day.kit
-
-# Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `make lease-kit` made elsewhere.
-gpu-day:  ## All that a card is wanted for, within 7.5 minutes, into one file (ARCHIVE=gpu-day.tgz)
-	@"$$PYTHON" -m benchmarks.gpu_day --prepared "$${PREPARED-.lease/prepared}" --archive "$${ARCHIVE-gpu-day.tgz}"
-
-bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
-	@python -m benchmarks.growth
-
-bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, the optimizer, options of ddp, compiled layers
-	@python -m benchmarks.levers
-
-##@ Develop: change ddp-compare itself
+##@ Set up, and prove
 
 setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
 
@@ -143,7 +117,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, peft and bitsandbytes (LoRA) and DeepSpeed, by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, LoRA, DeepSpeed
 
 # DeepSpeed comes as sources alone. None of its C++ is built, and its set-up runs with the setuptools of the lock.
 # An environment that was made anew has lost them.
@@ -152,13 +126,47 @@ $(EXTRAS): requirements-extras.lock $(READY)
 	  --no-build-isolation-package deepspeed -r requirements-extras.lock
 	touch $@
 
-golden: $(READY)  ## Write the texts of three reports anew (tests/golden), after sentences were reworded
-	@python -m tests.golden
+test: check  ## Check, and all tests but the long ones
+	@python -m tests
+
+##@dev Prove: that what is said is right
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
-check: $(READY)  ## Lint, types, import rules, licences and known vulnerabilities
+test-all: check  ## All of make test, and the long ones
+	@python -m tests --all
+
+mutants: $(READY)  ## Wrong functions, and the first test that sees each
+	@python -m tests.mutants
+
+museum: $(READY)  ## Wrong speedups built on purpose, and who catches them
+	@python -m tests.museum
+
+chaos: $(READY)  ## Kills, crashes, flipped bits; an hour or more
+	@python -m tests.chaos
+
+##@dev Time: it, and what it stands beside
+
+bench: $(READY)  ## Our step beside other ways to train
+	@python -m benchmarks.throughput
+
+bench-levers: $(READY)  ## What each lever brings: packing, compiling and more
+	@python -m benchmarks.levers
+
+bench-growth: $(READY)  ## How time and memory grow with rows, steps, epochs
+	@python -m benchmarks.growth
+
+lease-kit: $(READY)  ## What to carry to a machine with a card (.lease)
+	@python -m benchmarks.gpu_day.kit
+
+# Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `make lease-kit` made elsewhere.
+gpu-day:  ## All that a card is wanted for: ARCHIVE=gpu-day.tgz
+	@"$$PYTHON" -m benchmarks.gpu_day --prepared "$${PREPARED-.lease/prepared}" --archive "$${ARCHIVE-gpu-day.tgz}"
+
+##@dev Develop: change ddp-compare itself
+
+check: $(READY)  ## Lint, types, import rules, licences, vulnerabilities
 	@$(MAKE) -j 2 --output-sync=target lint types imports licences
 
 lint: $(READY)
@@ -170,10 +178,24 @@ types: $(READY)
 imports: $(READY)
 	@lint-imports
 
-licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
+licences: $(READY)  ## Licences of the packages, and known vulnerabilities
 	@python -m tests.licences
 
-lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
+lock: $(READY)  ## Resolve both lock files anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
 	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["deepspeed"], *extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock
+
+golden: $(READY)  ## Write the texts of three reports anew (tests/golden)
+	@python -m tests.golden
+
+gallery: $(READY)  ## Render the examples of docs/gallery again
+	@for results in docs/gallery/*/results.json; do
+	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
+	done
+
+screens: $(READY)  ## Pictures of every screen: docs/gallery/screens/
+	@python -m tests.screens docs/gallery/screens
+
+nodes-demo: $(EXTRAS)  ## Two machines of a Ray cluster that are both this one
+	@python -m tests.nodes_demo

@@ -75,6 +75,17 @@ def _run(cells: list[str], *, rebench: bool) -> None:
     sys.exit(code)
 
 
+def print_plan() -> None:
+    """Print which stages would run, and what changed for each; raises ConfigurationError as a run does."""
+    from flows.pipeline import find_changes, list_stages, tell_plan
+
+    changes = find_changes()
+    stages = list_stages(load_params().cells)
+    why = {stage: ", ".join(changes.get(stage, ["has not run here before"])) for stage in stages}
+    lines = [tell_plan(stages, changes), *(f"  {stage}: {why[stage] or 'nothing has changed'}" for stage in stages)]
+    print("\n".join(lines))  # noqa: T201
+
+
 def _tell(line: str) -> None:
     told = f"{time.strftime('%H:%M:%S')} {line}"
     if sys.stderr.isatty():

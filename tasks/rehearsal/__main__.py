@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from tasks.params import Params, load_params
-from tasks.params.leaving_out import find_refused, move_out
+from tasks.params.editing import find_refused, move_out
 from tasks.params.train import AUTO
 from tasks.process.failure import ConfigurationError, ResourceError, exit_with_one_line
 from tasks.rehearsal.cards import Card, parse_gpu

@@ -50,7 +50,7 @@ def odd(tmp_path: Path, project: Path) -> Path:
     bin_folder.mkdir(parents=True)
     for name in ("Makefile", "requirements.lock", "requirements-extras.lock", "pyproject.toml"):
         shutil.copy(project / name, folder)
-    for name in ("python", "uv", "dvc"):
+    for name in ("python", "uv", "dvc", "ddp-compare"):
         (bin_folder / name).write_text(_TOOL)
         (bin_folder / name).chmod(0o755)
     return folder
@@ -77,7 +77,7 @@ def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: P
     assert not any(part in word for word in said for part in ("tëst", "ordner"))  # every path is relative
     assert ("core.no_scm" in said) is not has_git
     assert (odd / ".venv" / ".ready").exists()
-    assert _make(odd, "compare")[-2:] == ["-m", "flows"]
+    assert _make(odd, "compare")[-2:] == ["ddp-compare", "run"]
 
 
 def test_the_extras_are_added_by_hash_once_and_again_where_the_environment_was_made_anew(odd: Path) -> None:
@@ -93,7 +93,8 @@ def test_the_extras_are_added_by_hash_once_and_again_where_the_environment_was_m
 
 def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd: Path) -> None:
     (odd / ".venv" / ".ready").touch()
-    assert _make(odd, "use", f"PRESET={ODD}{_RUNS}")[-1] == f"{ODD}{_RUNS}"
+    for target, told in (("use", ["use"]), ("compare", ["run", "--preset"])):
+        assert _make(odd, target, f"PRESET={ODD}{_RUNS}") == ["ddp-compare", *told, f"{ODD}{_RUNS}"]
     assert not (odd / "was-run").exists()
     other = odd / "a python"
     shutil.copy(odd / ".venv" / "bin" / "python", other)
@@ -101,19 +102,39 @@ def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read
     assert _make(odd, "setup", f"PYTHON={other}")[0] == "a python"
 
 
-def test_help_lists_every_target_with_its_remark_in_the_group_that_it_stands_in(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "got"),
+    [
+        (["compare", "PRSET=imdb"], "PRSET; allowed: PYTHON PRESET"),
+        (["params", "PRESET=imdb"], "PRESET; allowed: PYTHON"),
+        (["test", f"GPU={_RUNS}"], "GPU; allowed: PYTHON"),
+    ],
+)
+def test_a_variable_that_the_target_does_not_take_is_refused(typed: list[str], got: str, odd: Path) -> None:
+    done = subprocess.run(["make", *typed], cwd=odd, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"make {typed[0]}: got {got}" in done.stderr) == (2, True), done.stderr
+    assert not (odd / "was-run").exists()
+
+
+def test_help_lists_every_target_with_its_remark_within_80_columns(project: Path) -> None:
     makefile = (project / "Makefile").read_text()
     remarks = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", makefile, flags=re.MULTILINE))
     # Below another make it would say which folder it enters.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    said = subprocess.run(["make", "help"], cwd=project, env=alone, capture_output=True, text=True, check=True).stdout
-    groups = {group.split(":")[0]: group.splitlines()[1:] for group in said.strip().split("\n\n")}
-    assert list(groups) == ["Use", "Look", "Prove", "Develop"]
-    listed = dict(line.removeprefix("  make ").split(maxsplit=1) for lines in groups.values() for line in lines)
+    said = {
+        target: subprocess.run(
+            ["make", target], cwd=project, env=alone, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("help", "help-dev")
+    }
+    lines = [line for text in said.values() for line in text.splitlines()]
+    listed = dict(line.removeprefix("  make ").split(maxsplit=1) for line in lines if line.startswith("  make "))
+    assert listed.pop("help-dev")
     assert listed == remarks
+    assert max(map(len, lines)) <= 80
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
-    assert set(phony.split()) == {*remarks, "help", "lint", "types", "imports"}
-    assert "  make compare " in said.split("Look:")[0]
+    assert set(phony.split()) == {*remarks, "help", "help-dev", "lint", "types", "imports"}
+    assert ("  make compare " in said["help"], "  make lock " in said["help-dev"]) == (True, True)
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

@@ -34,6 +34,7 @@ RUN_ELSEWHERE = {
 }
 COMMANDS_RUN_BELOW = [
     "make compare",
+    "ddp-compare run --preset imdb -S train.learning_rate=1e-5 --dry-run",
     "make use PRESET=embedded",
     "make params",
     "make use PRESET=embedded-search",
@@ -43,7 +44,6 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
     "make use PRESET=opt-dolly",
-    "make use PRESET=lora",
     "make use PRESET=opt-1.3b-fsdp",
     "make use PRESET=llama-1b-zero2-offload",
     "make use PRESET=llama-1b-pipeline",
@@ -65,14 +65,13 @@ COMMANDS_RUN_BELOW = [
 ]
 
 
-def _list_presets() -> list[str]:
-    names = [command.partition("PRESET=")[2] for command in COMMANDS_RUN_BELOW]
-    return [name for name in names if name and name != "embedded"]
+def _list_presets(project: Path) -> list[str]:
+    return [file.stem for file in (project / "presets").glob("*.yaml") if file.stem != "embedded"]
 
 
 def _commands(page: str) -> set[str]:
     """Return the commands of the page's indented blocks, without their trailing remarks."""
-    lines = re.findall(r"^ {4}((?:make|dvc|prefect) .*)$", page, flags=re.MULTILINE)
+    lines = re.findall(r"^ {4}((?:ddp-compare|make|dvc|prefect) .*)$", page, flags=re.MULTILINE)
     return {re.sub(r"\s+#.*$", "", line).strip() for line in lines}
 
 
@@ -97,11 +96,16 @@ def with_make(workspace: Workspace, project: Path) -> Workspace:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> None:
+def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace, project: Path) -> None:
     run = with_make.run
     said = run("make", "compare").stdout
     assert said.count(": cached, ") == len(STAGES) - 1  # fingerprint runs every time
     assert said.rstrip().endswith("Report: reports/index.html")
+    before = (with_make.folder / "params.yaml").read_bytes()
+    said = run("ddp-compare", "run", "--preset", "imdb", "-S", "train.learning_rate=1e-5", "--dry-run").stdout
+    assert "9 of 10 stages to run" in said
+    assert "download: params.yaml (" in said
+    assert (with_make.folder / "params.yaml").read_bytes() == before
     shutil.copytree(with_make.folder / "reports", with_make.folder / "old")
     said = run("make", "diff", "A=old/results.json", "B=reports/results.json").stdout
     assert "The same work on the same machine" in said
@@ -130,7 +134,7 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     said = run("make", "rehearse", "GPU=2x H100-80").stdout
     assert "1proc fits." in said
     assert "2proc fits." in said
-    for preset in _list_presets():
+    for preset in _list_presets(project):
         run("make", "use", f"PRESET={preset}")
         assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
 

@@ -1,11 +1,11 @@
-"""Cells that are left out of params.yaml, each with its reason."""
+"""params.yaml rewritten by commands: cells that are left out, and keys that are set."""
 
 from pathlib import Path
 
 import pytest
 
 from tasks.params import load_params
-from tasks.params.leaving_out import find_refused, move_out
+from tasks.params.editing import change_params, find_refused, move_out
 from tasks.process.failure import ConfigurationError
 
 _STRATEGIES = ["1gpu", "ddp", "zero1", "zero2", "fsdp2", "fsdp2-bf16", "pipeline"]
@@ -54,3 +54,34 @@ def test_what_is_a_cell_is_not_left_out(preset: Path) -> None:
     preset.write_text(preset.read_text() + "\nleft_out: {ddp: no reason}\n")
     with pytest.raises(ConfigurationError, match="left_out: got ddp, which is a cell"):
         load_params(preset)
+
+
+def test_keys_are_set_and_remarks_stay(preset: Path) -> None:
+    preset.write_text(f"# of ours\n{preset.read_text()}")
+    before = preset.read_text().splitlines()
+    told = change_params(preset, ["train.learning_rate=1e-3", "measure.speed=false", "train.packing=true"])
+    params = load_params(preset)
+    assert (params.train.learning_rate, params.measure.speed, params.train.packing) == (1e-3, False, True)
+    assert told[1] == "measure.speed: not set -> False"
+    assert len(set(before) - set(preset.read_text().splitlines())) <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("train.learning_rate", "allowed: KEY=VALUE"),
+        ("=3", "allowed: KEY=VALUE"),
+        ("train.learning_rat=1e-3", r"train.learning_rat: unknown key \(did you mean learning_rate\?\)"),
+        ("train.learning_rate=fast", "train.learning_rate: got 'fast'"),
+        ("train.learning_rate.more=1", "below a value that is no section"),
+        ("name={a: [}", "allowed: YAML"),
+    ],
+)
+def test_what_is_no_change_or_the_schema_refuses_is_one_line_and_changes_nothing(
+    change: str, says: str, preset: Path
+) -> None:
+    before = preset.read_bytes()
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        change_params(preset, [change])
+    assert "\n" not in str(caught.value)
+    assert (preset.read_bytes(), [file.name for file in preset.parent.iterdir()]) == (before, ["params.yaml"])

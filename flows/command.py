@@ -1,0 +1,126 @@
+"""`ddp-compare`: what one does with the comparison of the params.yaml that stands here; make's targets call it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from tasks.process.failure import exit_with_one_line
+
+_PARAMS = Path("params.yaml")
+_Preset = Annotated[str, typer.Option(metavar="NAME", help="First make presets/NAME.yaml the active comparison.")]
+_Changes = Annotated[
+    list[str], typer.Option("-S", "--set", metavar="KEY=VALUE", help="First set this in params.yaml; may be repeated.")
+]
+_Gpu = Annotated[str, typer.Argument(metavar="GPU", help="Such as: 2x H100-80, T4, or 4x 48GB,864GB/s,181TFLOP/s.")]
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Is N-GPU training faster than 1-GPU training? By how much, and is it still the same training?",
+)  # fmt: skip
+
+
+@app.command()
+def run(
+    preset: _Preset = "",
+    changes: _Changes = [],  # noqa: B006 typer copies it
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and why; change nothing.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show what DVC says of its own work, too.")] = False,
+) -> None:
+    """Run what is not finished of the comparison of params.yaml."""
+    before = _PARAMS.read_bytes() if _PARAMS.is_file() else None
+    try:
+        _change_params(preset, changes)
+        if dry_run:
+            from flows.__main__ import print_plan
+
+            print_plan()
+    finally:
+        if dry_run and before is not None:
+            _PARAMS.write_bytes(before)
+    if not dry_run:
+        _go_on_as("flows", *(["--verbose"] if verbose else []))
+
+
+@app.command()
+def rebench() -> None:
+    """Measure the speed again; fails if a cell has become slower."""
+    _go_on_as("flows", "--rebench")
+
+
+@app.command()
+def params(changes: _Changes = []) -> None:  # noqa: B006
+    """Check params.yaml."""
+    from tasks.params import load_params
+
+    _change_params("", changes)
+    load_params(_PARAMS)
+    typer.echo(f"{_PARAMS} is valid")
+
+
+@app.command()
+def use(preset: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Make presets/NAME.yaml the active comparison."""
+    _change_params(preset, [])
+
+
+@app.command()
+def rehearse(
+    gpu: _Gpu,
+    leave_out: Annotated[bool, typer.Option("--leave-out", help="Move the cells that do not fit to left_out.")] = False,
+) -> None:
+    """Will it fit on such cards, and how fast could it be?"""
+    _go_on_as("tasks.rehearsal", *(["--leave-out"] if leave_out else []), "--", gpu)
+
+
+@app.command()
+def search() -> None:
+    """Which parameters are best? Trials, halved rung by rung."""
+    _go_on_as("flows.search")
+
+
+@app.command()
+def report() -> None:
+    """Render the report again from reports/results.json."""
+    _go_on_as("tasks.report", "--from-results", "reports/results.json", "--reports", "reports")
+
+
+@app.command()
+def serve() -> None:
+    """Serve Prefect's deployments, until Ctrl-C."""
+    _go_on_as("flows.serve")
+
+
+@app.command()
+def ui() -> None:
+    """Open the runs in MLflow, until Ctrl-C."""
+    _go_on_as("tasks.services.tracker_ui")
+
+
+def main() -> None:
+    """Run the command that was typed."""
+    exit_with_one_line(app, name="ddp-compare")
+
+
+def _change_params(preset: str, changes: list[str]) -> None:
+    """Make the changes and say them; raises ConfigurationError, with nothing changed, where they do not fit."""
+    if preset:
+        from tasks.params.presets import use_preset
+
+        typer.echo(use_preset(preset), err=True)
+    if changes:
+        from tasks.params.editing import change_params
+
+        for change in change_params(_PARAMS, changes):
+            typer.echo(f"{_PARAMS}: {change}", err=True)
+
+
+def _go_on_as(module: str, *arguments: str) -> NoReturn:
+    """Become `python -m MODULE`, which gets the signals and gives the exit code."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+if __name__ == "__main__":
+    main()
