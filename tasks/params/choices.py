@@ -5,6 +5,7 @@ import difflib
 import functools
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ def read_unit(workload: str) -> str:
 
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {join_choices('', allowed)}")
+        raise ValueError(f"{key}: got {value[:80]!r}{suggest(value, allowed)}; allowed: {join_choices('', allowed)}")
+
+
+def suggest(value: str, allowed: Sequence[str]) -> str:
+    """Return the nearest of what is allowed as a question in parentheses; nothing where none is near."""
+    lower = {name.lower(): name for name in allowed}
+    near = difflib.get_close_matches(value.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]}?)" if near else ""
 
 
 def require_installed(key: str, name: str, folder: str) -> None:

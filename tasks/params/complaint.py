@@ -1,12 +1,12 @@
 """A schema's complaint as one line: the key, the value, what is allowed."""
 
-import difflib
 import typing
 from types import NoneType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from tasks.params.choices import suggest
 from training.process.redaction import shorten
 
 _REMOVED = {
@@ -33,9 +33,7 @@ def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) ->
         if instead := _REMOVED.get((path[0], path[-1])):
             return f"{key[:120]}: was removed; allowed: {instead}"
         allowed = _list_allowed_keys(schema, path[:-1])
-        near = difflib.get_close_matches(path[-1], allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"{key[:120]}: unknown key{hint}; allowed: {', '.join(allowed)}"
+        return f"{key[:120]}: unknown key{suggest(path[-1], allowed)}; allowed: {', '.join(allowed)}"
     if first["type"] == "missing":
         return f"{key}: missing; this key is required"
     if first["type"] == "value_error":

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from tasks.params import load_params
+from tasks.params.choices import suggest
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 
 _PRESETS = Path("presets")
@@ -19,7 +20,7 @@ def use_preset(name: str) -> str:
     """
     presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
     if name not in presets:
-        raise ConfigurationError(f"PRESET: got {name!r}; allowed: {', '.join(presets)}")
+        raise ConfigurationError(f"PRESET: got {name!r}{suggest(name, [*presets])}; allowed: {', '.join(presets)}")
     load_params(presets[name], looks_at_data=False)
     said = f"params.yaml is now {presets[name]}"
     active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None

@@ -1,9 +1,10 @@
 """How an instruction becomes the prompt that a model reads, and in which columns its parts stand."""
 
-import difflib
 import re
 from collections.abc import Collection
 from pathlib import Path
+
+from tasks.params.choices import suggest
 
 TEMPLATES = {
     "dolly": (
@@ -30,9 +31,9 @@ def require_template(key: str, name: str) -> None:
     known = [*TEMPLATES, CHAT]
     if name in known or (name.startswith(FILE) and len(name) > len(FILE) and "\0" not in name):
         return
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(f"{key}: got {name[:80]!r}{hint}; allowed: {', '.join(known)}, or {FILE} and a text file")
+    raise ValueError(
+        f"{key}: got {name[:80]!r}{suggest(name, known)}; allowed: {', '.join(known)}, or {FILE} and a text file"
+    )
 
 
 def read_template(name: str, *, base: Path = Path()) -> str | None:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from tasks.machine.gpu_peaks import find_peak_tflops
+from tasks.params.choices import suggest
 from tasks.process.failure import ConfigurationError
 
 GIB = 2**30
@@ -117,8 +118,8 @@ def parse_gpu(text: str) -> tuple[int, Card]:
         if described is not None:
             return number, described
     raise ConfigurationError(
-        f"GPU: got {text[:80]!r}; allowed: {', '.join(CARDS)}, or memory, bandwidth and 16-bit speed such as "
-        "48GB,864GB/s,181TFLOP/s and perhaps ,link 32GB/s; before it the number, such as 2x H100-80"
+        f"GPU: got {text[:80]!r}{suggest(name, [*CARDS])}; allowed: {', '.join(CARDS)}, or memory, bandwidth and "
+        "16-bit speed such as 48GB,864GB/s,181TFLOP/s and perhaps ,link 32GB/s; the number before it: 2x H100-80"
     )
 
 

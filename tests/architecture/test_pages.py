@@ -8,10 +8,12 @@ from typing import Any, get_args
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.params import Params
+from tasks.params.complaint import describe_first_complaint
+from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ExitCode
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
@@ -138,6 +140,47 @@ def test_what_is_gone_is_found(project: Path, gone: str) -> None:
     )
     assert _find_gone(there, project) == set()
     assert len(_find_gone(f"{there}\n{gone}\n", project)) == 1
+
+
+def _list_snippets(project: Path) -> dict[str, str]:
+    """Return page and number -> a piece of params.yaml that the page shows."""
+    begins = re.compile(rf"(?:{'|'.join(Params.model_fields)}):")
+    shown = {
+        page.name: [token.content for token in _tokens(page.read_text()) if token.type in ("code_block", "fence")]
+        for page in _pages(project)
+        if page.name not in WHAT_WENT
+    }
+    return {
+        f"{name}, {number}": text
+        for name, texts in shown.items()
+        for number, text in enumerate(texts, start=1)
+        if begins.match(text)
+    }
+
+
+def _lay_over(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {key for key in changes if isinstance(given.get(key), dict) and isinstance(changes[key], dict)}
+    whole = ("cells", "model", "dataset")
+    return {**given, **changes, **{key: {**given[key], **changes[key]} for key in both if key not in whole}}
+
+
+def test_every_piece_of_params_that_a_page_shows_is_read_and_fits_a_preset(project: Path, tmp_path: Path) -> None:
+    snippets, wrong = _list_snippets(project), {}
+    assert len(snippets) > 10
+    presets = [read_strict_yaml(file) for file in sorted((project / "presets").glob("*.yaml"))]
+    for name, text in snippets.items():
+        (tmp_path / "params.yaml").write_text(text)
+        shown, complaints = read_strict_yaml(tmp_path / "params.yaml"), []
+        for preset in presets:
+            try:
+                Params.model_validate(_lay_over(preset, shown))
+                break
+            except ValidationError as error:
+                complaints.append(describe_first_complaint(error, Params))
+        else:
+            if not any("is not installed" in complaint for complaint in complaints):
+                wrong[name] = complaints
+    assert wrong == {}
 
 
 def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:
