@@ -4,6 +4,7 @@ Prefect's command line wants FLOW/DEPLOYMENT, and our server credentials. It loa
 prefect.toml allows.
 """
 
+import difflib
 import os
 import sys
 import urllib.error
@@ -53,7 +54,10 @@ def _is_reachable(url: str, *, has_credentials: bool) -> bool:
 
 
 def expand_deployment_name(arguments: list[str]) -> list[str]:
-    """Return the arguments with a bare name of ours as FLOW/DEPLOYMENT where the command names a deployment."""
+    """Return the arguments with a bare name of ours as FLOW/DEPLOYMENT where the command names a deployment.
+
+    Ends the process in one line where a bare name is nearly one of ours.
+    """
     if not arguments or PurePath(arguments[0]).stem not in ("prefect", "__main__"):
         return arguments
     words = [position for position, word in enumerate(arguments) if position and not word.startswith("-")]
@@ -63,7 +67,16 @@ def expand_deployment_name(arguments: list[str]) -> list[str]:
     num_verbs = 3 if verbs[1:2] == ["schedule"] else 2
     if num_verbs == 2 and verbs[1:2] and verbs[1] not in _VERBS:
         return arguments
-    if len(verbs) <= num_verbs or verbs[num_verbs] not in _NAMES:
+    if len(verbs) <= num_verbs:
         return arguments
-    named = words[num_verbs]
+    name, named = verbs[num_verbs], words[num_verbs]
+    if name not in _NAMES:
+        # A whole FLOW/DEPLOYMENT, an option's value, or another's.
+        is_bare = "/" not in name and not arguments[named - 1].startswith("-")
+        if is_bare and (near := difflib.get_close_matches(name, _NAMES, n=1)):
+            sys.stderr.write(
+                f"ddp-compare: got {name[:80]!r} (did you mean {near[0]}?); allowed: {', '.join(_NAMES)}\n"
+            )
+            sys.exit(ExitCode.CONFIGURATION)
+        return arguments
     return [*arguments[:named], f"{_FLOW}/{arguments[named]}", *arguments[named + 1 :]]

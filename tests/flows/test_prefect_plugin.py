@@ -39,7 +39,7 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
         "prefect deployment run",
         "prefect deployment ls ddp-compare",
         "prefect deployment run ddp-compare/ddp-compare",
-        "prefect deployment run ddp-compare-2",
+        "prefect deployment run mine",
         "prefect deployment run other/ddp-compare",
         "prefect deployment run --id ddp-compare-id other ddp-compare",
         "prefect flow-run ls ddp-compare",
@@ -49,6 +49,14 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
 )
 def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
     assert expand_deployment_name(typed.split()) == typed.split()
+
+
+def test_a_name_that_is_nearly_ours_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        expand_deployment_name(["prefect", "deployment", "run", "rebenc"])
+    assert capsys.readouterr().err == (
+        "ddp-compare: got 'rebenc' (did you mean rebench?); allowed: ddp-compare, rebench\n"
+    )
 
 
 def test_credentials_are_used_while_serve_runs_and_not_those_that_a_killed_one_has_left(
