@@ -1,7 +1,5 @@
 """Five models that people train, by the few numbers of which their config.json consists, and rows like real ones."""
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +58,6 @@ def make_true_case(folder: Path, name: str, *, num_steps: int = 3) -> dict[str, 
     write_json(model / "config.json", MODELS[name])
     rows = write_rows(folder / "rows", workload, vocab_size=MODELS[name].get("vocab_size", 0), num_steps=num_steps)
     return {"model_dir": model, "slices": [rows], "workload": workload, "device": "cuda", **PRESETS[workload]}
-
-
-def write_zeros(folder: Path, workload: str) -> Path:
-    """Write zeros as the weights of a model's folder, in a file that takes no room on the disk; return the folder."""
-    import torch
-
-    from training.workloads import find_workload
-
-    with torch.device("meta"):
-        model = find_workload(workload).outline_model(folder)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, part in model.named_parameters():
-        begin, end = end, end + 4 * part.numel()
-        header[name] = {"dtype": "F32", "shape": list(part.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    return folder
 
 
 def write_rows(folder: Path, workload: str, *, vocab_size: int, num_steps: int) -> Path:

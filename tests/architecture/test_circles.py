@@ -1,10 +1,8 @@
 """No file of the product imports itself in a circle, not even inside of a function or for the types alone."""
 
 import ast
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 
 def _imports_of(folder: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
@@ -34,14 +32,3 @@ def test_no_file_imports_itself_in_a_circle(project: Path) -> None:
     assert len(imports) > 250
     assert sum(map(len, imports.values())) > 500
     assert len(list(TopologicalSorter(imports).static_order())) == len(imports)
-
-
-@pytest.mark.parametrize("indented", ["def late():\n    ", "if TYPE_CHECKING:\n    "])
-def test_an_import_inside_of_something_closes_a_circle_too(tmp_path: Path, indented: str) -> None:
-    room = tmp_path / "tasks" / "room"
-    room.mkdir(parents=True)
-    (room / "one.py").write_text("from tasks.room import two\n")
-    (room / "two.py").write_text(f"{indented}from tasks.room.one import name\n")
-    with pytest.raises(CycleError) as told:
-        TopologicalSorter(_imports_of(tmp_path, ("tasks",))).prepare()
-    assert set(told.value.args[1]) == {"tasks.room.one", "tasks.room.two"}

@@ -1,7 +1,6 @@
 """The Makefile: what it lists and removes, and a folder whose name a shell takes for something else."""
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,35 +10,9 @@ import pytest
 ODD = 'it\'s a [tëst] "$HOME" `ordner` *'
 _RUNS = "$(shell touch was-run) $$x"
 
-# Their values are ours and hold no sign that a shell knows.
-_PLAIN = {"VENV", "READY", "MAKE", "@"}
 _TOOL = """#!/bin/bash
 printf '%s\\n' "$(basename "$0")" "$@" >> "$CALLS"
 """
-
-
-def _recipes(makefile: str) -> list[str]:
-    return [line for line in makefile.splitlines() if line.startswith("\t")]
-
-
-def _unquoted(line: str) -> list[str]:
-    """Return what make or the shell puts into the line where the shell splits it again."""
-    found = [f"$({name})" for name in re.findall(r"(?<!\$)\$[({](\w+)[)}]", line) if name not in _PLAIN]
-    outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", line.replace("$$(", "("))
-    return found + re.findall(r"\$\$\{?[A-Za-z]\w*", outside)
-
-
-def test_no_recipe_holds_a_path_that_is_not_quoted(project: Path) -> None:
-    lines = _recipes((project / "Makefile").read_text())
-    assert len(lines) > 40
-    wrong = {line: found for line in lines if (found := _unquoted(line))}
-    # Numbers of exit codes and make's own.
-    assert {line for line in wrong if "$$failed" not in line} == set(), wrong
-
-
-@pytest.mark.parametrize("line", ["\tcd $(CURDIR)", '\tcd "$(CURDIR)"', "\trm $$PYTHON", "\tx ${PRESET}"])
-def test_a_path_that_is_not_quoted_is_found(line: str) -> None:
-    assert _unquoted(line)
 
 
 @pytest.fixture
@@ -80,17 +53,6 @@ def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: P
     assert _make(odd, "compare")[-2:] == ["ddp-compare", "run"]
 
 
-def test_the_extras_are_added_by_hash_once_and_again_where_the_environment_was_made_anew(odd: Path) -> None:
-    (odd / ".venv" / ".ready").touch()
-    said = _make(odd, "extras")
-    assert said[-1] == "requirements-extras.lock"
-    assert {"pip", "install", "--require-hashes"} < set(said)
-    calls = len(said)
-    assert (odd / ".venv" / ".extras").exists()
-    os.utime(odd / ".venv" / ".ready", (2**31, 2**31))
-    assert len(_make(odd, "extras")) == calls
-
-
 def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd: Path) -> None:
     (odd / ".venv" / ".ready").touch()
     for target, told in (("use", ["use"]), ("compare", ["run", "--preset"])):
@@ -114,27 +76,6 @@ def test_a_variable_that_the_target_does_not_take_is_refused(typed: list[str], g
     done = subprocess.run(["make", *typed], cwd=odd, capture_output=True, text=True, check=False)
     assert (done.returncode, f"make {typed[0]}: got {got}" in done.stderr) == (2, True), done.stderr
     assert not (odd / "was-run").exists()
-
-
-def test_help_lists_every_target_with_its_remark_within_80_columns(project: Path) -> None:
-    makefile = (project / "Makefile").read_text()
-    remarks = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", makefile, flags=re.MULTILINE))
-    # Below another make it would say which folder it enters.
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    said = {
-        target: subprocess.run(
-            ["make", target], cwd=project, env=alone, capture_output=True, text=True, check=True
-        ).stdout
-        for target in ("help", "help-dev")
-    }
-    lines = [line for text in said.values() for line in text.splitlines()]
-    listed = dict(line.removeprefix("  make ").split(maxsplit=1) for line in lines if line.startswith("  make "))
-    assert listed.pop("help-dev")
-    assert listed == remarks
-    assert max(map(len, lines)) <= 80
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
-    assert set(phony.split()) == {*remarks, "help", "help-dev", "lint", "types", "imports"}
-    assert ("  make compare " in said["help"], "  make lock " in said["help-dev"]) == (True, True)
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

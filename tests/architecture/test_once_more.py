@@ -1,6 +1,5 @@
 """`make test`: which failures are run once more, and what becomes of them."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -43,26 +42,10 @@ def run_on(*texts: str, arguments: tuple[str, ...] = ()) -> int:
     return run_parts([arguments])
 
 
-def test_what_passes_is_run_once(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_on(_STEADY) == 0
-    assert "nce more" not in capfd.readouterr().out
-
-
 @pytest.mark.parametrize("text", [_ONCE, _ENDS_ITS_WORKER], ids=["failed", "worker ended"])
 def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str], text: str) -> None:
     assert run_on(text, _STEADY, arguments=("-n", "1")) == 0
     assert "UNSTEADY, passed only when run once more: test_0.py::test_" in capfd.readouterr().out
-
-
-def test_tests_beside_each_other_run_as_batch_processes_and_others_as_they_were_started() -> None:
-    policy = "import os\n\ndef test_policy(): assert os.sched_getscheduler(0) == {}\n"
-    before = os.sched_getscheduler(0)
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    try:
-        assert run_on(policy.format(os.SCHED_BATCH), arguments=("-n", "1")) == 0
-        assert run_on(policy.format(os.SCHED_OTHER)) == 0
-    finally:
-        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,11 +53,6 @@ def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
     out = capfd.readouterr().out
     assert "Once more, with nothing beside: test_0.py::test_fails" in out
     assert "UNSTEADY" not in out
-
-
-def test_where_four_files_fail_none_is_run_once_more(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_on(*[_FAILS] * 4) == 1
-    assert "nce more" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [(), ("-n", "1")])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pydantic import BaseModel, ValidationError
@@ -38,7 +37,6 @@ _KEYS_NAMED = re.compile(
 )
 WHAT_WENT = ("changelog.md", "earlier.md")
 """Pages that say what went."""
-_TITLES_QUOTED = re.compile(r'docs/decisions\.md(?:,[\s#]*"([^"]+)")?')
 
 
 def _pages(project: Path) -> list[Path]:
@@ -87,13 +85,6 @@ def test_every_link_of_every_page_leads_somewhere(project: Path) -> None:
     assert sum(text.count("](") for text in pages.values()) > 60
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "docs/ray.md#nowhere", "#nowhere", "docs"])
-def test_a_link_that_leads_nowhere_is_found(project: Path, link: str) -> None:
-    page = project / "README.md"
-    found = _broken(page, f"# Here\n\n[a](#here), [b](docs/clusters.md#under-slurm) ![c]({link})\n")
-    assert found == ([] if link == "docs" else [link])
-
-
 def test_every_file_that_a_page_names_is_there(project: Path) -> None:
     for page in _pages(project):
         named = set(_FILES_NAMED.findall(page.read_text()))
@@ -128,18 +119,6 @@ def _find_gone(text: str, project: Path) -> set[str]:
 def test_no_page_names_a_folder_module_target_or_key_that_is_gone(project: Path) -> None:
     pages = [page for page in _pages(project) if page.name not in WHAT_WENT]
     assert {page.name: gone for page in pages if (gone := _find_gone(page.read_text(), project))} == {}
-
-
-@pytest.mark.parametrize(
-    "gone",
-    ["training/nowhere/", "python -m tasks.nowhere", "`make nowhere`", "    make nowhere A=1", "`train.nowhere: 1`"],
-)
-def test_what_is_gone_is_found(project: Path, gone: str) -> None:
-    there = (
-        "training/step/, `python -m tests.museum`, `make compare`, `measure.max_seconds` and `train.adapter.base: nf4`"
-    )
-    assert _find_gone(there, project) == set()
-    assert len(_find_gone(f"{there}\n{gone}\n", project)) == 1
 
 
 def _list_snippets(project: Path) -> dict[str, str]:
@@ -192,11 +171,6 @@ def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:
         assert (project / name).is_file() or any(list(top.rglob(name)) for top in tops), name
 
 
-def test_every_page_of_docs_is_in_the_list_of_pages(project: Path) -> None:
-    listed = re.findall(r"\]\(([a-z]+\.md)\)", (project / "docs" / "README.md").read_text())
-    assert sorted(listed) == sorted({page.name for page in (project / "docs").glob("*.md")} - {"README.md"})
-
-
 def test_readme_and_pages_are_short_enough_to_read(project: Path) -> None:
     assert all((project / "docs" / name).is_file() for name in LONGER)
     for pattern, most in MOST_WORDS.items():
@@ -216,21 +190,6 @@ def test_every_decision_is_short_and_stands_in_a_room(project: Path) -> None:
         title: num for title, (_, text) in decisions.items() if (num := len(text.split())) >= MOST_WORDS_OF_A_DECISION
     }
     assert long == {}
-
-
-def test_code_names_a_decision_by_the_beginning_of_its_title(project: Path) -> None:
-    titles = list(_decisions(project))
-    tops = ("flows", "tasks", "training", "tests", "benchmarks", "presets")
-    files = [file for top in tops for kind in ("py", "yaml") for file in (project / top).rglob(f"*.{kind}")]
-    named = [
-        (file.name, title)
-        for file in files
-        if file != Path(__file__)
-        for title in _TITLES_QUOTED.findall(file.read_text())
-    ]
-    assert len(named) >= 5
-    wrong = [(file, name) for file, name in named if not name or sum(title.startswith(name) for title in titles) != 1]
-    assert wrong == []
 
 
 def test_the_page_of_gates_has_every_gate_with_its_question(project: Path) -> None:

@@ -64,25 +64,3 @@ def test_what_is_found_by_the_name_of_a_workload_has_one() -> None:
 
 def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
     assert list_file_names("tasks/strategies") == list_file_names("training/strategies")
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        # That a rank holds the whole model is known to strategies, and to what they are built on.
-        r"strategy\.replica\b",
-        # A member is there or is none of the seam.
-        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augment_rows|can_pack|HAS_LABELS)\"",
-        r"import_module\(f\"(training|tasks)\.",
-    ],
-)
-def test_nobody_looks_past_a_seam(pattern: str) -> None:
-    folders = [PROJECT / name for name in ("training", "tasks", "flows")]
-    files = [file for folder in folders for file in folder.rglob("*.py")]
-    found = [
-        f"{file.relative_to(PROJECT)}: {line}"
-        for file in files
-        for line in re.findall(f".*{pattern}.*", file.read_text())
-    ]
-    own = ("training/probing/variants.py:",)
-    assert [one for one in found if not one.startswith(own)] == []

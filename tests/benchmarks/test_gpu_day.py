@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu_day import kit, resuming, two_ranks
+from benchmarks.gpu_day import resuming, two_ranks
 from benchmarks.gpu_day.__main__ import PARTS, run_part
 from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.profiles import summarize
@@ -51,11 +51,6 @@ def _run(day: Day, program: str) -> tuple[Ended, list[Ended]]:
     return run_part(day, [sys.executable, "-c", program, str(day.out)], kept.append), kept
 
 
-def test_a_part_is_told_the_same_as_its_day_knows(tmp_path: Path) -> None:
-    day = _make_day(tmp_path)
-    assert Day.parse(day.as_text()) == day
-
-
 def test_of_several_errors_the_first_is_the_reason(tmp_path: Path) -> None:
     day = _make_day(tmp_path)
     assert _run(day, _RANKS_FAIL)[0].how == "failed: torch.OutOfMemoryError: CUDA out of memory"
@@ -71,12 +66,6 @@ def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path: Pa
 
 def test_a_part_is_not_begun_with_no_time_left(tmp_path: Path) -> None:
     assert _run(_make_day(tmp_path, seconds=5.0), "")[0].how.startswith("not begun")
-
-
-def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
-    day = _make_day(tmp_path)
-    day.write(loss=float("nan"), lines=[])
-    assert json.loads((day.out / "found.json").read_bytes()) == {"loss": None, "lines": []}
 
 
 _ENDED = [
@@ -115,13 +104,6 @@ def test_the_summary_has_what_was_found_beside_what_was_foretold_and_no_others()
     assert "product of 8192 in bf16 798 TFLOP/s" in summary
 
 
-def test_of_a_phantom_neither_times_nor_losses_are_given() -> None:
-    summary = format_summary(_ENDED, {}, is_phantom=True)
-    assert _find_row(summary, "packed") == "| packed |  |  |  |  |  |  | 2.50 |  |  |  |  |"
-    assert "a line" not in summary
-    assert "798" not in summary
-
-
 def test_the_archive_has_what_each_part_found_and_the_end_of_its_log(tmp_path: Path) -> None:
     part = tmp_path / "results" / "eager"
     part.mkdir(parents=True)
@@ -141,34 +123,6 @@ def test_kernels_that_overlap_are_busy_once() -> None:
     found = summarize([("a", 0.0, 10.0), ("b", 5.0, 7.0), ("a", 20.0, 5.0)])
     assert (found["num_kernels"], found["span_ms"], found["idle_ms"]) == (3, 0.025, pytest.approx(0.008))
     assert found["longest"][0] == {"kernel": "a", "number": 2, "ms": 0.015}
-
-
-def test_the_parts_are_the_most_wanted_first_and_the_time_is_for_all_but_the_last() -> None:
-    assert list(PARTS)[:3] == ["card", "eager", "compiled"]
-    seconds = [seconds for _, seconds in PARTS.values()]
-    assert sum(seconds[:-1]) < 7.5 * 60 < sum(seconds)
-
-
-def test_the_command_begins_with_the_wheels_if_there_are_any(tmp_path: Path) -> None:
-    folder = tmp_path / ".lease"
-    assert kit.make_command(folder, minutes=7.5).startswith("PYTHONUNBUFFERED=1 python3 -m benchmarks.gpu_day ")
-    (folder / "wheels").mkdir(parents=True)
-    (folder / "wheels" / "a.whl").touch()
-    command = kit.make_command(folder, minutes=7.5)
-    assert command.startswith("python3 -m pip install")
-    assert "--minutes 7.5 --archive" in command
-    assert len(command) <= 2_000
-
-
-def test_without_a_prepared_folder_it_says_how_to_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks.gpu_day.__main__ import main
-
-    monkeypatch.setattr(sys, "argv", ["gpu_day", "--prepared", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        main()
-    assert "make lease-kit" in capsys.readouterr().err
 
 
 def test_every_part_can_be_imported_where_only_five_packages_are(tmp_path: Path, project: Path) -> None:
@@ -227,20 +181,3 @@ def test_a_training_that_is_stopped_goes_on_where_it_was(cpu_day: _CpuDay) -> No
     assert 1 < found["second"]["first_step"] == found["first"]["last_step"] + 1 <= found["second"]["last_step"] == 12
     assert found["segment"]["num_steps"] == 12
     assert found["saved_bytes"] > 3 * 4 * 64 * 512
-
-
-@pytest.mark.slow
-def test_the_kit_without_data_is_of_built_in_text_and_foretells_every_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as the kit does, and no test after this one
-    monkeypatch.setattr(sys, "argv", ["kit", "--out", str(tmp_path / "lease")])
-    monkeypatch.setattr(kit, "data_folder", lambda _: None)
-    small = {**kit._QWEN2, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
-    monkeypatch.setattr(kit, "_QWEN2", small)
-    kit.main()
-    said = capsys.readouterr().out
-    assert "built-in documentation text" in said
-    assert f"--prepared {tmp_path / 'lease' / 'prepared'}" in said
-    found = json.loads((tmp_path / "lease" / "prepared" / "rehearsed.json").read_bytes())
-    assert len(found["NVIDIA H100 80GB HBM3"]) == 7

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,45 +22,6 @@ def test_the_exponent_of_a_power_is_that_power() -> None:
     assert exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
     with pytest.raises(ValueError, match="two or more"):
         exponent([10, 10], [1.0, 2.0])
-
-
-def test_growth_is_called_linear_by_its_steeper_end_and_memory_grows_by_bytes_per_row() -> None:
-    def points(seconds: list[float], memory: list[float]) -> dict[int, dict[str, float]]:
-        pairs = zip((10, 100, 1_000), seconds, memory, strict=True)
-        return {size: {"seconds": one, "memory_mib": other} for size, one, other in pairs}
-
-    # 4 MiB over 990 rows.
-    little = ["+4 MiB, +4,237 B per row", "yes"]
-    assert growth.judgement(points([1, 10, 100], [5, 5, 9]), "row") == ["1.00", "1.00", "yes", *little]
-    # On the whole linear, in the end quadratic.
-    much = ["+100 MiB, +105,917 B per step", "no"]
-    assert growth.judgement(points([1, 1, 100], [5, 5, 105]), "step") == ["1.00", "2.00", "no", *much]
-
-
-def test_the_part_whose_memory_grows_most_is_named() -> None:
-    points: growth.Points = {part: {} for part in PARTS}
-    for size, plan, record in ((10, 3.0, 1.0), (100, 9.0, 30.0)):
-        points["plan"][size] = {"seconds": 1.0, "memory_mib": plan}
-        points["record"][size] = {"seconds": 1.0, "memory_mib": record}
-    said = "- Memory: at most 29 MiB more at 100 rows than at 10 (record of an epoch: ledger and step lines)."
-    assert growth.budgets(points, None)[0] == said
-
-
-def test_a_part_is_measured_by_what_it_takes_while_it_runs() -> None:
-    # In a process of its own, as every part is: what this one gives back meanwhile would be taken off.
-    code = """
-import json, time
-from benchmarks.growth.parts import measured
-def run():
-    taken = b"\\x01" * (64 << 20)
-    time.sleep(0.5)
-    del taken
-print(json.dumps(measured(run)))
-"""
-    found = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    assert found["seconds"] >= 0.5
-    # Looked at before and after alone, it would be none.
-    assert found["memory_mib"] == pytest.approx(64, abs=16)
 
 
 def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:

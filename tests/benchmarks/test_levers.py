@@ -1,18 +1,12 @@
 """The benchmark of the levers: every one of them is something that params.yaml can say."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from benchmarks.levers import LEVERS, Lever, comparison, compute_gain
-from benchmarks.levers_rank import run_block
 from tasks.params import Params
-from tests.tiny import make_config, make_slice, make_tiny_model
-from tests.training.conftest import parsed
 from training.config import TrainingConfig
-from training.probing.variants import Variant, build_variant
-from training.process.distributed import join_ranks
 
 
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: f"{lever.name} {lever.ranks}")
@@ -34,15 +28,3 @@ def test_a_gain_is_seconds_without_over_seconds_with_and_pays_for_its_warm_up() 
     assert found["gain"][0] == pytest.approx(2.0 / 1.6)
     assert found["break_even_steps"] == pytest.approx(4.0 / 0.4)
     assert found["positions_per_token"] == [1.5, 1.0]
-
-
-def test_a_block_counts_positions_of_padding_and_packing_spares_them(tmp_path: Path) -> None:
-    slices = [make_slice(tmp_path / "0-45", num_rows=45)]
-    config = parsed(make_config(tmp_path, make_tiny_model(tmp_path / "model"), slices), tmp_path)
-    with join_ranks(config) as ranks:
-        padded, packed = (
-            run_block(build_variant(Variant(overrides={"packing": packing}), config, ranks), ranks, [1, 2])
-            for packing in (False, True)
-        )
-    assert padded[0] > 0
-    assert 1.0 <= packed[1] < padded[1]

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tasks.machine.facts import collect_machine_facts
-from tests.chaos.crash_points import has_strace
 from tests.chaos.document import DOCUMENT, Row, table_of, with_rows
 from tests.chaos.parts import PARTS
 from tests.chaos.trial import Part, Trial
@@ -34,9 +33,6 @@ def main() -> int:
     facts = collect_machine_facts()
     machine = f"one machine ({facts.cpu}, {facts.num_cpus} CPUs; torch {facts.versions['torch']})"
     console = Console()
-    if "system-calls" in chosen and not has_strace():
-        console.print("system-calls: left out, strace is not there or may not trace (apt-get install strace)")
-        chosen.remove("system-calls")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     columns = (*columns, TextColumn("{task.fields[failed]}"))
     # Refreshed by hand: a thread of its own would be in the way of those parts that fork this process.

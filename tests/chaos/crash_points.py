@@ -4,9 +4,6 @@ import contextlib
 import io
 import os
 import re
-import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ _DIED = 9
 _PATCHED = ("open", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
 KINDS = {"open for writing", "write", "half a write", *_PATCHED} - {"replace"}
 """What a save does and is interrupted at."""
-_SYSTEM_CALLS = ("openat", "write", "fsync", "close", "mkdir", "rename", "unlinkat", "rmdir")
 
 Save = Callable[[], Any]
 
@@ -121,49 +117,3 @@ def _died_at(save: Save, point: int) -> str | None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, _DIED), f"the save failed at point {point}"
     return kind if code == _DIED else None
-
-
-def has_strace() -> bool:
-    """Whether strace is there and may look at a process of ours."""
-    strace = shutil.which("strace")
-    return strace is not None and subprocess.run([strace, "-qq", "true"], capture_output=True).returncode == 0
-
-
-def system_call_trials(saved: Saved) -> Iterator[Trial]:
-    """Kill a save by SIGKILL as it enters each system call that opens, writes, syncs, renames or removes."""
-    assert has_strace(), "this part needs strace: apt-get install strace"
-    for prepare, step in _saves(saved):
-        log = saved.root / "calls.log"
-        code = _traced(prepare(saved.copy()), ["-o", str(log), "-e", f"trace={','.join(_SYSTEM_CALLS)}"])
-        assert code == 0, f"a traced save ended with {code}"
-        counts = {name: len(re.findall(rf"\b{name}\(", log.read_text())) for name in _SYSTEM_CALLS}
-        for name, count in counts.items():
-            for number in range(1, count + 1):
-                work = saved.copy()
-                inject = f"inject={name}:signal=KILL:when={number}"
-                code = _traced(prepare(work), ["-o", os.devnull, "-e", f"trace={name}", "-e", inject])
-                where = f"{name} {number} of {count}"
-                problem = problem_after(saved, work, new=step, where=where)
-                yield Trial(problem=problem or ("" if code == -signal.SIGKILL else f"{where}: not killed, {code}"))
-
-
-def _traced(save: Save, options: list[str]) -> int:
-    """Save in a child under strace; return its exit code."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(writer)
-        os.read(reader, 1)
-        code = 1
-        with contextlib.suppress(BaseException):
-            save()
-            code = 0
-        os._exit(code)
-    os.close(reader)
-    strace = subprocess.Popen(["strace", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
-    assert strace.stderr is not None
-    assert "attached" in strace.stderr.readline()
-    os.close(writer)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    strace.communicate()
-    return code

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.chaos.crash_points import KINDS, crash_trials, has_strace, problem_after, system_call_trials
+from tests.chaos.crash_points import KINDS, crash_trials
 from tests.chaos.damage import flip_trials, truncation_trials
 from tests.chaos.saved import NEWEST, Saved
 from tests.training.forked_ranks import ForkedRanks
@@ -38,26 +38,6 @@ def test_truncation_at_any_offset_is_detected_and_the_previous_checkpoint_used(s
     trials = list(truncation_trials(saved, num_trials=20))
     assert len(trials) == 20
     assert [trial.problem for trial in trials if trial.problem] == []
-
-
-@pytest.mark.slow
-def test_a_save_is_killed_at_system_calls(saved: Saved) -> None:
-    if not has_strace():
-        pytest.skip("strace is not there or may not trace")
-    trials = system_call_trials(saved)
-    assert [trial.problem for trial, _ in zip(trials, range(25), strict=False) if trial.problem] == []
-
-
-def test_what_the_next_start_does_not_make_good_is_seen(saved: Saved) -> None:
-    work = saved.copy()
-    saved.next_partial_save(work)()
-    assert problem_after(saved, work, new=NEWEST + 2, where="") == ""
-    assert "goes on after step 14" in problem_after(saved, work, new=99, where="")
-    (saved.partial(work, NEWEST) / "x.tmp").touch()
-    (saved.partial(work, NEWEST + 2) / RECEIPT).unlink()
-    problem = problem_after(saved, work, new=NEWEST + 2, where="")
-    assert "a checkpoint was broken" in problem
-    assert "left behind" in problem
 
 
 def test_the_order_of_a_save_is_that_of_the_protocol(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:

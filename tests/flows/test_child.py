@@ -35,17 +35,6 @@ def test_exit_code_and_all_output_come_back() -> None:
     assert (code, heard.split()) == (3, ["out", "err"])
 
 
-def test_whoever_hears_slowly_has_heard_all_when_the_child_is_over() -> None:
-    heard: list[bytes] = []
-
-    def hear(chunk: bytes) -> None:
-        time.sleep(6)
-        heard.append(chunk)
-
-    run_child([sys.executable, "-c", "print('last words')"], env=dict(os.environ), hear=hear)
-    assert b"".join(heard) == b"last words\n"
-
-
 @pytest.mark.parametrize("pause", ["", "; time.sleep(0.2)"], ids=["much", "little"])
 def test_a_process_out_of_reach_that_writes_for_ever_holds_nobody_up(pause: str) -> None:
     # The one in the middle ends at once, so that nobody knows whose child the writer is.

@@ -56,22 +56,6 @@ def test_progress_bar_that_draws_itself_over_and_over_is_one_line_every_few_seco
     assert len(sent) <= 5
 
 
-def test_terminal_gets_the_bytes_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output = StageOutput(tmp_path / "train.log", send=lambda _: None)
-    output.hear(b"\r\x1b[2K50 %")
-    assert capfd.readouterr().err == "\r\x1b[2K50 %"
-    output.close()
-
-
-def test_log_of_the_run_before_is_kept_beside_the_new_one(tmp_path: Path) -> None:
-    for text in (b"first run\n", b"second run\n"):
-        output = StageOutput(tmp_path / "train.log", send=lambda _: None)
-        output.hear(text)
-        output.close()
-    assert (tmp_path / "train.log").read_text() == "second run\n"
-    assert (tmp_path / "train.log.1").read_text() == "first run\n"
-
-
 _DVC_AND_STAGE = (
     b"Running stage 'slice':\r\n> python -m tasks.slice --slices data/slices\n12:00:00 slice 0-5: made\n"
     b"Use the cells\nUpdating lock file 'dvc.lock'\r\nUse `dvc push` to send your updates to remote storage.\n\r50 %"
@@ -89,26 +73,6 @@ def test_terminal_does_not_get_what_dvc_says_of_its_work_and_the_file_does(
     assert capfd.readouterr().err == "12:00:00 slice 0-5: made\nUse the cells\n\r50 %"
     assert output.first_lines[0] == "Running stage 'slice':"
     assert "Updating lock file 'dvc.lock'" in (tmp_path / "slice.log").read_text()
-
-
-def test_terminal_gets_all_of_it_where_that_is_asked_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VERBOSE, "1")
-    output = StageOutput(tmp_path / "slice.log", send=lambda _: None)
-    output.hear(_DVC_AND_STAGE)
-    output.close()
-    assert capfd.readouterr().err.encode() == _DVC_AND_STAGE
-
-
-def test_a_line_that_waits_for_the_letter_that_tells_is_shown_at_the_end(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = StageOutput(tmp_path / "slice.log", send=lambda _: None)
-    output.hear(b"Runn")
-    assert capfd.readouterr().err == ""
-    output.close()
-    assert capfd.readouterr().err == "Runn"
 
 
 @pytest.mark.slow

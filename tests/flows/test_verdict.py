@@ -54,17 +54,3 @@ def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.Captur
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][1:3] == ["1,000", "samples"]
     assert [row[1:4] for row in rows[1:3]] == [["10.0", "s", "baseline"], ["6.33", "s", "1.58x"]]
-
-
-def test_a_terminal_gets_sentences_broken_between_words_and_the_label_of_a_demonstration(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    told = {"label": "This demonstration says nothing about GPUs.", "verdict": "word " * 30 + "end.", "cells": []}
-    print_verdict(told)
-    assert capsys.readouterr().out.splitlines() == [told["label"], told["verdict"]]
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    print_verdict(told)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 40
-    assert " ".join(" ".join(lines).split()) == f"{told['label']} {told['verdict']}"

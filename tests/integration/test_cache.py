@@ -41,25 +41,6 @@ def _launches(workspace: Workspace) -> list[int]:
     return [workspace.launches(cell) for cell in CELLS]
 
 
-def test_the_first_run_runs_every_stage_and_trains_every_cell(finished: Workspace) -> None:
-    said = (finished.folder / "first-run.log").read_text()
-    for number, stage in enumerate(STAGES, start=1):
-        assert f"{number} of {len(STAGES)} {stage}: has not run here before" in said
-        assert f"{number} of {len(STAGES)} {stage}: done in " in said
-    assert f"{len(STAGES)} of {len(STAGES)} stages to run, some for the first time (`measure` will tell how" in said
-    assert "as timed, a whole training takes, beside the starts of its ranks (h:min:s): 1proc 0:0" in said
-    # What DVC says of its own work is in the files alone.
-    for words in ("Running stage", "Updating lock file", "\n> "):
-        assert words not in said
-    assert "Running stage 'measure'" in (finished.folder / ".work" / "logs" / "measure.log").read_text()
-    assert ": cached, " not in said
-    assert _launches(finished) == [1, 1]
-    for cell in CELLS:
-        for segment in ("0-64-epoch-1", "64-128-epoch-1"):
-            assert finished.checkpoint(cell, segment).name == f"tiny_qwen2_{segment}.pt"
-    assert (finished.folder / "reports" / "index.html").stat().st_size > 10_000
-
-
 def test_a_comparison_in_a_fresh_clone_changes_no_file_of_git_and_leaves_nothing_to_commit_but_its_record(
     finished: Workspace,
 ) -> None:

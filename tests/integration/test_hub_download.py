@@ -232,17 +232,3 @@ def test_an_hour_that_the_hub_asks_to_wait_for_is_not_waited(reader: Reader) -> 
     assert ended.returncode == 4
     assert "HTTP 429, and it asks to wait 3,600 s; allowed: 90 s in all; run again then" in ended.stderr
     assert len(reader.hub.requests) < 3
-
-
-def test_a_pause_that_the_hub_asks_for_is_said_and_all_of_them_are_bounded(reader: Reader) -> None:
-    reader.hub.fail("wait", "GET /api/models/owner/model/tree", times=2, seconds=1)
-    reader.hub.fail("truncate", "GET .*/model.safetensors")
-    ended = reader.fetch()
-    assert ended.returncode == 0, ended.stderr
-    assert "HTTP 429; waiting 1 s, as it asks" in ended.stderr
-    assert reader.found == TAKEN
-    reader.hub.fail("wait", "GET /api/", times=1000, seconds=1)
-    impatient = "from tasks.services import network\nnetwork._MOST_SECONDS_TO_WAIT = 3\n"
-    ended = reader.fetch(program=impatient + FETCH)
-    assert ended.returncode == 4
-    assert "it asks to wait 1 s; allowed: 3 s in all" in ended.stderr

@@ -276,27 +276,6 @@ def test_each_epoch_has_a_branch_of_one_commit_with_weights_card_gates_and_repor
     assert read_json(stage.work.folder / "data/upload.json") == receipt
 
 
-def test_killed_between_two_epochs_the_next_run_sends_what_is_missing_in_one_commit_each(stage: Stage) -> None:
-    hub = stage.publisher.hub
-    hub.fail("500", f"POST .*/commit/{BRANCHES[1]}", times=1000)
-    process = stage.publisher.start(*stage.arguments)
-    while hub.count(f"POST .*/commit/{BRANCHES[1]}") == 0:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
-    assert stage.list_messages(BRANCHES[0]) == ["initial commit", f"tiny: cell 2proc, {BRANCHES[0]}"]
-    assert stage.list_messages(BRANCHES[1]) == stage.list_messages("main") == ["initial commit"]
-    assert not (stage.work.folder / "data/upload.json").exists()
-    hub.faults.clear()
-    hub.requests.clear()
-    stage.run()
-    assert hub.count(f"POST .*/commit/{BRANCHES[0]}") == 0
-    for branch in BRANCHES:
-        assert stage.list_messages(branch) == ["initial commit", f"tiny: cell 2proc, {branch}"]
-    assert stage.list_messages("main") == ["initial commit", "tiny: cell 2proc"]
-
-
 @pytest.mark.parametrize(("kind", "said"), [("503", "HTTP 503"), ("stall", "TimeoutError")])
 def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(
     kind: FaultKind, said: str, publisher: Publisher

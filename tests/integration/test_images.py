@@ -1,6 +1,5 @@
 """The whole pipeline on images: the built-in digits, from nothing to the report."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -88,30 +87,3 @@ def test_both_accuracies_after_every_epoch_are_those_counted_one_image_at_a_time
                 pytest.approx(top1 / len(rows)),
                 pytest.approx(top5 / len(rows)),
             )
-
-
-def test_epochs_best_and_last_and_images_per_second_are_in_the_report(digits: Workspace) -> None:
-    with (digits.folder / "reports/epochs.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [(line["cell"], line["epoch"]) for line in lines] == [(c, e) for c in ("1proc", "2proc") for e in ("1", "2")]
-    results = read(digits, "reports/results.json")
-    for line in lines:
-        (one,) = [
-            one
-            for one in results["quality"]["epochs"]
-            if (one["cell"], str(one["epoch"])) == (line["cell"], line["epoch"])
-        ]
-        assert float(line["val_accuracy"]) == pytest.approx(one["accuracy"])
-        assert float(line["val_accuracy_top5"]) == pytest.approx(one["accuracy_top5"])
-    for cell in ("1proc", "2proc"):
-        mine = [one for one in results["quality"]["epochs"] if one["cell"] == cell]
-        assert [one["is_last"] for one in mine] == [False, True]
-        (best,) = [one for one in mine if one["is_best"]]
-        assert best["accuracy"] == max(one["accuracy"] for one in mine)
-        assert (digits.folder / "data/runs" / cell / best["checkpoint"]).is_file()
-    whole = results["cells"][0]["whole"]
-    assert whole["tokens_per_second"] == pytest.approx(whole["samples_per_second"])
-    report = (digits.folder / "reports/report.md").read_text()
-    assert "Images/s" in report
-    assert "16 x 16 pixels" in report
-    assert "okens/s" not in report

@@ -1,7 +1,6 @@
 """The whole flow with instructions: the built-in ones, packed, of which the responses alone are learned."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -94,32 +93,3 @@ def test_both_cells_learn_the_same_and_the_responses_become_likelier(instruction
         assert models[cell]["accuracy"] is None
     assert models["2proc"]["loss"] == pytest.approx(models["1proc"]["loss"], rel=1e-4)
     assert evaluation["first_step"]["loss"] is not None
-
-
-def test_the_page_has_what_was_answered_before_and_after_side_by_side(instructions: Workspace) -> None:
-    text = (instructions.folder / "reports/report.md").read_text()
-    quality = text.split("## Is the model as good?")[1].split("## What it costs")[0]
-    assert re.search(r"\| Model \| Loss \| Perplexity \| Token accuracy \| Against base \| Tokens \|", quality)
-    assert "nats per token of the response" in quality
-    samples = read(instructions, "data/evaluation/evaluation.json")["samples"]
-    assert len(samples) == 3
-    for sample in samples:
-        assert sample["prompt"].endswith("### Response:\n")
-        assert "### " not in sample["reference"]
-        assert set(sample["continuations"]) == {"base", *CELLS}
-        assert f"Row {sample['row_id']}" in quality
-
-
-def test_a_template_of_ones_own_is_watched_as_any_local_file_is(instructions: Workspace) -> None:
-    def count_tokens() -> int:
-        instructions.repro("slice")
-        return int(read(instructions, "data/slices/manifest.json")["slices"]["0-160"]["num_tokens"])
-
-    file = instructions.folder / "prompt.txt"
-    file.write_text("{instruction}\nWhy?\n")
-    instructions.change({"dataset.template": "path:prompt.txt"})
-    before = count_tokens()
-    assert count_tokens() == before
-    file.write_text("{instruction}\nWhy, and what for, and since when?\n")
-    assert count_tokens() > before
-    assert read(instructions, "data/raw/manifest.json")["template"] == file.read_text()

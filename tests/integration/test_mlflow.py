@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import logging
 import os
 import signal
 import sqlite3
@@ -21,14 +20,12 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, expect
 
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
 from tasks.services.tracked import PublishedModel
-from tasks.services.tracker import PENDING, register_published
-from tasks.services.tracker_ui import send_pending
-from tests.tracked_run import ALL_STEPS, NUM_STEPS, PARAMS, Place, report_results, tracked_params, write_report
+from tasks.services.tracker import register_published
+from tests.tracked_run import ALL_STEPS, PARAMS, Place
 from tests.tracker_stores import STORES, find_closed_port
 from training.process.files import digest_file
 
@@ -107,24 +104,6 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
     assert files == {"index.html", "report.md", "results.json", "charts/speedup.svg", *tables}
 
 
-def test_a_cell_has_system_metrics_of_its_blocks_once(place: MlflowPlace) -> None:
-    reading = {"started_at": 1.7e9, "cores_used": [0.5, 0.75], "host_gib": None, "gpu_utilisations": [None, 0.9]}
-    absent = dict.fromkeys(("gpu_watts", "gpu_memory_gib"))
-    readings = [{**reading, **absent, "started_at": 1.7e9 + number} for number in range(3)]
-    results = {**report_results(place.params, speedup=1.5), "hardware": [{"cell": "2proc", "readings": readings}]}
-    write_report(place.folder / "reports", results)
-    for _ in range(2):
-        place.send(results)
-    assert place.steps("2proc", "system/rank_1_cpu_utilization_percentage") == [1, 2, 3]
-    metrics = place.runs()["2proc"].data.metrics
-    assert {key: value for key, value in metrics.items() if key.startswith("system/")} == {
-        "system/rank_0_cpu_utilization_percentage": 50.0,
-        "system/rank_1_cpu_utilization_percentage": 75.0,
-        "system/gpu_1_utilization_percentage": 90.0,
-    }
-    assert not [key for key in place.runs()["1proc"].data.metrics if key.startswith("system/")]
-
-
 def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(place: MlflowPlace) -> None:
     place.report(speedup=1.5)
     published = PublishedModel(
@@ -136,60 +115,6 @@ def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(
     (version,) = place.client.search_model_versions("name = 'small'")
     assert version.source == published.source
     assert version.run_id == place.runs()["2proc"].info.run_id
-
-
-def test_a_registry_that_is_gone_costs_the_publication_one_warning(
-    place: MlflowPlace, caplog: pytest.LogCaptureFixture
-) -> None:
-    params = tracked_params(uri=f"http://127.0.0.1:{find_closed_port()}")
-    register_published(params, PublishedModel(name="small", cell="2proc", source="x", results_digest="y"))
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert warning.endswith("what was published is not registered there")
-
-
-def test_the_tables_are_those_of_the_last_report(place: MlflowPlace) -> None:
-    for speedup in (1.5, 1.75):
-        place.report(speedup=speedup)
-    client = place.client
-    run = place.runs()["small"]
-    assert "tables/gates.json" in run.data.tags["mlflow.loggedArtifacts"]
-    cells = client.load_table(run.info.experiment_id, "tables/cells.json", [run.info.run_id])
-    assert cells[["cell", "world_size", "speedup"]].values.tolist() == [["1proc", 1, 1.75], ["2proc", 2, 1.75]]
-    gates = client.load_table(run.info.experiment_id, "tables/gates.json", [run.info.run_id])
-    assert gates.values.tolist() == [["Same rows, same work", "2proc", "passed", "1,600 rows and 1,600 rows"]]
-    epochs = client.load_table(run.info.experiment_id, "tables/epochs.json", [run.info.run_id])
-    assert epochs["epoch"].tolist() == [1, 2, 1, 2]
-
-
-def test_a_resumed_cell_goes_on_in_its_run_without_gap_or_duplicate(place: MlflowPlace) -> None:
-    with pytest.raises(PreemptedError):
-        _train_until_stopped(place)
-    first = place.runs()["2proc"]
-    assert first.info.status == "KILLED"
-    # The checkpoint was that of step 2: steps 3 and 4 are trained, and streamed, again.
-    with place.follow() as follower:
-        follower.send(place.events(3, 4, 5, 6))
-        follower.send(place.events(7, 8, 9, 10))
-    again = place.runs()["2proc"]
-    assert (again.info.run_id, again.info.status) == (first.info.run_id, "FINISHED")
-    assert place.steps("2proc") == ALL_STEPS
-
-
-def test_steps_that_never_arrived_are_filled_in_from_the_finished_segments(place: MlflowPlace) -> None:
-    with place.follow() as follower:
-        follower.send(place.events(4, 5))
-        follower.replay(sorted((place.folder / "runs" / "2proc" / "segments").iterdir()))
-    assert place.steps("2proc") == ALL_STEPS
-    assert place.steps("2proc", "epoch/loss") == [NUM_STEPS, 2 * NUM_STEPS]
-
-
-def test_a_missed_report_is_dropped_when_its_cells_were_trained_anew(place: MlflowPlace) -> None:
-    place.report(speedup=1.5, params=tracked_params(uri=f"http://127.0.0.1:{find_closed_port()}"))
-    run = place.folder / "runs" / "1proc" / "run.json"
-    run.write_text(run.read_text() + "\n")
-    assert send_pending(place.params) is True
-    assert not place.runs()
-    assert not PENDING.exists()
 
 
 def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
@@ -256,37 +181,6 @@ def ui(
         place.report(speedup=1.5)
     with _ui(place, project) as (port, access, pid):
         yield place, port, access, pid
-
-
-@pytest.mark.slow
-def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables(
-    ui: tuple[MlflowPlace, int, dict[str, str], int], browser: Browser
-) -> None:
-    place, port, access, _ = ui
-    assert "<title>MLflow</title>" in _read(port, "/", access)
-    signed_in = {name: access[f"MLFLOW_TRACKING_{name.upper()}"] for name in ("username", "password")}
-    page = browser.new_page(viewport={"width": 1280, "height": 1600}, http_credentials=signed_in)
-    page.goto(f"http://127.0.0.1:{port}/runs")
-    expect(page.locator("body")).to_contain_text("small", timeout=60_000)
-    expect(page.locator("body")).to_contain_text("3 matching runs")
-    run = place.runs()["small"]
-    assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p># Speedup 1.5</p>"
-    parent = run.info
-    cells, experiments = (
-        urllib.parse.quote(json.dumps(ids))
-        for ids in ([place.runs()[cell].info.run_id for cell in place.params.cells], [parent.experiment_id])
-    )
-    at = f"http://127.0.0.1:{port}/#"
-    page.goto(f"{at}/compare-runs?runs={cells}&experiments={experiments}")
-    # Names in one column, then the cells' values beside each other.
-    body = page.locator("body")
-    expect(body).to_contain_text("final/tokens_per_second", timeout=60_000)
-    text = body.inner_text()
-    for shown in ("world_size\t1\t2", "1000\n2000\n", "1.5\n1.5\n"):
-        assert shown in text
-    page.goto(f"{at}/experiments/{parent.experiment_id}/runs/{parent.run_id}/artifacts/tables/gates.json")
-    expect(page.get_by_text("1,600 rows and 1,600 rows")).to_be_visible(timeout=60_000)
-    page.close()
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tasks.services.tracked import TrackedComparison
-from tasks.services.trackers import mlflow
 from tests.architecture.test_makefile import ODD
 from tests.workspace import SMALL, Workspace
 
@@ -42,17 +40,3 @@ def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_work
     assert said.count("didn't change, skipping") == 8
     # The stage that always runs is all that DVC names.
     assert workspace.run("dvc", "status").stdout.split() == ["fingerprint:", "always", "changed"]
-
-
-@pytest.mark.slow
-def test_the_tracker_stores_runs_in_an_odd_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / ODD
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    uri = f"sqlite:///{folder}/mlflow.db"
-    comparison = TrackedComparison(experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
-    run = mlflow.open_runs(comparison, uri=uri).open_parent()
-    (tmp_path / "a.txt").write_text("a")
-    client = MlflowClient(uri)
-    client.log_artifact(run.info.run_id, str(tmp_path / "a.txt"))
-    assert [file.name for file in (folder / "mlruns").rglob("*.txt")] == ["a.txt"]

@@ -14,9 +14,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from flows.ddp_compare import show_charts
 from flows.server import find_or_start
-from tasks.params import load_params
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
@@ -100,30 +98,6 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
 
 
-def test_charts_stand_inside_the_report_since_the_page_of_prefect_has_no_files(tmp_path: Path) -> None:
-    (tmp_path / "charts").mkdir()
-    (tmp_path / "charts" / "a_b.svg").write_bytes(b"<svg/>")
-    shown = show_charts("- [A b](charts/a_b.svg): what it shows, [else](charts/none.svg)", tmp_path)
-    assert shown == "- ![A b](data:image/svg+xml;base64,PHN2Zy8+) A b: what it shows, [else](charts/none.svg)"
-
-
-def test_run_is_tagged_with_the_project_and_the_comparison(finished: ToyProject, api: Api) -> None:
-    name = load_params(finished.folder / "params.yaml").name
-    assert set(api.last_flow_run()["tags"]) == {"ddp-compare", name}
-    assert api.last_flow_run()["name"].startswith(f"{name}, ")
-
-
-def test_deleted_output_is_restored_without_running_its_stage(finished: ToyProject, api: Api) -> None:
-    output = finished.folder / "data/runs/2proc.txt"
-    output.unlink()
-    finished.executed()
-    ran, states = _flow(finished, api)
-    assert output.read_text() == "1\n"
-    assert states["train@2proc"] == "Cached"
-    assert "train@2proc: cached, restored from the DVC cache" in ran.stderr
-    assert finished.executed() == ["fingerprint"]
-
-
 def test_changed_parameter_runs_what_depends_on_it_and_put_back_restores(finished: ToyProject, api: Api) -> None:
     finished.executed()
     finished.change("params.yaml", "epochs: 1", "epochs: 2")
@@ -192,20 +166,6 @@ def test_reruns_of_what_is_cached_start_no_server_and_leave_nothing_behind(done:
             sizes.append([_bytes_in(done.folder / name) for name in (".prefect", ".work", "reports", "data")])
         assert left_of(mark) == {}
     assert len({tuple(size) for size in sizes}) == 1, sizes
-
-
-def test_stage_that_always_runs_and_finds_something_else_has_the_rest_run_again(
-    done: ToyProject, prefect_database: Path
-) -> None:
-    done.give_database(prefect_database)
-    done.change("dvc.yaml", "data/fingerprint.json same", "data/fingerprint.json $(cat machine.txt)")
-    (done.folder / "machine.txt").write_text("new")
-    _repro(done)
-    assert "download" in done.executed()
-    (done.folder / "machine.txt").write_text("newer")
-    ran = done.flow()
-    assert ran.returncode == 0, ran.stderr
-    assert "download" in done.executed()
 
 
 def test_damaged_database_of_prefect_is_put_aside_in_one_line_and_the_comparison_runs(done: ToyProject) -> None:

@@ -1,13 +1,10 @@
 """`python -m flows.serve`: server, deployments and runner come up, runs start as a user types it, all ends together."""
 
 import contextlib
-import http.server
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.toy_project import PROJECT, ToyProject, living, make_toy_project, wait_for
+from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.flows.toy_training import ToyTraining, make_toy_training
 from tests.integration.prefect_api import Api
 from tests.processes import find, left_of, new_mark, none_left_of
@@ -156,35 +153,6 @@ def test_comparison_by_hand_is_refused_while_a_run_works_in_the_folder(served: S
     assert refused.returncode == 4
     (line,) = refused.stderr.splitlines()
     assert line.startswith("ddp-compare: a comparison runs in this folder already: a flow run of Prefect, pid ")
-
-
-def test_notification_of_the_page_tells_of_a_failed_run(served: Served) -> None:
-    recipe = (PROJECT / "docs" / "schedule.md").read_text().split("```python\n")[1].split("```")[0]
-    heard: list[dict[str, Any]] = []
-
-    class Receiver(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        (served.toy.folder / "notify.py").write_text(recipe)
-        done = served.type("python notify.py", NOTIFY_URL=f"http://127.0.0.1:{server.server_port}/hook")
-        assert done.returncode == 0, done.stderr
-        typed = served.type("prefect deployment run rebench")
-        assert typed.returncode == 0, typed.stderr
-        (waiting,) = [run for run in served.runs("SCHEDULED") if not run["auto_scheduled"]]
-        assert waiting["parameters"] == {"rebench": True}
-        failed = {"type": "FAILED", "message": "measure: fails in a test"}
-        served.api.ask(f"flow_runs/{waiting['id']}/set_state", state=failed, force=True)
-        wait_for(lambda: heard, seconds=120, what="the notification arrives")
-        server.shutdown()
-    assert "measure: fails in a test" in json.dumps(heard)
 
 
 def _overdue(served: Served) -> list[dict[str, Any]]:

@@ -87,49 +87,6 @@ def test_kill_of_the_shell_that_typed_make_compare_leaves_nobody(
     assert api.last_flow_run()["state_type"] == "CRASHED"
 
 
-_SCRIPT = """
-import sys
-from prefect import flow
-from flows import dvc_stage
-from flows.dvc_stage import StageFailed, run_stage
-
-dvc_stage._run_dvc_stage = dvc_stage._run_dvc_stage.with_options(retry_delay_seconds=[0.1, 0.2])
-
-@flow
-def trouble():
-    for stage, arguments in {stages!r}:
-        try:
-            run_stage(stage, place="1 of 2", **arguments)
-        except StageFailed as failure:
-            print(failure.exit_code, failure)
-
-trouble()
-"""
-
-
-def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_long_are_ended(
-    toy: ToyProject, api: Api
-) -> None:
-    mark = new_mark()
-    toy.executed()
-    stages = [("fingerprint", {"hours": 1, "retries": 2}), ("train@2proc", {"hours": 0.007})]
-    trouble = {"TOY_FAILS": "fingerprint:4", "TOY_IS_SLOW": "train@2proc"}
-    with none_left_of(mark):
-        ran = subprocess.run(
-            [sys.executable, "-c", _SCRIPT.replace("{stages!r}", repr(stages))],
-            cwd=toy.folder, env=toy.environment(**api.environment, **trouble, **mark), capture_output=True,
-            text=True, timeout=300,
-        )  # fmt: skip
-        assert left_of(mark) == {}
-    assert ran.stdout.splitlines() == [
-        "4 fingerprint: rows of the toy: got 3; allowed: 4",
-        "4 train@2proc: ended after 0.007 hours; what it saved is kept",
-    ], ran.stderr[-3000:]
-    assert toy.executed() == ["fingerprint", "fingerprint", "fingerprint", "train@2proc"]
-    assert (toy.folder / "saved.txt").read_text() == "saved"
-    assert set(api.states(api.last_flow_run()).values()) == {"Failed", "TimedOut"}
-
-
 def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy: ToyProject) -> None:
     mark = new_mark()
     toy.change("params.yaml", "seed: 1", "seed: 77")

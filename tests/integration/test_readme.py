@@ -3,11 +3,6 @@
 import os
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -137,29 +132,3 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace, projec
     for preset in _list_presets(project):
         run("make", "use", f"PRESET={preset}")
         assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
-
-
-@pytest.mark.slow
-def test_make_mlflow_answers(with_make: Workspace) -> None:
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", 5000)) == 0:
-            pytest.skip("something else listens on port 5000")
-    process = subprocess.Popen(
-        ["make", "mlflow"], cwd=with_make.folder, env=with_make.environment(), start_new_session=True
-    )
-    try:
-        assert _answers("http://127.0.0.1:5000/health", process)
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=120)
-
-
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return answer.status == 200
-        except OSError:
-            time.sleep(0.5)
-    return False

@@ -1,10 +1,7 @@
 """`make search`, for real and tiny: killed and taken up, in the tracker, and taken on by a comparison."""
 
-import contextlib
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import time
@@ -12,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from flows.fair_trials import require_comparable
-from flows.places import Stage
 from flows.search import Search
-from flows.trials import TRIALS, Trial
+from flows.trials import TRIALS
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
@@ -26,7 +21,6 @@ from tests.museum.exhibits import EXHIBITS
 from tests.museum.museum import name_patches
 from tests.mutants.patching import make_environment
 from tests.processes import left_of, new_mark, none_left_of
-from tests.ray_cluster import find_own_address, needs_ray, two_raylets
 from tests.workspace import Workspace
 from training.process.files import digest_file
 
@@ -82,12 +76,6 @@ def _digest_weights(workspace: Workspace) -> dict[str, str]:
         (name,) = (name for name in SegmentReceipt.read(folder).files if name.endswith(".pt") and name != "state.pt")
         found[folder.name] = digest_file(folder / name)
     return found
-
-
-def _plan_trials(workspace: Workspace) -> list[Path]:
-    """Return the folders of the search's trials, by their numbers."""
-    with contextlib.chdir(workspace.folder):
-        return [trial.folder for trial in Search(load_params()).trials]
 
 
 def _count_launches(workspace: Workspace) -> dict[str, int]:
@@ -165,30 +153,6 @@ def test_a_search_that_is_finished_trains_nothing(searched: Workspace, warm: Pat
     assert _read(again) == _read(searched)
 
 
-@needs_ray
-def test_trials_spread_over_a_cluster_have_the_weights_of_those_of_one_machine(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
-    spread, found = searched.copy(tmp_path / "project", programs=warm), _read(searched)
-    for index, trial in enumerate(_plan_trials(spread)):
-        if index != found["best"]:
-            shutil.rmtree(spread.folder / trial)
-    here = find_own_address()
-    with two_raylets(tmp_path, addresses=(here, here), starts=(subprocess.Popen, subprocess.Popen)) as cluster:
-        spread.change({"tracking.kind": "none", "ray": {"address": cluster.address}})
-        said = spread.run(*SEARCH, **cluster.environment).stdout
-    assert re.search(r"trial-\d: to epoch 1 on node 0 \(.*\), with learning rate", said)
-    assert re.search(r"trial-\d: to epoch 1 on node 1 \(.*\), with learning rate", said)
-    assert _digest_weights(spread) == _digest_weights(searched)
-    assert _without_times(_read(spread)) == _without_times(found)
-
-
-def test_a_machine_that_does_not_see_the_folder_runs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "seen").write_text("of another folder")
-    assert Stage().prepare(str(tmp_path), "seen", "of this folder") is None
-    assert Stage().prepare(str(tmp_path), "nothing", "of this folder") is None
-
-
 def test_the_best_goes_on_as_an_ordinary_comparison(searched: Workspace, warm: Path, tmp_path: Path) -> None:
     goes_on = searched.copy(tmp_path / "project", programs=warm)
     found = _read(goes_on)
@@ -201,36 +165,6 @@ def test_the_best_goes_on_as_an_ordinary_comparison(searched: Workspace, warm: P
     said = goes_on.repro("train@1proc").stdout
     assert "1proc: 2 of 2 segments are finished already; nothing to train" in said
     assert goes_on.launches("1proc") == launches
-
-
-def test_every_trial_is_a_run_below_one_in_the_tracker(searched: Workspace) -> None:
-    client = MlflowClient(tracking_uri=f"sqlite:///{searched.folder / 'mlflow.db'}")
-    (experiment,) = [one for one in client.search_experiments() if one.name == "ddp-compare"]
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    parent, found = runs["search-search"], _read(searched)
-    for index, trial in enumerate(found["trials"]):
-        run = runs[trial["name"]]
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert float(run.data.params["train.learning_rate"]) == trial["drawn"]["learning_rate"]
-        assert run.data.metrics["final/heldout_loss"] == list(trial["losses"].values())[-1]
-        steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss")]
-        assert sorted(steps) == list(range(1, len(steps) + 1))
-        assert len(steps) == len(trial["epochs"]) * 64 // trial["drawn"]["batch_size"], index
-    assert {f"trial-{one['trial']}-seed-{one['seed']}" for one in found["repeats"]} < set(runs)
-
-
-def test_trials_of_other_numbers_of_epochs_are_not_compared(search: Search) -> None:
-    best = _read_here()["best"]
-    others = [trial for index, trial in enumerate(search.trials) if index != best]
-    require_comparable(search.trials, 1, span=2)
-
-    class Longer(Trial):
-        def locate_run(self, epochs: int) -> Path:
-            return search.trials[best].locate_run(2)
-
-    longer = Longer(**vars(search.trials[best]))
-    with pytest.raises(DataError, match=r"trial-\d learned from [\d,]+ tokens and trial-\d from [\d,]+; allowed: as"):
-        require_comparable([*others, longer], 1, span=2)
 
 
 def test_a_schedule_of_another_span_is_refused(search: Search) -> None:
@@ -249,18 +183,6 @@ def test_a_search_of_the_museum_is_refused(
     done = wrong.run(*SEARCH, ok=False, **make_environment(name_patches(exhibit)))
     assert done.returncode == ExitCode.DATA
     assert exhibit.caught_by.removeprefix("search: ") in done.stdout.splitlines()[-1]
-
-
-def test_a_search_under_other_arithmetic_goes_on_with_no_trial_of_this_one(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
-    other = searched.copy(tmp_path / "project", programs=warm)
-    other.change({"tracking.kind": "none"})
-    before = _count_launches(other)
-    other.run(*SEARCH, ONEDNN_DEFAULT_FPMATH_MODE="BF16")
-    after = _count_launches(other)
-    assert {name: after[name] for name in before} == before
-    assert sum(after.values()) == 2 * sum(before.values())
 
 
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(

@@ -186,33 +186,3 @@ def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stal
     launches = workspace.launches("1proc")
     workspace.repro("train@1proc")
     assert workspace.launches("1proc") == launches + 1, "it was trained with the value that params.yaml has"
-
-
-def test_bytes_zeroed_in_place_are_found_before_training_and_mended_by_the_remedy(workspace: Workspace) -> None:
-    # In the order in which they are looked at.
-    places = ("data/base_model/model.safetensors", "data/slices/0-64/tokens.npy")
-    whole = {place: (workspace.folder / place).read_bytes() for place in places}
-    for place in places:
-        _zero_in_place(workspace.folder / place)
-        assert (workspace.folder / place).read_bytes() != whole[place]
-    workspace.change({"train.learning_rate": 0.001})
-    launches = workspace.launches("1proc")
-    for place in places:
-        refused = workspace.repro("train@1proc", ok=False)
-        assert refused.returncode != 0
-        line = next(line for line in refused.stdout.splitlines() if line.startswith("train: "))
-        assert line.startswith(f"train: {place}: is damaged: its sha256 is ")
-        assert "exited with 3" in refused.stdout
-        assert workspace.launches("1proc") == launches, "no rank was started"
-    workspace.repro("train@1proc")
-    assert workspace.launches("1proc") == launches + 1
-    assert {place: (workspace.folder / place).read_bytes() for place in places} == whole
-
-
-def _zero_in_place(file: Path) -> None:
-    """Zero some bytes as a disk does it: neither DVC nor anybody else is told by a date."""
-    facts = file.stat()
-    with file.open("r+b") as opened:
-        opened.seek(1024)
-        opened.write(bytes(512))
-    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))

@@ -1,19 +1,16 @@
 """What every tracker holds to, each with its real store; what is MLflow's own stands in test_mlflow.py."""
 
-import json
 import logging
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
 from tasks.services.tracker import PENDING, PendingReport
 from tasks.services.tracker_ui import send_pending
@@ -231,39 +228,3 @@ def test_two_at_once_are_each_whole_and_one_that_is_away_holds_up_no_other(
     assert send_pending(place.params) is True
     for tracker in ("mlflow", "tensorboard"):
         _require_every_value_once(tracker, tmp_path)
-
-
-def test_none_keeps_nothing(tmp_path: Path) -> None:
-    place = Place(tmp_path, ["none"])
-    before = set(tmp_path.iterdir())
-    with place.follow() as follower:
-        follower.send(place.events(1, 2))
-        follower.replay([])
-    place.report(speedup=1.5)
-    assert set(tmp_path.iterdir()) - before == {tmp_path / "reports"}
-
-
-def test_a_training_that_was_stopped_leaves_what_it_sent(place: Place, tracker: str) -> None:
-    def train_until_stopped() -> None:
-        with place.follow() as follower:
-            follower.send(place.events(1, 2, 3))
-            raise PreemptedError("stopped")
-
-    with pytest.raises(PreemptedError):
-        train_until_stopped()
-    place.report(speedup=None)
-    _require_every_value_once(tracker, place.folder)
-
-
-def test_the_default_imports_neither_of_the_extras(project: Path, tmp_path: Path) -> None:
-    code = REPORT + "import json; print(json.dumps([m for m in ('wandb', 'tensorboard') if m in sys.modules]))"
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "mlflow"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(ended.stdout.splitlines()[-1]) == []

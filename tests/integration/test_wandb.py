@@ -1,18 +1,13 @@
 """W&B's own: what its server has after `wandb sync`, and what it must not have any more."""
 
 import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tasks.services.tracker import PENDING
-from tasks.services.tracker_ui import send_pending
-from tests.integration.test_trackers import REPORT
 from tests.tracked_run import ALL_STEPS, Place, step_event
-from tests.tracker_stores import find_closed_port, require_tracker
+from tests.tracker_stores import require_tracker
 from tests.wandb_server import KEY, WandbServer
 
 pytestmark = pytest.mark.slow
@@ -63,34 +58,6 @@ def test_what_is_written_is_sent_once_with_config_figures_gates_and_report(place
     assert before
 
 
-def test_a_server_that_was_down_gets_all_with_the_next_report(
-    place: Place, server: WandbServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{find_closed_port()}")
-        place.report(speedup=1.5)
-        assert PENDING.is_file()
-    assert not server.runs
-    assert send_pending(place.params) is True
-    _require_every_step_once(server)
-    assert KEY not in caplog.text
-
-
-def test_killed_while_it_is_sent_the_server_has_every_step_once_after_the_next(
-    place: Place, server: WandbServer
-) -> None:
-    process = place.start(REPORT, "wandb")
-    for _ in range(1200):
-        if server.runs:
-            break
-        time.sleep(0.05)
-    assert server.runs, "nothing was sent within a minute"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    place.report(speedup=1.5)
-    _require_every_step_once(server)
-
-
 def test_a_figure_that_is_withheld_later_is_deleted_there(place: Place, server: WandbServer) -> None:
     place.report(speedup=1.5)
     first = set(server.runs)
@@ -100,14 +67,3 @@ def test_a_figure_that_is_withheld_later_is_deleted_there(place: Place, server: 
     for run in server.runs.values():
         assert not [key for key in run.summary if key.startswith("final/speedup")]
         assert b"# Speedup 1.5" not in b"".join(run.files.values())
-
-
-def test_without_a_key_nothing_is_sent(place: Place, server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WANDB_API_KEY")
-    place.report(speedup=1.5)
-    assert not server.runs
-    assert not PENDING.exists()
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    place.report(speedup=1.5)
-    assert not server.runs

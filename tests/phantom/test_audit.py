@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.auditing.checks import ask_all
-from tasks.auditing.findings import exchange, rows_of_its_own, same_parameters
+from tasks.auditing.findings import exchange, rows_of_its_own
 from tasks.auditing.launched import Audit
 from tasks.auditing.request import parse_request
 from tasks.auditing.running import launch_script
@@ -122,14 +122,3 @@ def test_defects_that_need_no_number_of_a_card_are_found_on_one_that_is_not_ther
     assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].compared
     assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].compared
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "failed"
-
-
-@pytest.mark.slow
-def test_that_a_raw_module_exchanges_nothing_is_said_where_no_parameter_can_tell(
-    on_phantom: Callable[..., Path], tmp_path: Path
-) -> None:
-    on_phantom(num_cards=2)
-    wrong = {"logits = model(": "logits = model.module("}
-    gates = {gate.name: gate for gate in ask_all(_audit(tmp_path, _change(wrong)))}
-    assert gates[same_parameters.NAME].verdict == gates[exchange.NAME].verdict == "not checked"
-    assert "no step exchanged anything" in gates[same_parameters.NAME].compared

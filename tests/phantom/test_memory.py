@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.machine.gpu_checks import compute_needed_gib
-from tasks.measuring.held import count_beside_adapter
-from tasks.params.adapter import LoraParams
 from tests.conftest import PROJECT
-from tests.extras import skip_without
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
@@ -74,23 +71,6 @@ def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom:
     assert 0.7 * total < ours.highest_bytes[0] <= total - CONTEXT_BYTES
 
 
-def test_beside_a_base_in_4_bits_a_true_model_holds_what_is_counted_before_it_is_measured(
-    on_phantom: OnPhantom, tmp_path: Path
-) -> None:
-    skip_without("peft")
-    skip_without("bitsandbytes")
-    adapter = LoraParams(rank=16, alpha=32, base="nf4")
-    on_phantom("H100-80")
-    found = _measure(tmp_path / "case", precision="bf16", adapter=adapter.model_dump())
-    case = make_true_case(tmp_path / "again", "Qwen2-0.5B", num_steps=4)
-    held = count_beside_adapter(
-        adapter, case["model_dir"], workload="causal_lm", num_parameters=NUM_PARAMETERS["Qwen2-0.5B"], device="cuda"
-    )
-    assert 4 * found["parameters"] == held.of_variant
-    # Most of it is the embedding, 2.7 times what the layers are in 4 bits.
-    assert found["held_gib"] == pytest.approx((held.shared + held.of_variant) / 2**30, rel=0.05)
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
 def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_records(
     strategy: str, on_phantom: OnPhantom, tmp_path: Path
@@ -112,17 +92,11 @@ def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_rec
 _CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("H100-80", model, {"precision": "bf16"}) for model in MODELS if model != "Qwen2-0.5B"),
     ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
-    ("A100-40", "Llama-3.2-1B", {"precision": "bf16"}),
-    ("A100-40", "OPT-1.3B", {"precision": "bf16"}),
     ("A100-80", "Llama-3.2-1B", {"precision": "bf16", "micro_batch_size": 64}),
-    ("A100-80", "BERT-base", {"precision": "bf16"}),
-    ("A100-80", "ResNet18", {"precision": "bf16"}),
     ("H200", "OPT-1.3B", {"precision": "bf16", "micro_batch_size": 64, "packing": False}),
     ("4090", "Qwen2-0.5B", {"precision": "bf16"}),
     ("4090", "BERT-base", {"precision": "fp32"}),
-    ("4090", "ResNet18", {"precision": "bf16"}),
     ("T4", "Qwen2-0.5B", {"precision": "fp16", "micro_batch_size": 4}),
-    ("T4", "BERT-base", {"precision": "fp16"}),
     ("T4", "ResNet18", {"precision": "fp16", "strategy": "ddp"}),
 ]
 
@@ -147,21 +121,3 @@ def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_o
     assert rehearsed == pytest.approx(found["allocated_gib"], rel=0.05)
     assert compute_needed_gib(rehearsed) < CARDS[card].memory_bytes / 2**30
     assert found["allocated_gib"] <= found["reserved_gib"] <= (CARDS[card].memory_bytes - CONTEXT_BYTES) / 2**30
-
-
-@pytest.mark.parametrize(
-    ("card", "model", "changes"),
-    [
-        ("4090", "Llama-3.2-1B", {"precision": "bf16"}),
-        ("4090", "OPT-1.3B", {"precision": "bf16"}),
-        ("T4", "Llama-3.2-1B", {"precision": "fp16", "micro_batch_size": 1}),
-        ("T4", "OPT-1.3B", {"precision": "fp16", "micro_batch_size": 1}),
-    ],
-    ids=str,
-)
-def test_what_a_rehearsal_says_is_too_much_is_out_of_memory_on_the_card(
-    card: str, model: str, changes: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
-) -> None:
-    on_phantom(card)
-    assert compute_needed_gib(_rehearse_gib(tmp_path, card, model, **changes)) > CARDS[card].memory_bytes / 2**30
-    assert _measure(tmp_path / "case", model, **changes)["error"].startswith("CUDA out of memory. Tried to allocate")

@@ -80,36 +80,6 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
             _OF_DEEPSPEED,
         ),
     ),
-    # With moments on the host it looks at each gradient that a rank updates there for numbers that are not finite, and
-    # reads the norm of each: as many waits as there are tensors, which is DeepSpeed's and not ours to change.
-    "zero stage 2 on the host": (
-        {"strategy": "deepspeed", "options": {"stage": 2, "offload": "cpu"}},
-        Waits(
-            67,
-            (
-                {
-                    "stage_1_and_2.update_offload_overflow_tracker": 14,
-                    "stage_1_and_2.complete_grad_norm_calculation_for_cpu_offload": 18, "zero_engine.update": 1,
-                },
-            ) * 2,
-            _OF_DEEPSPEED,
-        ),
-    ),
-    "zero stage 3 on the host": (
-        {"strategy": "deepspeed", "options": {"stage": 3, "offload": "cpu"}},
-        Waits(
-            28,
-            (
-                {
-                    "stage3.independent_gradient_partition_epilogue": 2,
-                    "stage3.complete_grad_norm_calculation_for_cpu_offload": 6,
-                    "utils.mask_nan_or_inf_with_val_inplace": 4,
-                    "stage3._reassign_or_swap_out_partitioned_parameters": 2, "zero_engine.update": 1,
-                },
-            ) * 2,
-            _OF_DEEPSPEED,
-        ),
-    ),
 }  # fmt: skip
 
 

@@ -124,14 +124,6 @@ def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_start
     assert message in str(refused.value)
 
 
-def test_another_split_of_a_hub_source_is_read_with_the_same_columns_and_commit(project: Path) -> None:
-    dataset = {"source": "hub:some/data", "revision": "main", "text_column": "words", "heldout_source": "split:test"}
-    other = Params.model_validate(ask(project, dataset)).dataset.of_heldout
-    assert other is not None
-    assert (other.source, other.revision, other.split, other.text_column) == ("hub:some/data", "main", "test", "words")
-    assert other.place == "dataset.heldout_source hub:some/data split test"
-
-
 def test_slices_of_both_sources_stand_beside_each_other_whatever_the_numbers_of_their_rows(project: Path) -> None:
     for source, number in (("train", 0), ("test", 100)):
         for label in ("ant", "bee"):

@@ -4,9 +4,7 @@ dvc.yaml is read for what there is: a value of params.yaml, or a file, that come
 or to stand here with the reason why it does not.
 """
 
-import contextlib
 import dataclasses
-import importlib.metadata
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,6 @@ from pydantic import BaseModel
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
-from tasks.machine.gpus import OpenGpus
 from tasks.measure import Inputs
 from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
@@ -270,39 +267,6 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
     assert found == {*order, "train.adapter", "workload", "ranges"}
-
-
-def test_where_a_base_is_rounded_and_by_which_version_tells_what_begins_there_from_others(
-    params: Params, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def list_first(base: str | None) -> dict[str, Any]:
-        adapter = LoraParams(rank=4, alpha=8.0, base=base)
-        other = params.model_copy(update={"train": params.train.model_copy(update={"adapter": adapter})})
-        return evaluated(params=other)["first step"]
-
-    monkeypatch.setattr("importlib.metadata.version", lambda package: "1")
-    before, plain = list_first("nf4"), list_first(None)
-    monkeypatch.setattr("importlib.metadata.version", lambda package: "2" if package == "bitsandbytes" else "1")
-    assert list_first("nf4") != before
-    assert list_first(None) == plain
-
-
-def test_a_loss_of_a_gpu_is_no_loss_of_the_cpu(
-    evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = evaluated()
-    there = OpenGpus(handles=(object(),), driver="600", problem=None)
-    monkeypatch.setattr("tasks.evaluate.open_gpus", lambda: contextlib.nullcontext(there))
-    assert [name for name, found in evaluated().items() if found != before[name]] == ["figures", "first step"]
-
-
-@pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_a_loss_of_another_version_is_no_loss_of_this_one(
-    package: str, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, version = evaluated(), importlib.metadata.version
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0" if name == package else version(name))
-    assert [name for name, found in evaluated().items() if found != before[name]] == ["figures", "first step"]
 
 
 def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tasks.process.lock import lock_machine, make_lock_name
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.project import (
@@ -101,14 +100,6 @@ def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, An
     assert found["weights"]["is_bitwise_equal"]
 
 
-def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_otherwise(copied: Path) -> None:
-    # One rank in the wrapper: each rank would compile for itself.
-    change_params(copied, {"train.compile": True, "train.precision": "bf16", "cells.2proc.world_size": 1})
-    found = certificate_of(copied)
-    assert (found["verdict"], found["problem"], found["precision"]) == ("passed", None, "fp32")
-    assert found["replaced"] == {"train.precision": "bf16"}
-
-
 @pytest.mark.parametrize("where", ["on the ranks", "in the one process"])
 def test_without_memory_smaller_micro_batches_are_certified(copied: Path, where: str) -> None:
     break_functions(copied, f"no memory {where}")
@@ -156,11 +147,6 @@ def test_right_trainers_pass(copied: Path, changes: dict[str, Any]) -> None:
     assert found["gradient"]["relative_l2"] < 1e-6
 
 
-def test_what_only_costs_time_passes(copied: Path) -> None:
-    break_functions(copied, "needless exchanges")
-    assert certificate_of(copied)["verdict"] == "passed"
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_trainers_fail_by_orders_of_magnitude(copied: Path, name: str, precision: str) -> None:
@@ -190,21 +176,6 @@ def test_another_failure_of_the_ranks_ends_the_stage_with_its_own_exit_code(copi
         run_stage(copied, "measure")
     assert caught.value.exit_code == 6
     assert not (copied / "data/measurements").exists()
-
-
-def test_a_comparison_of_plain_processes_needs_no_certificate(copied: Path) -> None:
-    change_params(copied, {"cells": {"1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"}}})
-    run_stage(copied, "measure")
-    assert json.loads((copied / "data/measurements/certificate.json").read_bytes())["cells"] == []
-
-
-def test_the_machines_lock_is_respected(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The stage's own process has its temporary files there (tests/museum/stage_process.py).
-    name = make_lock_name(str(copied))
-    monkeypatch.setattr("tasks.process.lock.make_lock_name", lambda: name)
-    with lock_machine("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
-        run_stage(copied, "measure")
-    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("moment", ["ranks", "process"])

@@ -1,6 +1,5 @@
 """The stage as a whole: all files, what is withheld in all of them, and rendering anew."""
 
-import json
 import os
 import re
 import subprocess
@@ -83,26 +82,6 @@ def test_rendering_anew_needs_results_json_alone_and_gives_the_same_bytes(tmp_pa
     assert len(rendered) == 3 + len(CHARTS)
     for path in rendered:
         assert path.read_bytes() == (tmp_path / "first" / path.relative_to(alone)).read_bytes(), path.name
-
-
-def test_the_figures_are_in_the_outputs_of_a_clean_comparison(tmp_path: Path) -> None:
-    make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "reports")
-    everything = "".join(what_is_read(path) for path in files_in(tmp_path / "reports"))
-    assert [figure for figure in FIGURES if figure not in everything] == []
-
-
-def test_a_failed_gate_leaves_the_figures_in_no_output(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
-    make_report(outputs_of(tmp_path, params), tmp_path / "reports")
-    for path in files_in(tmp_path / "reports"):
-        found = [figure for figure in FIGURES if figure in what_is_read(path)]
-        assert found == [], (path.name, found)
-    content = json.loads((tmp_path / "reports" / "results.json").read_text())
-    assert content["verdict"] == (
-        "Speedup withheld: the gate “Not data-bound” failed: 2proc waited for data in 15.8 % of its step time, at most "
-        "5 % allowed."
-    )
 
 
 def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path: Path) -> None:

@@ -49,11 +49,6 @@ def test_one_more_range_leaves_the_earlier_segments_what_they_were(project: Path
     assert _fingerprints(_params(project, train__epochs=1, ranges=["0-20", "20-40", "40-60"]))[:2] == before
 
 
-def test_one_more_epoch_of_one_range_leaves_the_first_what_it_was(project: Path) -> None:
-    before = _fingerprints(_params(project, ranges=["0-20"], train__epochs=1))
-    assert _fingerprints(_params(project, ranges=["0-20"], train__epochs=2))[:1] == before
-
-
 @pytest.mark.parametrize(
     ("schedule", "num_kept"),
     [
@@ -76,13 +71,6 @@ def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_
     )
     # The first segment's own schedule is another one.
     assert set(_fingerprints(_params(project, **told, train__epochs=3))).isdisjoint(before)
-
-
-def test_the_ranks_are_told_where_each_segment_stands_in_the_schedule(project: Path) -> None:
-    for span, places in (("segment", [(0, 2)] * 4), ("run", [(0, 8), (2, 8), (4, 8), (6, 8)])):
-        params = _params(project, train__epochs=2, train__schedule_span=span)
-        segments = plan_segments("1proc", params, slices=SLICES, **FACTS)
-        assert [tuple(part.span) for part in segments] == places
 
 
 def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,12 @@
 """Layers that keep only what goes into them: the same training, with less in memory."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from tests.training.conftest import Models, Trained, are_bitwise_equal, weights_at_end
+from tests.training.conftest import Models
 from training.model.layers import recompute_layers
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [{}, {"world_size": 2, "precision": "bf16", "packing": True}, {"world_size": 2, "strategy": "fsdp2"}]
-)
-def test_the_weights_are_the_same_to_the_bit(changes: dict[str, Any], trained: Trained) -> None:
-    ends = [weights_at_end(trained(activation_checkpointing=which, **changes)) for which in ("none", "layers")]
-    assert are_bitwise_equal(*ends)
 
 
 def test_less_is_kept_for_the_backward_and_each_layer_runs_twice(models: Models) -> None:

@@ -1,14 +1,11 @@
 """Low-rank factors trained beside a model's weights, which may wait in 4 bits: on real ranks, through checkpoints."""
 
 import dataclasses
-import importlib.metadata
 from typing import Any
 
 import pytest
 import torch
 
-from tasks.equivalence.reference.causal_lm import compute_rows_loss, read_rows
-from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tasks.equivalence.updates import compare_with_one_process, judge
 from tests.extras import skip_without
 from tests.training.conftest import (
@@ -20,15 +17,12 @@ from tests.training.conftest import (
     parsed,
     relative_l2,
     state_at_end,
-    steps_of,
     weights_at_end,
 )
 from tests.training.forked_ranks import ForkedRanks
-from tests.training.models import build
 from training.loop import train
-from training.model.adapter import adapt, draw_first_factor, round_base
+from training.model.adapter import adapt, round_base
 from training.model.attention_kernels import DTYPES
-from training.model.weights import compute_parameter_checksum
 from training.process.events import EventStream
 from training.process.failure import UnfitModelError
 from training.process.stop_request import StopRequest
@@ -119,17 +113,6 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
             toy.build(**_tell(None)).restore(weights, state)
 
 
-def test_factors_that_add_nothing_leave_every_bit_of_the_base(toy: Toy) -> None:
-    base = _load_base(toy, None)
-    with torch.no_grad():
-        base.get_submodule(_LAYER).weight[0, :2] = torch.tensor([-0.0, 0.0])
-    before = {name: part.numpy().tobytes() for name, part in base.state_dict().items()}
-    found = adapt(base, toy.read(**_TOLD), device=_CPU)
-    assert found is not None
-    for merged in (dict(found.merge_parameters()), found.merge_weights()):
-        assert [name for name, part in merged.items() if part.detach().numpy().tobytes() != before[name]] == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "changes"),
@@ -175,20 +158,6 @@ def test_the_certificate_passes_right_updates_and_no_changed_base(toy: Toy) -> N
     assert (verdict, "model.norm.weight" in str(why)) == ("failed", True)
 
 
-def test_the_second_computation_begins_and_grows_as_the_formula_says(toy: Toy) -> None:
-    process = OneProcess(toy.read(**_TOLD))
-    first, second = (f"{_LAYER}.lora_{one}.default.weight" for one in "AB")
-    begin = process.start_weights
-    assert torch.equal(begin[first], draw_first_factor(_LAYER, rank=4, num_inputs=64, seed=1))
-    assert not begin[second].any()
-    (gradient,) = process.gradient(1, order_as_one_rank).by_order
-    # Its second factor is 0, so that nothing of the loss depends on the first.
-    assert not gradient[first].any()
-    (of_weights,) = OneProcess(toy.read()).gradient(1, order_as_one_rank).by_order
-    by_hand = 8 / 4 * of_weights[f"{_LAYER}.weight"] @ begin[first].t()
-    assert torch.allclose(gradient[second], by_hand, rtol=1e-4, atol=1e-7)
-
-
 def test_the_base_is_rounded_to_the_16_levels_of_every_64_weights_below_the_head(toy: Toy) -> None:
     skip_without("bitsandbytes")
     plain, rounded = (dict(_load_base(toy, base).named_parameters()) for base in (None, "nf4"))
@@ -227,27 +196,6 @@ def test_a_model_in_4_bits_computes_what_its_rounded_weights_do_to_the_bit(preci
     assert packed_bytes * 8 == sum(part.nbytes for name, part in rounded.named_parameters() if "_proj.weight" in name)
 
 
-@pytest.mark.slow
-def test_step_1_has_the_weights_and_the_loss_of_the_rounded_model(trained: Trained, toy: Toy) -> None:
-    config = trained(**_tell("nf4"))
-    assert facts_of(config)["start_checksum"] == compute_parameter_checksum(_load_base(toy, "nf4"))
-    (setting,) = facts_of(config)["settings"]
-    assert setting["packages"] == {name: importlib.metadata.version(name) for name in ("peft", "bitsandbytes")}
-    parts, _ = toy.take()
-    rows = [int(row) for part in parts for row in part.row_ids]
-    loss, plain = (
-        total / number
-        for total, number in (
-            compute_rows_loss(
-                toy.models("tiny"), read_rows(toy.rows("causal_lm")[0], rows, seq_len=32), device="cpu", base=base
-            )
-            for base in ("nf4", None)
-        )
-    )
-    assert steps_of(config)[0]["loss"] == pytest.approx(loss, rel=1e-6)
-    assert abs(plain - loss) > 1e-5 * loss
-
-
 @pytest.mark.parametrize("targets", [["q_proj", "query"], ["lm_head"], ["embed_tokens"]], ids=str)
 def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_that_are(
     targets: list[str], toy: Toy
@@ -255,8 +203,3 @@ def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_t
     told = toy.read(model="untied", adapter={**_LORA, "targets": targets})
     with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
         adapt(causal_lm.load_model(told.model_dir), told, device=_CPU)
-
-
-def test_a_model_without_a_linear_layer_is_refused(toy: Toy) -> None:
-    with pytest.raises(UnfitModelError, match="got all-linear, and GPT2LMHeadModel has no linear layer below its head"):
-        adapt(build("gpt2"), toy.read(**_TOLD), device=_CPU)

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import make_tiny_model
 from training.model.weights import collect_weights, compute_parameter_checksum
 from training.process.failure import BadCheckpointError
-from training.workloads.causal_lm import has_dropout, load_model
+from training.workloads.causal_lm import load_model
 
 
 def test_weights_are_fp32_even_where_the_folder_holds_bf16(tmp_path: Path, tiny_model: Path) -> None:
@@ -37,8 +37,3 @@ def test_a_checkpoint_of_another_architecture_is_refused_with_the_first_differen
     with pytest.raises(BadCheckpointError, match=r"\d+ differences.*float32 \[128, 32\], the model has") as caught:
         load_model(tiny_model, checkpoint=tmp_path / "wide.pt")
     assert str(caught.value).count(";") == 4
-
-
-def test_dropout_is_seen_where_there_is_some(tiny_model: Path, tmp_path: Path) -> None:
-    assert not has_dropout(load_model(tiny_model))
-    assert has_dropout(load_model(make_tiny_model(tmp_path / "dropout", dropout=0.1)))

@@ -17,9 +17,8 @@ from tests.training.conftest import (
     steps_of,
     weights_at_end,
 )
-from training import heldout as module
 from training.data.batches import open_slice
-from training.process.failure import ChangedInputError, StoppedError
+from training.process.failure import StoppedError
 from training.workloads.causal_lm import load_model, loss_sum
 
 
@@ -103,18 +102,3 @@ def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(
     points = _points(config)
     assert list(points) == [4, 8]
     assert points == pytest.approx(_points(trained(num_slices=2, **looking)), rel=1e-5)
-
-
-def test_held_out_rows_that_are_written_to_meanwhile_end_the_run(
-    toy: Toy, looking: dict[str, Any], train_here: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_slice(toy.folder / "72-83", num_rows=11, first_row=72, seed=7)
-    before = module.make_micro_batches
-
-    def touch(*arguments: Any, **more: Any) -> Any:
-        (folder / "tokens.npy").touch()
-        return before(*arguments, **more)
-
-    monkeypatch.setattr(module, "make_micro_batches", touch)
-    with pytest.raises(ChangedInputError, match=r"tokens\.npy changed while it was trained on"):
-        train_here(toy.tell(**{**looking, "heldout_dir": str(folder)}))

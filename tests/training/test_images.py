@@ -11,20 +11,13 @@ import torch
 from safetensors.torch import save_model
 
 from tasks.data.builtin import image_networks
-from tasks.equivalence.orders import make_rank_order
 from tasks.equivalence.reference import image_classification as reference
-from tasks.equivalence.reference.update import OneProcess
 from tests.images import CLASS_NAMES, make_image_slice
-from tests.training.conftest import Toy, Trained, parsed, relative_l2, weights_at_end
+from tests.training.conftest import Toy
 from training.data.augmentation import Augmentation
 from training.data.image_rows import ImageRows, open_images
-from training.process.failure import BadCheckpointError, UnfitModelError
+from training.process.failure import BadCheckpointError
 from training.workloads import image_classification as workload
-
-_TOLD = {
-    "workload": "image_classification", "model": "resnet18", "optimizer": "sgd", "learning_rate": 0.05,
-    "schedule": "cosine", "augment": "flip_shift", "max_grad_norm": 5.0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +106,6 @@ def test_the_other_built_in_networks_have_the_loss_of_the_reference(
     assert (loss, number) == (pytest.approx(wanted, rel=1e-5), 6)
 
 
-def test_the_blank_image_of_a_rank_without_rows_is_as_large_as_a_vision_transformer_wants_it() -> None:
-    model = workload.build_network({**_VIT, "image_size": 48})
-    nothing = workload.loss_sum(model, workload.make_dummy_micro_batch(2))
-    nothing.backward()
-    assert float(nothing.detach()) == 0
-    assert all(not bool(part.grad.any()) for part in model.parameters() if part.grad is not None)
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -134,54 +119,3 @@ def test_a_network_that_cannot_be_built_is_refused(changed: dict[str, Any], toy:
     config = json.loads((toy.models("resnet18") / "config.json").read_text())
     with pytest.raises(BadCheckpointError, match=r"config\.json: got .*; allowed: "):
         workload.build_network({**config, **changed})
-
-
-def test_weights_of_other_classes_are_refused(toy: Toy) -> None:
-    model = toy.models("resnet18")
-    config = json.loads((model / "config.json").read_text())
-    (toy.folder / "config.json").write_text(json.dumps({**config, "class_names": ["a", "b"]}))
-    (toy.folder / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
-    with pytest.raises(BadCheckpointError, match=r"not loadable: .*fc"):
-        workload.load_model(toy.folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"packing": True}, "packing: true, but the workload image_classification has none"),
-        ({"compile": True}, "compile: true, but the workload image_classification has none"),
-        ({"precision": "bf16"}, "precision: bf16 on CPU, where .* use precision: fp32, or a GPU"),
-    ],
-)
-def test_what_images_cannot_be_trained_with_is_refused_in_one_line(
-    changes: dict[str, Any], message: str, toy: Toy
-) -> None:
-    with pytest.raises(UnfitModelError, match=message):
-        workload.prepare(workload.load_model(toy.models("resnet18")), toy.read(**{**_TOLD, **changes}))
-
-
-@pytest.mark.parametrize("damage", ["missing pixels", "of floats", "fewer labels"])
-def test_arrays_that_do_not_belong_together_are_refused(slice_dir: Path, tmp_path: Path, damage: str) -> None:
-    arrays = {name: np.load(slice_dir / f"{name}.npy") for name in ("images", "labels", "row_ids")}
-    images = arrays["images"]
-    arrays |= {
-        "missing pixels": {"images": images[:-1]},
-        "of floats": {"images": images.astype(np.float32)},
-        "fewer labels": {"labels": arrays["labels"][:-1]},
-    }[damage]
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    with pytest.raises(ValueError, match="do not belong together; the slice stage makes them anew"):
-        open_images(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_ranks_train_what_code_of_its_own_computes_from_images_that_are_drawn_anew(
-    trained: Trained, toy: Toy
-) -> None:
-    config = trained(**_TOLD, world_size=2)
-    told = parsed(config, toy.folder)
-    one_process = OneProcess(told)
-    again = one_process.update(make_rank_order(told), on_step=lambda: None).weights
-    assert relative_l2(weights_at_end(config), again) < 2e-6
-    assert relative_l2(one_process.start_weights, again) > 1e-3, "the updates are too small to tell anything"

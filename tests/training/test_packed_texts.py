@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.tiny import write_slice
 from tests.training.conftest import Toy, relative_l2
 from tests.training.models import build
 from training.data.batches import MicroBatch
-from training.model import packed_texts
 from training.process.failure import UnfitModelError
 from training.workloads import sequence_classification as workload
 
@@ -67,54 +65,9 @@ def test_each_text_has_the_scores_and_the_gradient_that_it_has_alone(kind: str, 
     assert relative_l2(found[1], wanted[1]) < 2e-6
 
 
-def test_a_text_that_sees_its_neighbour_or_past_its_window_has_other_scores(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packing = _load("modernbert, mean", toy, packs=True)
-    pack = workload.open_slice(toy.rows("sequence_classification")[0]).collate(range(8), seq_len=32, is_packed=True)
-    with torch.no_grad():
-        right = workload._compute_batch_logits(packing, pack)
-        monkeypatch.setattr(packed_texts, "_find_band", lambda *_, **__: None)
-        too_far = workload._compute_batch_logits(packing, pack)
-        monkeypatch.undo()
-        assert pack.documents is not None
-        first, second, *others = pack.documents.lengths
-        run = packing.base_model.forward
-        packing.base_model.forward = lambda **told: run(**{**told, "document_lengths": (first + second, *others)})
-        together = workload._compute_batch_logits(packing, pack)
-    assert (too_far - right).abs().max() > 1e-3
-    assert (together - right)[:2].abs().max() > 1e-3
-    assert torch.equal(together[2:], right[2:])
-
-
-def test_whether_a_model_can_pack_is_found_without_changing_it_and_no_memory_is_no_answer(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, told = _load("bert", toy, packs=False), toy.read(model="bert", **_TOLD)
-    before = model.config._attn_implementation, model.training
-    assert workload.can_pack(model, told)
-    assert (model.config._attn_implementation, model.training) == before
-
-    def find_no_memory(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(workload, "_compute_batch_logits", find_no_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        workload.can_pack(model, told)
-
-
 @pytest.mark.parametrize("kind", ["roberta", "bart", "gemma2"])
 def test_a_model_that_cannot_keep_texts_apart_or_caps_its_scores_is_refused(kind: str, toy: Toy) -> None:
     model, told = build(kind, classifies=True), toy.read(model="bert", **_TOLD)
     assert not workload.can_pack(model, told)
     with pytest.raises(UnfitModelError, match=r"cannot: .* use packing: false"):
         workload.prepare(model, told)
-
-
-def test_what_a_rehearsal_attended_to_leaves_no_tensor_without_numbers() -> None:
-    def attend_to(query: torch.Tensor) -> torch.Tensor:
-        return packed_texts.attend(torch.nn.Identity(), query, query, query, None, sliding_window=3)[0]
-
-    with FakeTensorMode():
-        attend_to(torch.zeros(1, 2, 11, 4))
-    assert type(attend_to(torch.ones(1, 2, 11, 4))) is torch.Tensor

@@ -11,14 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.equivalence.orders import make_rank_order
-from tasks.equivalence.reference.update import OneProcess
 from tests.tiny import make_tiny_model, write_slice
 from tests.training.conftest import (
     Launch,
     Toy,
     learned_rows,
-    parsed,
     relative_l2,
     weights_at_end,
 )
@@ -119,22 +116,6 @@ def test_a_packed_training_is_the_unpacked_one_in_fewer_positions(
     assert learned_rows(configs[0]) == learned_rows(configs[1])
 
 
-@pytest.mark.parametrize("changes", [
-    # Dropout in attention too: drawn per document, in the same order.
-    {"model": "dropout", "loss_chunk_rows": 16}, {"model": "dropout", "precision": "bf16"}, {"precision": "fp16"},
-    {"workload": "sequence_classification", "model": "bert, dropout"},
-    {"workload": "sequence_classification", "model": "bert", "precision": "bf16"},
-], ids=str)  # fmt: skip
-def test_one_process_with_code_of_its_own_computes_the_same_packed_updates(
-    changes: dict[str, Any], toy: Toy, train_here: Launch
-) -> None:
-    config = toy.tell(packing=True, micro_batch_size=4, **changes)
-    train_here(config)
-    settings = parsed(config, toy.folder)
-    expected = OneProcess(settings).update(make_rank_order(settings), on_step=lambda: None)
-    assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
-
-
 @pytest.mark.parametrize(
     ("hidden_size", "keys"),
     [(32, {"document_boundaries", "longest_document", "takes_groups"}), (48, {"document_lengths"})],
@@ -189,8 +170,3 @@ def test_a_falcon_that_is_packed_has_the_gradient_that_its_rows_have_alone(
         loss.backward()
     gradients = [{name: part.grad for name, part in model.named_parameters()} for model in (alone, packed)]
     assert relative_l2(gradients[1], gradients[0]) < 1e-5
-
-
-def test_a_model_whose_window_is_as_long_as_a_row_or_that_caps_nothing_is_packed(toy: Toy) -> None:
-    causal_lm.prepare(build("mistral"), toy.read(packing=True, seq_len=16))
-    causal_lm.prepare(build("gemma2", attn_logit_softcapping=None), toy.read(packing=True))

@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.conftest import Toy, Trained, are_bitwise_equal, facts_of, weights_at_end
+from tests.training.conftest import Trained, are_bitwise_equal, facts_of, weights_at_end
 from training.model.balance import balance
-from training.model.cut import Cut, _weigh, count_multiplied
+from training.model.cut import _weigh
 from training.model.part_times import time_parts
-from training.process.failure import UnfitModelError
-from training.workloads import causal_lm
 
 _NOT_CLIPPED = 1e9
 
@@ -72,25 +70,6 @@ def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be(
     assert balance(costs, num_stages, **more) == [*map(range, first_layers, ends)]
 
 
-def test_what_is_looked_up_costs_nothing_and_what_is_multiplied_by_counts() -> None:
-    tied = nn.ModuleList([nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)])
-    tied[1].weight = tied[0].weight
-    assert [*map(count_multiplied, [*tied, nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))])] == [0, 21, 12]
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_stages", "says"),
-    [
-        ("llama", 4, "4 stages of a model of 3 layers"),
-        ("bloom", 2, "BloomForCausalLM hands on more than hidden states"),
-    ],
-)
-def test_a_model_that_cannot_be_cut_is_refused(kind: str, num_stages: int, says: str, toy: Toy) -> None:
-    model = causal_lm.load_model(toy.models(kind))
-    with pytest.raises(UnfitModelError, match=f"{says}.* strategy ddp"):
-        Cut(model, lambda: model(torch.zeros(1, 4, dtype=torch.long)), num_stages=num_stages)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "spread"),
@@ -114,17 +93,3 @@ def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_on
     costs = facts_of(config)["exchange"]["part_costs"]
     assert (costs[0] > 0) == (spread.get("options", {}).get("cut") == "time")
     assert len(set(costs[1:-1])) == 1
-
-
-def test_it_times_the_passes_of_a_full_step_and_what_of_them_is_its_own(toy: Toy) -> None:
-    strategy, (parts, num_targets) = toy.build(strategy="pipeline"), toy.take()
-
-    def run() -> None:
-        strategy.warm_up(parts[0])
-        strategy.train_step(parts, num_targets=num_targets, learning_rate=0.0)
-
-    timed = strategy.own_timers(run)
-    assert timed["num_micro_batches"] == len(parts) == 4
-    assert 0 < timed["own_seconds"] <= timed["pass_seconds"]
-    # The clock is taken away again.
-    assert "run" not in vars(strategy._steps)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import make_slice, write_slice
+from tests.tiny import write_slice
 from tests.training.conftest import Toy
 from tests.training.models import build
-from training.process.failure import BadCheckpointError, UnfitModelError
+from training.process.failure import UnfitModelError
 from training.workloads import sequence_classification as workload
 
 _TOLD = {"workload": "sequence_classification", "model": "bert"}
@@ -44,25 +44,9 @@ def test_a_decoder_that_classifies_finds_the_end_of_each_padded_text(toy: Toy) -
         assert float(workload.loss_sum(model, rows.collate(range(6), seq_len=32))) == pytest.approx(alone, rel=1e-5)
 
 
-def test_packs_are_not_compiled(toy: Toy) -> None:
-    told = toy.read(**_TOLD, packing=True, compile=True)
-    with pytest.raises(UnfitModelError, match="packing: true, compile: true, but packs of texts that are classified"):
-        workload.prepare(workload.load_model(told.model_dir), told)
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "bart"])
 def test_the_longest_text_that_a_model_takes_is_found_by_trying(kind: str, toy: Toy) -> None:
     model: Any = workload.load_model(toy.models("bert")) if kind == "bert" else build(kind, classifies=True)
     workload.prepare(model, toy.read(**_TOLD, seq_len=64))
     with pytest.raises(UnfitModelError, match="use fewer tokens"):
         workload.prepare(model, toy.read(**_TOLD, seq_len=65))
-
-
-def test_a_slice_without_its_labels_is_refused(tmp_path: Path) -> None:
-    make_slice(tmp_path / "rows", num_rows=5)
-    with pytest.raises(BadCheckpointError, match=r"labels\.npy"):
-        workload.open_slice(tmp_path / "rows")
-    make_slice(tmp_path / "other", num_rows=6, num_classes=2)
-    (tmp_path / "rows" / "labels.npy").write_bytes((tmp_path / "other" / "labels.npy").read_bytes())
-    with pytest.raises(ValueError, match="6 labels and 5 rows"):
-        workload.open_slice(tmp_path / "rows")

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.conftest import Launch, Toy, Trained, facts_of, relative_l2, state_at_end, weights_at_end
+from tests.training.conftest import Launch, Toy, relative_l2, weights_at_end
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.process.heartbeat import StepSection
@@ -73,29 +72,6 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
     # A trainer that synchronises every micro-batch is given away by both figures.
     strategy.step._wrapped.no_sync = contextlib.nullcontext
     assert count() == (4 * len(buckets), 4 * num_bytes)
-
-
-class _CountedCasts(TorchDispatchMode):
-    """Counts the copies in another dtype that are made of tensors at these places in memory."""
-
-    def __init__(self, places: Collection[int]) -> None:
-        super().__init__()
-        self.numbers = dict.fromkeys(places, 0)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self.numbers:
-            self.numbers[args[0].data_ptr()] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["single", "ddp", "zero1"])
-def test_in_16_bit_the_weights_of_a_layer_are_cast_once_per_step_and_anew_in_the_next(name: str, toy: Toy) -> None:
-    strategy, (parts, num_targets) = toy.build(strategy=name, precision="bf16"), toy.take()
-    layers = [part for key, part in strategy.module.named_parameters() if "proj.weight" in key]
-    with _CountedCasts([part.data_ptr() for part in layers]) as casts:
-        for step in range(1, 4):
-            strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
-            assert set(casts.numbers.values()) == {step}
 
 
 @pytest.mark.parametrize("changes", [
@@ -173,14 +149,3 @@ def test_the_optimizer_checksum_tells_states_apart_and_survives_saving(
     monkeypatch.setattr(third._optimizer, "load_state_dict", lambda state: None)
     with pytest.raises(ValueError, match="of parameter 0 is not what was saved after it was restored"):
         third.load_state(one.state())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_learns_and_keeps_fp32_weights_and_optimizer_state(precision: str, trained: Trained) -> None:
-    config = trained(epochs=2, precision=precision)
-    assert facts_of(config)["loss"] < facts_of(config, 0)["loss"] < 5.5
-    state = state_at_end(config)
-    kept = [*weights_at_end(config).values(), *state["optimizer"]["state"][0].values()]
-    assert {part.dtype for part in kept} == {torch.float32}
-    assert ("scale" in state["scaler"]) == (precision == "fp16")

@@ -11,23 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tasks.equivalence.updates import compare_with_one_process, judge
-from tasks.strategies import Work, find_profile
 from tests.images import make_image_slice
 from tests.training.conftest import (
     Toy,
-    Trained,
-    are_bitwise_equal,
-    facts_of,
     folder_of,
     parsed,
-    relative_l2,
-    weights_at_end,
 )
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.model.sync_norm import SyncBatchNorm, list_statistics
-from training.process.failure import UnfitModelError
-from training.step.strategy import STATE, WEIGHTS
-from training.workloads import image_classification as workload
+from training.model.sync_norm import SyncBatchNorm
 
 _GROUP = 4
 """Rows that are normalised together: one rank's micro-batch, or two ranks' of 2."""
@@ -143,36 +134,6 @@ def test_one_process_runs_the_batch_normalisation_of_torch_and_one_value_becomes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_two_ranks_train_the_weights_and_statistics_of_one(
-    strategy: str, slices: list[Path], trained: Trained, toy: Toy
-) -> None:
-    model = workload.load_model(toy.models("resnet18, normed"))
-    start, statistics = model.state_dict(), list_statistics(model)
-    wanted = weights_at_end(trained(**_tell(slices[:1])))
-    two = trained(**_tell(slices[:1], strategy=strategy, world_size=2))
-    found, facts = weights_at_end(two), facts_of(two)
-    counts = {name for name in wanted if name.endswith(".num_batches_tracked")}
-    assert (len(statistics), {int(found[name]) for name in counts}) == (40, {2})
-    for names in (statistics.keys(), wanted.keys() - statistics.keys() - counts):
-        own, other, first = ({name: one[name] for name in names} for one in (found, wanted, start))
-        # Where each rank normalises its own rows they differ by as much as is trained. The certificate is sharper.
-        assert relative_l2(own, other) < 0.03 * relative_l2(first, other) > 1e-8
-    assert len(set(facts["parameter_checksums"])) == 1
-    # Of 20 layers, of both micro-batches, forward and backward.
-    counted = facts["traffic"]["statistic"]
-    assert counted["number"] == 2 * 20 * 2
-    assert facts["exchange"]["statistic_channels"] == [
-        part.num_features for part in model.modules() if isinstance(part, SyncBatchNorm)
-    ]
-    profile = find_profile(strategy)
-    assert profile is not None
-    work = Work(world_size=2, num_steps=1, num_rounds=(2, 2), gradient_bytes=0, exchange=facts["exchange"])
-    expected = profile.compute_expected_traffic(work)["statistic"]
-    assert (expected.number.least, expected.num_bytes.least) == (counted["number"], counted["num_bytes"])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "verdict"), [("keeping", "passed"), ("keeping_apart", "failed")])
 def test_the_certificate_passes_statistics_of_all_ranks_and_no_others(
     entry: str, verdict: str, ranks: ForkedRanks, slices: list[Path], toy: Toy
@@ -191,38 +152,3 @@ def test_the_certificate_passes_statistics_of_all_ranks_and_no_others(
     torch.save({**weights, "layer1.0.bn1.running_var": weights["layer1.0.bn1.running_var"] * 1.001}, file)
     verdict, why = judge(*compare_with_one_process(parsed(config, toy.folder), on_update=lambda: None))
     assert (verdict, "other running statistics than the last update left" in str(why)) == ("failed", True)
-
-
-def test_warming_up_and_looking_at_a_gradient_leave_the_statistics(slices: list[Path], toy: Toy) -> None:
-    strategy = toy.build(**_tell(slices))
-    model = strategy.module
-    before, digest = {name: part.clone() for name, part in model.state_dict().items()}, strategy.digest()
-    (part, *_), _ = toy.take(**_tell(slices))
-    strategy.warm_up(part)
-    assert strategy.gives_finite_gradient([part], num_targets=4)
-    assert strategy.sum_losses([part]) > 0
-    assert are_bitwise_equal(dict(model.state_dict()), before)
-    assert strategy.digest() == digest
-    list_statistics(model)["bn1.running_mean"][3] += 1e-3
-    assert strategy.digest() != digest
-    # And a checkpoint has them.
-    parts, fresh = {one.name: dict(one.content) for one in strategy.snapshot()}, toy.build(**_tell(slices))
-    fresh.restore(parts[WEIGHTS], parts[STATE])
-    assert fresh.digest() == strategy.digest()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"statistics_rows": 8}, "over 8 rows with micro_batch_size 4 x 1 ranks"),
-        ({"strategy": "fsdp2"}, "is not available for the strategy fsdp2; use norm: group"),
-        ({"strategy": "pipeline"}, "is not available for the strategy pipeline"),
-        ({"strategy": "deepspeed"}, "is not available for the strategy deepspeed"),
-        ({"strategy": "ddp", "exact": True}, "is not available for exact: true"),
-    ],
-)
-def test_what_cannot_have_batch_normalisation_is_refused_in_one_line(
-    changes: dict[str, Any], message: str, slices: list[Path], toy: Toy
-) -> None:
-    with pytest.raises(UnfitModelError, match=f"norm: sync_batch {message}"):
-        toy.build(**_tell(slices, **changes))

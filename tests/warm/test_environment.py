@@ -4,10 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tasks.ranks.one_machine import RanksHere
@@ -71,24 +69,6 @@ def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, m
     assert '"is warm": true' in said.read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "is_warm"),
-    [
-        ({"PYTHONHASHSEED": "1"}, False),
-        ({"HF_HUB_OFFLINE": "0"}, False),
-        # The server has no network either.
-        ({"HF_HUB_OFFLINE": "1"}, True),
-        # What Ray leaves there.
-        ({"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}, True),
-    ],
-    ids=str,
-)
-def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew_and_nothing_else_has(
-    given: dict[str, str], is_warm: bool, warm: Path, project: Path
-) -> None:
-    assert f'"is warm": {str(is_warm).lower()}' in _run(warm / "python", project, **given).stdout
-
-
 def _start_waiting(warm: Path, project: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
 
@@ -106,45 +86,4 @@ def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm: Path, project:
     # It held the other end, and nobody else.
     said, _ = started.communicate(timeout=_SECONDS)
     assert (said, started.returncode) == ("", -number)
-    wait_for(lambda: not living([pid]), seconds=_SECONDS, what="it is gone")
-
-
-@pytest.fixture
-def server(warm: Path, project: Path) -> Iterator[psutil.Process]:
-    """The process that others are forked from; it goes on after the test."""
-    started = _start_waiting(warm, project)
-    found = psutil.Process(_read_pid(started)).parent()
-    assert found is not None
-    started.kill()
-    started.communicate(timeout=_SECONDS)
-    yield found
-    found.resume()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_before_who_started_it_knows_the_stage_ends_it_all_the_same(
-    warm: Path, project: Path, server: psutil.Process, number: signal.Signals
-) -> None:
-    server.suspend()
-    started = _start_waiting(warm, project)
-    asking = psutil.Process(started.pid)
-    wait_for(lambda: asking.net_connections("unix"), seconds=_SECONDS, what="it has asked")
-    started.send_signal(number)
-    server.resume()
-    started.communicate(timeout=_SECONDS)
-    assert started.returncode == -number
-    assert _run(warm / "python", project).returncode == 7, "the server goes on"
-
-
-def test_a_stage_and_who_started_it_may_be_killed_at_one_moment(
-    warm: Path, project: Path, server: psutil.Process
-) -> None:
-    started = _start_waiting(warm, project)
-    pid = _read_pid(started)
-    server.suspend()
-    os.kill(pid, signal.SIGKILL)
-    started.kill()
-    started.communicate(timeout=_SECONDS)
-    server.resume()
-    assert _run(warm / "python", project).returncode == 7, "the server goes on"
     wait_for(lambda: not living([pid]), seconds=_SECONDS, what="it is gone")

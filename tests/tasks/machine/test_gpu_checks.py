@@ -20,9 +20,6 @@ from tasks.machine.gpu_facts import (
     GpuMoment,
     GpuProcess,
     LinkFacts,
-    describe_slowdowns,
-    read_gpu,
-    read_link,
 )
 from tasks.machine.gpus import select_visible
 
@@ -50,12 +47,6 @@ PAIR = (T4, dataclasses.replace(T4, index=1))
 NO_PEER = LinkFacts(
     first=0, second=1, has_nvlink=False, peer="no peer to peer: the GPUs do not support it", path="through one socket"
 )
-UNKNOWN = GpuMoment(index=0, name="some GPU")
-
-
-def test_a_driver_that_refuses_every_question_leaves_every_fact_unknown(no_driver: str) -> None:
-    assert read_gpu(None, 0) == GpuMoment(index=0, name="unnamed GPU")
-    assert read_link(None, None, indices=(0, 1)).kind == "PCIe, peer to peer unknown"
 
 
 def changed(**facts: Any) -> tuple[GpuMoment, GpuMoment]:
@@ -68,20 +59,6 @@ def test_two_idle_t4s_without_peer_to_peer_are_fit_to_measure() -> None:
     assert [check.verdict for check in checks] == ["ok"] * 6
     assert {check.code for check in checks} == {"ok"}
     assert all(figure in checks[3].found for figure in ("4.0 GB/s", "15.8 GB/s"))
-
-
-def test_what_the_driver_does_not_tell_is_not_checked() -> None:
-    link = LinkFacts(first=0, second=1, has_nvlink=None, peer=None, path=None)
-    unknown = (UNKNOWN, dataclasses.replace(UNKNOWN, index=1))
-    checks = judge_gpus(unknown, [link], world_sizes=[2])
-    assert {check.name: check.verdict for check in checks} == {
-        "other processes on the GPUs": "not checked",
-        "GPUs of one kind": "ok",
-        "links between GPUs": "not checked",
-        "PCIe links": "not checked",
-        "GPU clocks": "not checked",
-        "free GPU memory": "not checked",
-    }
 
 
 def test_somebody_elses_process_on_a_gpu_is_named() -> None:
@@ -119,15 +96,6 @@ def test_heat_brakes_and_a_lowered_power_limit_are_warnings() -> None:
     lowered = check_clocks(changed(power_limit_watts=60.0))
     assert lowered.code == "power_limit"
     assert "nvidia-smi -i 1 --power-limit=70" in str(lowered.remedy)
-
-
-def test_only_the_reasons_that_cost_speed_are_slowdowns() -> None:
-    gpu_idle, applications_clocks, power_cap, hardware, hot = 0x1, 0x2, 0x4, 0x8, 0x40
-    assert describe_slowdowns(gpu_idle | applications_clocks | power_cap) == ()
-    assert describe_slowdowns(hardware | hot) == (
-        "slowed down by the hardware (heat or power supply)",
-        "too hot (hardware)",
-    )
 
 
 def nvlinked(first: int, second: int, *, is_linked: bool = True) -> LinkFacts:

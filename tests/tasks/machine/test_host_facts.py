@@ -1,6 +1,5 @@
 """What is read from Linux's own files: written here as other machines have them."""
 
-import os
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,6 @@ from tasks.machine.host_facts import (
     CpuFrequency,
     count_physical_cores,
     is_virtual_machine,
-    list_usable_cpus,
     read_cpu_frequency,
     read_cpu_quota,
     read_free_memory_bytes,
@@ -29,12 +27,6 @@ def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None
     assert count_physical_cores([0, 4], root=tmp_path) == 1
     assert count_physical_cores(list(range(8)), root=tmp_path) == 4
     assert count_physical_cores([8], root=tmp_path) is None
-
-
-def test_older_kernels_call_siblings_by_another_name(tmp_path: Path) -> None:
-    for cpu in (0, 1):
-        put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", "0-1")
-    assert count_physical_cores([0, 1], root=tmp_path) == 1
 
 
 def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None:
@@ -121,8 +113,3 @@ def test_a_clock_that_is_held_down_is_a_warning() -> None:
     assert verdict(frequency("powersave", driver="intel_pstate")) == "ok"
     assert verdict(frequency("performance", cap=0.94)) == "warning"
     assert verdict(frequency("performance", throttled=6)) == "warning"
-
-
-def test_the_cpus_that_may_be_used_are_those_of_this_process() -> None:
-    assert list_usable_cpus()
-    assert len(list_usable_cpus()) <= (os.cpu_count() or 1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tasks.machine import torch_facts
-from tasks.machine.facts import collect_machine_facts
 from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.machine.usable_gpus import (
     explain_order,
@@ -16,7 +15,6 @@ from tasks.machine.usable_gpus import (
     explain_too_few,
     explain_unfit,
     has_code_for,
-    require_usable_gpus,
 )
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
@@ -92,13 +90,6 @@ def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
     assert all(figure in found for figure in ("2.15.0+cpu", "built for CPUs", H100.name))
 
 
-def test_what_torch_itself_says_of_gpus_is_handed_on() -> None:
-    found = explain(H100, facts=CUDA_13.model_copy(update={"num_gpus": 0, "problem": "CUDA unknown error"}))
-    assert all(figure in found for figure in ("2.15.0+cu132", f"{H100.name}: CUDA unknown error"))
-    found = explain(H100, H100, facts=CUDA_13.model_copy(update={"num_gpus": 1}))
-    assert all(figure in found for figure in ("2 GPUs", "2.15.0+cu132 finds 1"))
-
-
 def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
     names = ["NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}):
@@ -167,9 +158,3 @@ def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
     monkeypatch.setattr(torch_facts, "_ask_torch", lambda: CUDA_13.model_copy(update={"num_gpus": 1}))
     assert fetch_torch_facts("another machine").num_gpus == 1
     assert json.loads((tmp_path / ".work" / "torch.json").read_text())["machine"] == "another machine"
-
-
-def test_a_machine_without_gpus_is_asked_nothing(no_driver: str) -> None:
-    machine = collect_machine_facts()
-    assert machine.gpus == []
-    require_usable_gpus(make_params(), machine)

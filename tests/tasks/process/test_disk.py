@@ -1,6 +1,5 @@
 """A disk is asked before anything is computed."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -35,11 +34,6 @@ def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_s
     assert (caught.value.exit_code, said.count("\n")) == (4, 0)
 
 
-def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
-    require_writable(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-
-
 def test_a_disk_that_is_read_only_or_not_there_is_named(small_disk: Path, tmp_path: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(ResourceError, match=f"{small_disk}/work: Read-only file system; nothing was started") as caught:
@@ -49,11 +43,3 @@ def test_a_disk_that_is_read_only_or_not_there_is_named(small_disk: Path, tmp_pa
     (tmp_path / "data").symlink_to(tmp_path / "unmounted" / "data")
     with pytest.raises(ResourceError, match=f"{tmp_path}/data: File exists; nothing was started"):
         require_writable(tmp_path / "data")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write where it pleases: see the read-only disk")
-def test_a_folder_that_takes_nothing_from_us_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ResourceError, match="Permission denied; nothing was started"):
-        require_writable(tmp_path / "work")
-    tmp_path.chmod(0o700)

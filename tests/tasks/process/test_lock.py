@@ -58,22 +58,6 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
         pass
 
 
-@pytest.mark.slow
-def test_of_eight_at_once_exactly_one_wins_and_all_others_name_it() -> None:
-    wins = HOLD + "  input()"
-    runs = [subprocess.Popen([sys.executable, "-c", wins], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(8)]
-    waiting = list(runs)
-    while len(waiting) > 1:
-        waiting = [run for run in waiting if run.poll() is None]
-    (winner,) = waiting
-    assert winner.communicate("\n")[0] == "held\n"
-    for run in runs:
-        if run is not winner:
-            out, said = run.communicate()
-            assert (out, run.returncode) == ("", 1)
-            assert f"training of cell x, pid {winner.pid} on " in said.splitlines()[-1]
-
-
 def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once() -> None:
     with lock_machine("outer"):
         with lock_machine("inner"):
@@ -149,23 +133,6 @@ def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(
     with _held_by_nobody(make_lock_name(), is_silent=is_silent), lock_machine("ours"):
         pass
     assert "going on without the machine's lock" in caplog.text
-
-
-def test_a_crowd_of_names_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_lock_name().rpartition("/")[0]
-    with contextlib.ExitStack() as stack:
-        for user in (*range(70_000, 70_300), 2**32 + 1):
-            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"{folder}/{user}")
-        with lock_machine("ours"):
-            pass
-    (said,) = caplog.messages
-    assert "(of the user 4294967297, 70000, 70001, " in said
-    assert len(said) < 300
-
-
-def test_the_machines_lock_leaves_no_file_that_anybody_could_remove_or_be_kept_from(tmp_path: Path) -> None:
-    with lock_machine("ours"):
-        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("place", [".work", ".work/comparison.lock"])

@@ -87,15 +87,6 @@ def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_lo
             os.kill(stage, signal.SIGKILL)
 
 
-def test_a_stage_that_nobody_kills_goes_on() -> None:
-    command = f'{sys.executable} -c "{STAGE}"; true'
-    parent = subprocess.Popen([sys.executable, "-c", PARENT.format(command=command)], stdout=-1, text=True)
-    stage = _stage_of(parent)
-    assert not _is_gone_within(stage, 1.5)
-    os.kill(stage, signal.SIGKILL)
-    parent.wait()
-
-
 def test_a_stage_whose_flow_was_killed_before_it_could_ask_ends_at_once() -> None:
     def start(starter: int) -> subprocess.Popen[str]:
         environment = {**os.environ, STARTER: str(starter)}

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.process.failure import ResourceError
 from tasks.records import sorted_numbers
 from tasks.records.sorted_numbers import SortedNumbers, read_windows
 
@@ -48,13 +47,6 @@ def test_numbers_wait_in_a_file_without_a_name(tmp_path: Path, monkeypatch: pyte
     assert np.concatenate([window for (window,) in read_windows(numbers)]).tolist() == list(range(1, 100_001))
     del numbers
     assert len(os.listdir("/proc/self/fd")) == opened
-
-
-def test_where_nothing_can_be_written_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".work").touch()
-    with pytest.raises(ResourceError, match=r"/.work: .*; numbers are sorted there"):
-        SortedNumbers([np.arange(100_000)])
 
 
 _FULL = """

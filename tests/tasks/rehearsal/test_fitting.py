@@ -13,7 +13,6 @@ from tasks.rehearsal.inputs import Inputs
 from tests.tracked_run import PARAMS
 from training.config import TrainingConfig
 from training.probing.live_memory import Work
-from training.process.failure import UnfitModelError
 from training.rehearsal.rehearsed_step import RehearsedStep
 
 _CARD = replace(CARDS["T4"], memory_gib=20.0)
@@ -55,23 +54,3 @@ def test_where_none_does_alone_several_do_together(config: TrainingConfig) -> No
     assert find_remedies(config, small, _rehearse) == [
         "train.micro_batch_size: 1 with train.activation_checkpointing: layers with strategy fsdp2: in this cell"
     ]
-
-
-def test_nothing_is_named_where_nothing_helps_and_what_a_strategy_refuses_is_left_out(config: TrainingConfig) -> None:
-    def refuse(changed: TrainingConfig) -> RehearsedStep:
-        if changed.strategy != "ddp":
-            raise UnfitModelError("not for this model")
-        return _step(30.0)
-
-    assert find_remedies(config, _CARD, refuse) == []
-
-
-def test_exact_mode_is_not_told_to_change_its_strategy(config: TrainingConfig) -> None:
-    tried: list[str] = []
-
-    def note(changed: TrainingConfig) -> RehearsedStep:
-        tried.append(changed.strategy)
-        return _step(30.0)
-
-    find_remedies(replace(config, exact=True), _CARD, note)
-    assert set(tried) == {"ddp"}

@@ -8,11 +8,10 @@ import pytest
 
 from tasks.machine.host_checks import GIB_PER_RANK
 from tasks.params import Params
-from tasks.params.choices import list_file_names
 from tasks.params.train import AUTO
-from tasks.process.failure import ConfigurationError, ResourceError
+from tasks.process.failure import ResourceError
 from tasks.rehearsal.cards import GIB
-from tasks.rehearsal.largest import find_largest, list_sizes, settle_micro_batch
+from tasks.rehearsal.largest import find_largest, settle_micro_batch
 from tests.gpu.steps import read_told
 from tests.machines import make_machine
 from tests.tiny import make_config, make_slice, make_tiny_model, with_manifest
@@ -21,9 +20,6 @@ from training.config import TrainingConfig
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
-
-STRATEGIES = [name for name in list_file_names("training/strategies") if name not in ("single", "ddp", "deepspeed")]
-"""ddp is in the other tests, and deepspeed cannot be rehearsed."""
 
 
 def _ask(*, batch: int = 16, **cells: Any) -> Params:
@@ -47,34 +43,10 @@ def _tell(folder: Path, model: Path, strategy: str) -> TrainingConfig:
     return read_told(told, folder)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_of_every_strategy_the_largest_that_fits_is_found(strategy: str, model: Path, tmp_path: Path) -> None:
-    params = _ask(one={"strategy": "single", "world_size": 1}, two={"strategy": strategy, "world_size": 2})
-    sizes = list_sizes(params)
-    assert sizes == ([1, 2, 4, 8, 16] if strategy == "pipeline" else [1, 2, 4, 8])
-    config = _tell(tmp_path, model, strategy)
-
-    def need(size: int) -> float:
-        told = read_told({**_as_json(config), "micro_batch_size": size}, tmp_path)
-        ranks = range(2 if strategy == "pipeline" else 1)
-        return max(rehearse_step(told, capability=None, rank=rank).total_bytes for rank in ranks) / GIB + GIB_PER_RANK
-
-    four, eight = need(4), need(8)
-    assert four < eight
-    assert find_largest(params, {"two": config}, {"two": (four + eight) / 2}, capability=None) == 4
-
-
 def test_a_cell_that_does_not_fit_at_all_says_so(model: Path, tmp_path: Path) -> None:
     config = _tell(tmp_path, model, "ddp")
     with pytest.raises(ResourceError, match=r"auto: cells\.two does not fit into 0\.8 GiB per rank with one sample"):
         find_largest(_ask(), {"two": config}, {"two": GIB_PER_RANK}, capability=None)
-
-
-def _as_json(config: TrainingConfig) -> dict[str, Any]:
-    return make_config(
-        config.work_dir, config.model_dir, [part.slice_dir for part in config.segments], strategy=config.strategy,
-        world_size=config.world_size, global_batch_size=config.global_batch_size,
-    )  # fmt: skip
 
 
 def test_the_cell_with_least_room_decides_for_all(model: Path, tmp_path: Path) -> None:
@@ -104,9 +76,3 @@ def test_what_was_found_is_kept_and_is_what_every_stage_works_with(
         kept.write_text(damaged)
         assert settle_micro_batch(params, machine=make_machine(), base_model=base_model) == found
     assert settle_micro_batch(found, machine=make_machine(), base_model=tmp_path / "none") is found
-
-
-def test_a_gpu_that_cannot_be_told_of_is_named(model: Path) -> None:
-    base_model = with_manifest(model, num_parameters=10**5, model_type="qwen2")
-    with pytest.raises(ConfigurationError, match="got auto, and the driver does not tell"):
-        settle_micro_batch(_ask(), machine=make_machine(num_gpus=2), base_model=base_model)

@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from tests.extras import skip_without
 from tests.gpu.steps import read_told
-from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
+from tests.tiny import make_config, make_slice, make_tiny_workload
 from training.probing.live_memory import KINDS
 from training.process.failure import UnfitModelError
-from training.process.files import write_json
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
 from training.workloads import causal_lm
 
@@ -80,40 +77,6 @@ def test_weights_moments_and_exchange_of_a_rank_are_those_of_its_strategy(
     assert (step.peak_bytes["communication"] > 4 * _ROUNDED) == (world_size > 1)
 
 
-def test_each_stage_of_a_pipeline_is_rehearsed_with_its_layers_and_the_last_has_the_logits(tmp_path: Path) -> None:
-    # No other width is that of the vocabulary.
-    model = make_tiny_model(tmp_path / "model", vocab_size=200, hidden_size=32, num_layers=4)
-    slices = [make_slice(tmp_path / "slice", vocab_size=200)]
-    told = make_config(
-        tmp_path / "work", model, slices, device="cuda", precision="bf16", strategy="pipeline", world_size=2
-    )
-    config = read_told(told, tmp_path)
-    first, last = (rehearse_step(config, rank=rank, capability=AMPERE) for rank in range(2))
-    assert last.peak_bytes["logits"] > 0 == first.peak_bytes["logits"]
-    whole = _rehearse_again(tmp_path, model, slices).peak_bytes["moments"]
-    # The embedding is tied, so that both have it.
-    tied = 2 * 4 * 200 * 32
-    mine, its = (step.peak_bytes["moments"] for step in (first, last))
-    assert mine + its == pytest.approx(whole + tied, rel=0.05)
-    assert max(mine, its) < 0.75 * whole
-
-
-def test_all_is_counted_once_and_in_the_pieces_of_the_allocator(tmp_path: Path) -> None:
-    step = _rehearse(tmp_path)
-    assert all(size % _ROUNDED == 0 and size >= 0 for size in step.peak_bytes.values())
-    assert step.total_bytes == sum(step.peak_bytes.values())
-
-
-def test_sgd_without_momentum_has_no_moments_and_with_it_one(tmp_path: Path) -> None:
-    model, slices = make_tiny_workload("causal_lm", tmp_path)
-    without, one, two = (
-        _rehearse_again(tmp_path, model, slices, **changes).peak_bytes["moments"]
-        for changes in ({"optimizer": "sgd", "momentum": 0.0}, {"optimizer": "sgd", "momentum": 0.9}, {})
-    )
-    assert without == 0
-    assert two == 2 * one > 0
-
-
 def test_half_the_rows_and_recomputed_layers_leave_less_in_memory_and_a_step_of_one_micro_batch_no_gradient(
     tmp_path: Path,
 ) -> None:
@@ -144,33 +107,6 @@ def test_the_operations_are_those_of_the_model(tmp_path: Path) -> None:
     flops = sum(size * number for (size, _, _), number in step.work.products.items())
     # Forward and backward, by definition, of the matrices: all but the norms; attention on top.
     assert flops > 0.95 * 6 * step.num_parameters * step.num_positions * 0.9
-
-
-def test_a_card_before_ampere_attends_by_another_kernel_and_packs_document_by_document(tmp_path: Path) -> None:
-    model, slices = make_tiny_workload("causal_lm", tmp_path)
-    new, old = (
-        _rehearse_again(tmp_path, model, slices, packing=True, precision="fp16", capability=capability)
-        for capability in (AMPERE, (7, 5))
-    )
-    assert new.num_positions == old.num_positions
-    assert old.work.num_kernels > new.work.num_kernels
-
-
-def test_what_was_replaced_for_a_rehearsal_is_back_after_it_even_if_it_failed(tmp_path: Path) -> None:
-    before = (F.scaled_dot_product_attention, F.dropout, torch.nn.Module.to, torch.UntypedStorage.resize_)
-    model, slices = make_tiny_workload("causal_lm", tmp_path)
-    with pytest.raises(UnfitModelError, match="fp16 is not available"):
-        _rehearse_again(tmp_path, model, slices, strategy="fsdp2", world_size=2, precision="fp16")
-    assert (F.scaled_dot_product_attention, F.dropout, torch.nn.Module.to, torch.UntypedStorage.resize_) == before
-    assert not torch.distributed.is_initialized()
-    assert torch.nn.functional.dropout(torch.ones(4), 0.0).tolist() == [1.0] * 4
-
-
-def test_a_config_of_no_known_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    model, slices = make_tiny_workload("causal_lm", tmp_path)
-    write_json(model / "config.json", {"model_type": "no-such-model"})
-    with pytest.raises(UnfitModelError, match=r"config\.json describes no model"):
-        _rehearse_again(tmp_path, model, slices)
 
 
 def test_beside_an_adapter_all_weights_are_there_and_gradient_and_moments_are_its_own(tmp_path: Path) -> None:

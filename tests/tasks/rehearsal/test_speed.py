@@ -37,12 +37,6 @@ def test_a_micro_batch_takes_its_arithmetic_or_its_memory_at_the_assumed_shares_
     assert found.low == pytest.approx(1800 / (2 * slow))
 
 
-def test_of_stages_that_wait_for_each_other_no_speed_is_told() -> None:
-    assert model_tokens_per_second(_load(is_modelled=False), _CARD) is None
-    assert model_speedup(_load(is_modelled=False), _load(), _CARD) is None
-    assert model_speedup(_load(), _load(is_modelled=False), _CARD) is None
-
-
 def test_an_update_moves_44_bytes_per_parameter() -> None:
     found = model_tokens_per_second(_load(num_updated=1e9), _CARD)
     assert found is not None

@@ -34,11 +34,6 @@ def page_of(results: Results) -> Page:
     return Page(drawn_html_of(results))
 
 
-def undrawn_page_of(results: Results) -> Page:
-    """Return the page without its charts, taken apart: for what stands in tables and paragraphs."""
-    return Page(html_of(results))
-
-
 def markdown_of(results: Results) -> str:
     """Return report.md."""
     return render_markdown(make_document(results))

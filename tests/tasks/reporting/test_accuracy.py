@@ -10,7 +10,6 @@ import pytest
 from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import collect_metrics, write_epochs
-from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
 from tests.tasks.reporting.rendered import html_of, markdown_of
@@ -87,20 +86,3 @@ def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> N
     assert "| 1proc | 75.0 % | 1 | 75.0 % | tiny_8-16-epoch-1.pt |" in text
     assert "| 2proc | 1 of 0-8 | 4.00 s |" in text
     assert "| base model | 4.1000 | 25.0 % | n/a | 16 |" in text
-
-
-def test_the_held_out_losses_after_each_epoch_are_drawn_where_nobody_looked_in_between(tmp_path: Path) -> None:
-    results = results_of(tmp_path)
-    told = select_charts(results)["heldout_curves"].describe_chart(results)
-    first, *_, last = [one for one in results.quality.epochs if one.cell == "1proc"]
-    assert f"1proc from {first.loss:.3f} to {last.loss:.3f}" in told
-
-
-def test_a_language_model_has_none_of_it(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    results = collect_results(outputs_of(tmp_path, params))
-    assert (results.quality.epochs, results.quality.time_to_accuracy) == ([], None)
-    assert "heldout_curves" not in select_charts(results)
-    write_epochs(tmp_path / "epochs.csv", results)
-    assert "val_accuracy" not in (tmp_path / "epochs.csv").read_text()
-    assert "ccuracy" not in markdown_of(results)

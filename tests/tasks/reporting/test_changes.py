@@ -130,13 +130,6 @@ def test_a_cell_that_becomes_10_percent_slower_is_a_regression(noise: Noise) -> 
     assert found >= 0.95
 
 
-@pytest.mark.parametrize(("noise", "least"), [(Noise(), 0.3), (CALM, 0.95)], ids=["drifting", "calm"])
-def test_a_machine_that_becomes_10_percent_slower_is_found_as_far_as_drift_allows(noise: Noise, least: float) -> None:
-    found = share_of_alarms(noise, {"1gpu": 1.1, "2gpu": 1.1})
-    print(f"everything 10 % slower, found in {found:.1%} of {NUM_SESSIONS - 1}")
-    assert found >= least
-
-
 def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
     # In logarithms: standard deviation 0.01 of each session; of two 0.01414; 1.96 times that is 0.02772.
     half = math.exp(1.96 * 0.01)
@@ -159,11 +152,6 @@ def test_a_regression_is_slower_by_interval_and_by_more_than_3_percent(
     before, now = pair(2.0, speedup, width=0.01)
     change = make_history([before, now], [now]).changes[-1]
     assert (change.quantity, change.verdict, change.is_regression) == ("speedup", verdict, is_regression)
-
-
-def test_a_wide_interval_is_no_regression_however_large_the_difference() -> None:
-    before, now = pair(2.0, 1.8, width=0.1)
-    assert make_history([before, now], [now]).regression is None
 
 
 def test_what_scattered_before_widens_the_interval() -> None:
@@ -228,13 +216,6 @@ def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspe
         "slower than in the last comparable record: speedup of 2gpu 2.00x -> 1.50x, 0.75x (0.74 to 0.76) of what "
         f"it was: slower; changed since 2026-01-01 00:01 UTC: {suspect}"
     )
-
-
-def test_an_older_report_is_compared_with_what_was_before_it() -> None:
-    first, second = pair(2.0, 1.5, width=0.01)
-    third = record("2gpu", tight(0.1), tight(1.5), session=3)
-    assert make_history([first, second, third], [second]) == make_history([first, second], [second])
-    assert make_history([first, second, third], [third]).regression is None
 
 
 def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld() -> None:

@@ -9,13 +9,11 @@ import pytest
 
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
-from tasks.reporting.sections import measured
 from tests.tasks.reporting.comparison import (
     PARAMS,
     RANGES,
     STEPS_PER_SEGMENT,
     edit_json,
-    edit_segment,
     edit_steps,
     outputs_of,
     write_comparison,
@@ -42,21 +40,6 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Re
     assert two.checkpoint_seconds == 1.0
     # 4,000 bytes of gradient per step.
     assert two.exchanged_mib_per_step == pytest.approx(4000 / 2**20)
-
-
-def test_the_figures_of_each_range_compare_the_same_range(clean_results: Results) -> None:
-    first, second = clean_results.cells[1].ranges
-    assert (first.range, first.train_seconds, first.speedup, first.parallel_efficiency) == ("0-8", 4.0, 1.5, 0.75)
-    assert (second.range, second.train_seconds) == ("8-16", 2.4)
-    assert second.speedup == pytest.approx(4.0 / 2.4)
-    assert second.tokens_per_second == pytest.approx(32 / 2.4)
-
-
-def test_the_spread_is_the_lowest_and_highest_speedup_of_a_segment(clean_results: Results) -> None:
-    spread = clean_results.cells[1].speedup_of_segments
-    assert spread is not None
-    assert (spread.lowest, spread.highest, spread.num_segments) == (1.5, pytest.approx(4.0 / 2.4), 2)
-    assert clean_results.cells[0].speedup_of_segments is None
 
 
 def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
@@ -90,37 +73,6 @@ def test_a_failed_gate_leaves_no_speedup_or_efficiency_in_the_results(withheld_r
     assert found
     assert set(found) == {None}
     assert withheld_results.cells[1].seconds_per_epoch == 6.4
-
-
-def test_quality_holds_the_base_model_first_and_perplexity_is_exp_of_the_loss(clean_results: Results) -> None:
-    models = clean_results.quality.models
-    assert [model.model for model in models] == ["base", "1proc", "2proc"]
-    assert models[0].perplexity == pytest.approx(60.34028759736195)
-    assert models[0].checkpoint is None
-
-
-def test_a_checkpoint_that_was_not_used_is_named_with_the_reason(tmp_path: Path, params: dict[str, Any]) -> None:
-    reason = "step-00000005: state.pt has 3 bytes, the receipt says 9"
-    edit_segment(tmp_path, "2proc", checkpoints_not_used=[reason])
-    results = collect_results(outputs_of(tmp_path, params))
-    assert [cell.checkpoints_not_used for cell in results.cells] == [[], [reason]]
-    (note,) = [note for note in measured.tell(results) if reason in note]
-    assert note.startswith("2proc: a checkpoint was found broken and not used")
-
-
-def test_started_resumed_and_peak_memory_are_taken_over(tmp_path: Path, params: dict[str, Any]) -> None:
-    edit_segment(
-        tmp_path,
-        "2proc",
-        num_resumes=2,
-        peak_memory_gib=3.5,
-        peak_reserved_gib=4.5,
-        started_at="2026-11-20T23:00:00+00:00",
-    )
-    results = collect_results(outputs_of(tmp_path, params))
-    cell = results.cells[1]
-    assert (cell.num_resumes, cell.peak_memory_gib, cell.peak_reserved_gib) == (2, 3.5, 4.5)
-    assert results.comparison.trained_at == "2026-11-20T23:00:00+00:00"
 
 
 def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:

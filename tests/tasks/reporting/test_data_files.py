@@ -70,9 +70,3 @@ def test_a_file_is_replaced_not_written_into(tmp_path: Path) -> None:
     cached.chmod(0o444)
     data_files.write_text(path, "new")
     assert (path.read_text(), cached.read_text()) == ("new", "old")
-
-
-def test_metrics_say_whether_the_answer_is_one(measured_results: Results, withheld_results: Results) -> None:
-    assert [data_files.collect_metrics(one)["gates"]["state"] for one in (measured_results, withheld_results)] == [
-        "resolved", "withheld",
-    ]  # fmt: skip

@@ -1,13 +1,11 @@
 """`make diff`: two results.json side by side."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 from tasks.reporting.diff import make_diff
 from tasks.reporting.markdown import render_markdown
-from tasks.reporting.provenance import Provenance
 from tasks.reporting.results import Results, write_results
 from tests.conftest import PROJECT
 from tests.tasks.reporting.measured import arm, estimate
@@ -53,15 +51,6 @@ def test_another_arithmetic_in_the_ranks_records_is_named(measured_results: Resu
     assert "The same work" not in text
 
 
-def test_other_rows_under_the_same_name_are_another_work(measured_results: Results) -> None:
-    dataset = measured_results.comparison.dataset.model_copy(update={"digest": "f00d" * 16})
-    facts = measured_results.comparison.model_copy(update={"dataset": dataset})
-    text = render_markdown(make_diff(measured_results, measured_results.model_copy(update={"comparison": facts})))
-    assert "content f00df00df00d" in text
-    assert "The work is not the same, so that a ratio is no speedup." in text
-    assert "The same work" not in text
-
-
 def test_a_cell_of_the_same_name_with_another_batch_is_another_work(measured_results: Results) -> None:
     first, *others = measured_results.cells
     cells = [first, *(one.model_copy(update={"global_batch_size": 4 * one.global_batch_size}) for one in others)]
@@ -69,18 +58,6 @@ def test_a_cell_of_the_same_name_with_another_batch_is_another_work(measured_res
     assert "The work is not the same, so that a ratio is no speedup." in text
     assert f"{cells[1].global_batch_size} samples per step" in text
     assert "The same work" not in text
-
-
-def test_a_cell_that_is_spread_otherwise_is_told(measured_results: Results) -> None:
-    def with_options(options: object) -> Results:
-        params = json.dumps({"cells": {"2proc": {"options": options}}})
-        provenance = Provenance(commit=None, command="make compare", params=params, stage_seconds={})
-        return measured_results.model_copy(update={"provenance": provenance})
-
-    text = render_markdown(make_diff(with_options({}), with_options({"bucket_cap_mb": 1})))
-    assert 'options: {"bucket_cap_mb": 1}' in text
-    assert "The same work" not in text
-    assert "is no speedup" not in text, "the work is the same"
 
 
 def test_speedups_against_another_baseline_are_not_divided(measured_results: Results) -> None:

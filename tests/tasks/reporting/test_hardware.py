@@ -9,7 +9,6 @@ from tasks.records.measurement import MeasurementFile
 from tasks.reporting.collect import collect_results
 from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.results import Results
-from tasks.reporting.sections import measured as section
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
@@ -51,19 +50,3 @@ def test_bus_bandwidth_is_that_of_the_largest_exchange_as_nccl_tests_counts_it()
     # Each byte of an all-reduce goes over a link 2 (n - 1) / n times: 1.5 x 0.4 GB in 0.1 s.
     assert speed.bus_gb_per_second == pytest.approx(6.0)
     assert compute_link_speed({**sweep, "points": []}) is None
-
-
-def test_the_link_is_a_fact_of_the_report(written: tuple[Results, MeasurementFile]) -> None:
-    results, _ = written
-    assert results.measurement is not None
-    sweep = {
-        "kind": "all_reduce", "world_size": 2, "backend": "gloo", "is_slept_for": False,
-        "points": [{"num_bytes": 2**26, "median_seconds": 0.05}],
-    }  # fmt: skip
-    speed = compute_link_speed(sweep)
-    measurement = results.measurement.model_copy(update={"links": [speed]})
-    (said,) = [one for one in section.tell(results.model_copy(update={"measurement": measurement})) if "link" in one]
-    assert said == (
-        "The link of 2 ranks: an all-reduce of 64 MiB took 50.0 ms, by gloo, with nothing beside it: 1.34 GB/s of bus "
-        "bandwidth, as nccl-tests counts it."
-    )

@@ -1,22 +1,17 @@
 """reports/history.csv and the section History of the report, from the comparison written by hand."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.process.failure import DataError
-from tasks.report import make_report, write_report
-from tasks.reporting import drawing
-from tasks.reporting.blocks import Table
+from tasks.report import make_report
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, add_history, read_history
 from tasks.reporting.results import Results, read_results
-from tasks.reporting.sections import history
 from tests.tasks.reporting.comparison import (
-    edit_json,
     edit_segment,
     outputs_of,
     record_as,
@@ -24,7 +19,6 @@ from tests.tasks.reporting.comparison import (
     write_comparison,
 )
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
-from tests.tasks.reporting.page import Page
 
 SLOWER = {"seconds": 0.0525, "speedup": estimate(0.068 / 0.0525)}
 
@@ -126,26 +120,6 @@ def test_a_session_of_another_arithmetic_is_not_compared_with_this_one(
     assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 2
 
 
-def test_what_ranks_set_by_themselves_is_no_other_arithmetic(tmp_path: Path, measured: dict[str, Any]) -> None:
-    remember(tmp_path, measured)
-    variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_MODULE_LOADING": "LAZY"}
-    for cell in measured["cells"]:
-        for part in measured["ranges"]:
-            edit_segment(tmp_path, cell, part, settings=[setting_of(measured) | {"environment": variables}])
-    remember(tmp_path, measured)
-    assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 1
-
-
-def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    results = remember(tmp_path, params)
-    assert [line["step_seconds"] for line in lines_of(tmp_path)] == ["", ""]
-    assert results.history is not None
-    assert results.history.summary == "Not compared with earlier records: speed was not measured in turns."
-    remember(tmp_path, params)
-    assert len(lines_of(tmp_path)) == 2
-
-
 @pytest.mark.slow
 def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Path, measured: dict[str, Any]) -> None:
     remember(tmp_path, measured)
@@ -165,63 +139,6 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Pa
     assert repaired is not None
     assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
     assert len(lines_of(tmp_path)) == 6
-
-
-def test_an_unproven_speedup_is_remembered_and_shown_as_such(tmp_path: Path, measured: dict[str, Any]) -> None:
-    (tmp_path / "measurements" / "certificate.json").unlink()
-    for _ in range(2):
-        results = remember(tmp_path, measured)
-    assert [line["gates_passed"] for line in lines_of(tmp_path)] == ["yes", "unproven"]
-    assert results.history is not None
-    assert [record.gates_passed for record in results.history.records] == [True, "unproven"]
-    assert not any(isinstance(block, Table) for block in history.make_blocks(results)), "there is no other to see"
-    measure_again(tmp_path)
-    results = report(tmp_path, measured)
-    shown = next(block for block in history.make_blocks(results)[::-1] if isinstance(block, Table))
-    assert [row[shown.headings.index("Gates")] for row in shown.rows] == ["passed", "unproven"] * 2
-    assert results.history is not None
-    named = [change.told().partition(" of ")[0] for change in results.history.changes if change.cell == "2proc"]
-    assert named == ["step time", "unproven speedup"]
-
-
-def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, measured: dict[str, Any]) -> None:
-    first = remember(tmp_path, measured)
-    machine = json.loads((tmp_path / "machine.json").read_text())
-    edit_json(tmp_path / "machine.json", versions=machine["versions"] | {"torch": "2.16.0"})
-    measure_again(tmp_path, **SLOWER)
-    results = report(tmp_path, measured)
-    assert results.history is not None
-    page = Page((tmp_path / "reports" / "index.html").read_text())
-    markdown = (tmp_path / "reports" / "report.md").read_text()
-    # 42 / 52.5 = 0.8; 1.295 / 1.619 = 0.8.
-    since = f"{first.created_at[:10]} {first.created_at[11:16]} UTC"
-    told = f"Since {since}: step time of 2proc 42.0 ms -> 52.5 ms, 0.80x"
-    assert told in page.text
-    assert told.replace(">", "&gt;") in markdown
-    assert "Changed since then: torch 2.15.0 -> 2.16.0." in page.text
-    assert "2proc step time 42.0 ms (41.6 to 42.4) 52.5 ms (52.0 to 53.0) 0.80x" in page.text
-    assert (
-        "2proc speedup 1.62x (1.58 to 1.66) 1.30x (1.26 to 1.33) 0.80x (0.77 to 0.83) slower: regression" in page.text
-    )
-    assert "1proc step time 68.0 ms (67.3 to 68.7) 68.0 ms (67.3 to 68.7) 1.00x" in page.text
-    assert "2proc 42.0 ms (41.6 to 42.4) 1.62x (1.58 to 1.66) 369 passed A CPU, torch 2.15.0" in page.text
-    assert "2proc 52.5 ms (52.0 to 53.0) 1.30x (1.26 to 1.33) 295 passed A CPU, torch 2.16.0" in page.text
-    assert "(charts/history.svg)" in markdown
-    assert page.text.count("Step time over the last comparisons") >= 1
-    drawn = drawing.draw_svg("history", drawing.find_charts()["history"], results)
-    assert all(words in drawn for words in ("comparison finished on", "times the first step time", "1proc", "2proc"))
-
-
-@pytest.mark.slow
-def test_rendering_anew_gives_the_same_history(tmp_path: Path, measured: dict[str, Any]) -> None:
-    remember(tmp_path, measured)
-    measure_again(tmp_path, **SLOWER)
-    results = report(tmp_path, measured)
-    (tmp_path / "alone").mkdir()
-    write_report(results, tmp_path / "alone")
-    for name in ("index.html", "report.md", "charts/history.svg"):
-        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "reports" / name).read_bytes()
-    assert not (tmp_path / "alone" / "history.csv").exists()
 
 
 @pytest.mark.parametrize(

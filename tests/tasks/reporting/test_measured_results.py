@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tasks.process.failure import DataError
 from tasks.records.measurement import Measurement
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
-from tasks.reporting.model_card import render_model_card
-from tasks.reporting.results import SCHEMA_FILE, Results, read_results, write_results
+from tasks.reporting.results import Results, read_results, write_results
 from tasks.services.final_figures import collect_final_figures
-from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, measurement, with_speedup, write_measurement
 
 
@@ -62,16 +60,6 @@ def test_a_measurement_of_other_cells_is_refused(tmp_path: Path) -> None:
         outputs_of(tmp_path, params)
 
 
-def test_results_with_a_measurement_are_valid_by_the_schema_and_read_back(
-    tmp_path: Path, measured_results: Results, withheld_measured_results: Results
-) -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))
-    for results in (measured_results, withheld_measured_results):
-        write_results(tmp_path / "results.json", results)
-        validator.validate(json.loads((tmp_path / "results.json").read_text()))
-        assert read_results(tmp_path / "results.json") == results
-
-
 def test_an_older_results_json_without_the_new_keys_is_still_read(tmp_path: Path, clean_results: Results) -> None:
     write_results(tmp_path / "results.json", clean_results)
     content = json.loads((tmp_path / "results.json").read_text())
@@ -102,25 +90,6 @@ def test_metrics_and_tracker_get_the_measured_speedup_with_its_ends(measured_res
     assert figures["final/measured_tokens_per_second"] == pytest.approx(15.5 / 0.042)
     assert figures["final/tokens_per_second"] == 9.84375
     assert figures["final/karp_flatt"] == pytest.approx(4 / 17)
-
-
-def test_without_a_measurement_metrics_and_tracker_are_as_before(clean_results: Results) -> None:
-    assert data_files.collect_metrics(clean_results)["2proc"]["speedup"] == 1.5625
-    assert "speedup_low" not in data_files.collect_metrics(clean_results)["2proc"]
-    figures = collect_final_figures(clean_results.model_dump(mode="json"))["2proc"]
-    assert figures["final/speedup"] == 1.5625
-    assert not [name for name in figures if "step_seconds" in name or "whole" in name]
-
-
-def test_the_model_card_gives_the_measured_speedup_and_says_so(
-    measured_results: Results, withheld_measured_results: Results
-) -> None:
-    card = render_model_card(measured_results, cell="2proc", repo_id=None, checkpoints=[])
-    assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x" in card
-    assert "| 81 % (79 to 83) |" in card
-    assert "Each arm, measured in turns, strong scaling, 95 % intervals" in card
-    assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % |" in card
-    assert "1.62" not in render_model_card(withheld_measured_results, cell="2proc", repo_id=None, checkpoints=[])
 
 
 @pytest.mark.parametrize(("speedup", "verdict"), [(2.18, "passed"), (2.22, "failed")])
@@ -190,14 +159,3 @@ def _ratios_to_the_baseline(found: Measurement) -> list[float]:
     ends += [losses.ideal_seconds, losses.lost_efficiency, losses.unexplained_efficiency]
     ends += [two.speedup.value / 2, (42 / 68 - 0.5) / 0.5, 1.5625]
     return [*ends, 1 / (0.25 + 1.5 * (42 / 68 - 0.5))]
-
-
-def test_a_cell_alone_is_measured_without_a_speedup(tmp_path: Path) -> None:
-    params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
-    write_comparison(tmp_path, params=params, seconds={"1proc": [6.0, 4.0]})
-    edit_json(tmp_path / "machine.json", num_cpus=4)
-    alone = measurement(arms=[arm("1proc", 1)], waterfalls=[], links=[], advice=None)
-    write_measurement(tmp_path, alone)
-    results = collect_results(outputs_of(tmp_path, params))
-    assert not results.is_speedup_measured
-    assert results.verdict.startswith("1proc needs 10.0 s per epoch; a speedup needs a second cell")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tasks.records.gate import Standing
-from tasks.reporting import drawing
 from tasks.reporting.frontier import find_best, list_places
 from tasks.reporting.results import Results
 from tests.tasks.reporting.measured import measurement, memory
@@ -34,28 +33,6 @@ def _cut_section(markdown: str) -> str:
     return re.sub(r"[|\\\s]+", " ", rest.partition("\n## ")[0])
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "16 GB none of them fits n/a n/a",
-        "24 GB 1proc 4,390 µs (4,340 to 4,430) 21.4 GB",
-        "40 GB 2proc 2,710 µs (2,640 to 2,780) 34.9 GB",
-        "80 GB 2proc 2,710 µs (2,640 to 2,780) 34.9 GB",
-        "1proc measured 1.80 GiB 1.80 GiB 1.80 GiB 9.00 GiB 1.80 GiB 1.80 GiB 18.0 GiB",
-        "2proc predicted 3.06 GiB 3.06 GiB 3.06 GiB 15.3 GiB 3.06 GiB 3.06 GiB 30.6 GiB",
-        "2proc 0 27.0 GiB n/a 30.5 GiB 410 MiB",
-        "2proc 1 30.0 GiB n/a 30.5 GiB 410 MiB",
-        "1proc 4,390 µs (4,340 to 4,430) with 18.0 GiB; 2proc 2,710 µs (2,640 to 2,780) with 30.0 GiB.",
-        "No other cell is better in both than 1proc and 2proc",
-        "measured on CPUs, by the life of tensors: no GPU was asked.",
-    ],
-)
-def test_page_and_markdown_show(page: Page, measured_results: Results, row: str) -> None:
-    assert row in page.told
-    if "µs (" not in row or " GB " in row:
-        assert row in _cut_section(markdown_of(measured_results))
-
-
 def test_on_a_gpu_what_torch_reserved_decides_and_no_cpu_is_spoken_of(measured_results: Results) -> None:
     (rank,) = memory("1proc", 1, 18.0).ranks
     found = []
@@ -74,26 +51,6 @@ def test_a_cell_is_named_best_only_if_all_its_gates_passed(measured_results: Res
     section = _cut_section(markdown_of(results))
     assert "80 GB 1proc" in section
     assert "Never named as the best, since a gate was not checked: 2proc." in section
-
-
-def test_where_gates_failed_no_cell_has_a_place(withheld_measured_results: Results) -> None:
-    section = _cut_section(markdown_of(withheld_measured_results))
-    assert "Withheld" in section
-    assert "GB 2proc" not in section
-    # What a cell takes of memory compares nothing.
-    assert "2proc measured 3.00 GiB" in section
-
-
-def test_what_has_no_prediction_says_why_and_what_was_not_measured_says_so(
-    measured_results: Results, clean_results: Results
-) -> None:
-    section = _with_memory(
-        measured_results, memory("2proc", 2, 30.0, predicted=None, not_predicted="an operation reads numbers")
-    )
-    assert "2proc: nothing is foretold of its memory: an operation reads numbers." in section
-    assert "2proc predicted" not in section
-    assert "Not measured: the stage measure left no memory" in _cut_section(markdown_of(clean_results))
-    assert "frontier" not in drawing.select_charts(clean_results)
 
 
 def test_the_fastest_cell_is_the_one_with_the_largest_speedup_though_its_turns_were_slower(

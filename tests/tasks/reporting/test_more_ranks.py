@@ -1,16 +1,12 @@
 """What a line says of more ranks, against arithmetic by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.records.link_speed import LinkSpeed
-from tasks.reporting.collect import collect_results
 from tasks.reporting.more_ranks import carry_on, compute_growth
 from tasks.reporting.results import Results
-from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
-from tests.tasks.reporting.measured import link, measurement, write_measurement
+from tests.tasks.reporting.measured import link
 from tests.tasks.reporting.rendered import markdown_of
 
 
@@ -59,22 +55,3 @@ def test_twice_the_most_ranks_are_told_as_a_model_and_not_beyond_a_micro_batch_p
     assert "A model, not a measurement: 4 ranks like those of 2proc would give 2.34x" in text
     # No larger than what was measured: not in the verdict, nor beside the key figures.
     assert "2.34" not in text.partition("## ")[2].partition("## ")[0]
-
-
-@pytest.mark.parametrize("changes", [{"links": []}, {"links": [link(world_size=4)]}])
-def test_without_a_link_between_as_many_ranks_nothing_is_told(changes: dict[str, Any], tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    write_measurement(tmp_path, measurement(**changes))
-    assert collect_results(outputs_of(tmp_path, params)).more_ranks == []
-
-
-def test_of_a_withheld_cell_nothing_is_told(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    write_measurement(tmp_path)
-    edit_segment(tmp_path, "2proc", parameter_checksums=["aa", "bb"])
-    assert collect_results(outputs_of(tmp_path, params)).more_ranks == []
-
-
-def test_a_link_of_an_earlier_version_has_no_line() -> None:
-    content = link().model_dump(exclude={"latency_seconds", "seconds_per_byte"})
-    assert LinkSpeed.model_validate(content).latency_seconds is None

@@ -48,7 +48,3 @@ def test_a_device_of_its_own_is_counted_on_each_node(tmp_path: Path, params: dic
     edit_json(tmp_path / "runs" / "2proc" / "run.json", nodes=[NODE, OTHER | {"num_cpus": 0}])
     assert verdict()[0] == "failed"
     assert "2proc needs 1 CPUs per node and shares 0" in verdict()[1]
-
-
-def test_one_machine_needs_no_table_of_nodes(tmp_path: Path) -> None:
-    assert tabulate_nodes(collect_results(outputs_of(tmp_path, write_comparison(tmp_path)))).rows == []

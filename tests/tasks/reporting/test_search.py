@@ -68,22 +68,6 @@ def test_a_lead_beyond_the_scatter_that_other_seeds_show_too_is_more_than_luck(f
     assert tell_luck(_change(found, repeats=turned)).startswith("So the lead may be luck")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repeats": []},
-        {"repeats": [RepeatRecord(trial=1, seed=43, loss=3.0), RepeatRecord(trial=2, seed=43, loss=None)]},
-    ],
-)
-def test_without_other_seeds_of_both_nothing_is_said_of_luck(found: SearchFile, changes: dict[str, Any]) -> None:
-    assert judge_lead(_change(found, **changes)) is None
-    assert "is not told" in tell_luck(_change(found, **changes))
-
-
-def test_a_search_without_a_runner_up_has_no_lead(found: SearchFile) -> None:
-    assert "no lead to judge" in tell_luck(_change(found, runner_up=None))
-
-
 def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(found: SearchFile) -> None:
     # Beside others: the first epoch, 10 s; alone: the mean of 6 and 8 s; by two ranks: 4 s. Three trials had an epoch,
     # two at a time, and one had two more: 2 x 10 + 2 x 7 = 34 s, against 3 x 4 + 2 x 4 = 20 s.
@@ -93,12 +77,6 @@ def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(
     assert told.endswith("sooner done are ranks per trial, by 1.70x.")
     slow = SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=8.5))
     assert tell_spread(_change(found, spread=slow)).endswith("sooner done are trials at once, by 1.25x.")
-
-
-def test_what_was_not_measured_is_not_told(found: SearchFile) -> None:
-    assert tell_spread(_change(found, spread="no cell has several ranks")).endswith("done: no cell has several ranks.")
-    one_at_a_time = _change(found, asked=SearchParams(trials=4, rungs=[1, 3], at_once=1))
-    assert "no trial ran both beside others and alone" in tell_spread(one_at_a_time)
 
 
 def test_the_report_is_a_page_that_needs_no_other_file_and_the_same_as_markdown(

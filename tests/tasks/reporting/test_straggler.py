@@ -1,17 +1,12 @@
 """Which rank is slower than the others, by figures made up for it and by real ranks."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.records.outputs import Steps
-from tasks.reporting.collect import collect_results
-from tasks.reporting.sections import measured
-from tasks.reporting.straggler import SlowestRank, find_slowest_rank
-from tasks.reporting.verdict import make_verdict
-from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
+from tasks.reporting.straggler import find_slowest_rank
 
 
 def _steps(own: Any, positions: Any = None) -> Steps:
@@ -76,29 +71,3 @@ def test_too_few_steps_are_no_evidence() -> None:
     slowest = find_slowest_rank(_steps([[0.2, 0.6]] * 7))
     assert slowest is not None
     assert (slowest.times_as_long, slowest.is_straggler) == (pytest.approx(3.0), False)
-
-
-def test_a_straggler_is_in_the_verdict_and_a_clean_rank_is_not(tmp_path: Path, params: dict[str, Any]) -> None:
-    clean = collect_results(outputs_of(tmp_path, params))
-    assert "not clean" not in clean.verdict
-    assert any("Of 2proc, rank 0 took longest" in note and "no lag" in note for note in measured.tell(clean))
-    slow = SlowestRank(rank=1, times_as_long=2.0, waiting_share=0.234, is_straggler=True)
-    baseline, other = clean.cells
-    results = clean.model_copy(update={"cells": [baseline, other.model_copy(update={"slowest_rank": slow})]})
-    says = "2proc is not clean: rank 1 took 2.00x as long as the others for the same work, and they waited for it 23 %"
-    assert says in make_verdict(results)
-    assert results.cells[1].whole.speedup == pytest.approx(1.5625), "it is a finding, no reason to withhold"
-    assert any("a straggler" in note for note in measured.tell(results))
-
-
-def test_what_changed_in_mid_training_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
-    clean = collect_results(outputs_of(tmp_path, params))
-    assert not any("other versions" in note for note in measured.tell_not_claimed(clean))
-    assert not any("ran out of memory" in note for note in measured.tell(clean))
-    edit_json(tmp_path / "runs" / "2proc" / "run.json", micro_batch_size=2)
-    edit_segment(tmp_path, "2proc", micro_batch_sizes=[1], version_drift=["torch 2.14.0, then 2.15.0"])
-    results = collect_results(outputs_of(tmp_path, params))
-    (drift,) = [note for note in measured.tell_not_claimed(results) if "other versions" in note]
-    assert drift.startswith("2proc went on from what other versions had saved (torch 2.14.0, then 2.15.0)")
-    (memory,) = [note for note in measured.tell(results) if "ran out of memory" in note]
-    assert memory.startswith("2proc ran out of memory with 2 samples per forward pass and went on with 1:")

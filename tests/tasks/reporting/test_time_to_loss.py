@@ -9,12 +9,10 @@ import pytest
 
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
-from tasks.reporting.data_files import write_losses
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import TimeToLoss, compute_time_to_loss, find_first_reached, smooth_losses
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
-from tests.tasks.reporting.page import Page
-from tests.tasks.reporting.rendered import html_of, markdown_of
+from tests.tasks.reporting.rendered import markdown_of
 
 
 def found_in(results: Results) -> TimeToLoss:
@@ -96,21 +94,6 @@ def test_a_step_whose_tokens_are_all_targets_or_none_says_so_by_its_tokens(tmp_p
     assert times_of(tmp_path, params) == [(None, None), (None, None)]
 
 
-def test_the_loss_is_smoothed_over_steps_with_a_target_alone(tmp_path: Path) -> None:
-    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
-    losses = np.full(50, 4.0)
-    losses[10::2] = 0.0
-    losses[40:] = [3.0, 0.0] * 5
-    columns = dict.fromkeys([field.name for field in dataclasses.fields(Steps)], np.ones(50))
-    columns |= {"step": np.arange(1, 51), "loss": losses, "num_targets": np.where(losses > 0, 5, 0)}
-    for run in outputs.runs.values():
-        run.__dict__["steps"] = Steps(**columns)
-    found = compute_time_to_loss(outputs)
-    assert found is not None
-    assert (found.window_steps, found.target_loss) == (1, pytest.approx(3.0 * 1.005))
-    assert [(cell.step, cell.train_seconds) for cell in found.cells] == [(41, 41.0)] * 2
-
-
 def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     for part, index in (("0-8", 0), ("0-8", 1), ("8-16", 0), ("8-16", 1)):
@@ -119,17 +102,6 @@ def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> 
     assert results.quality.time_to_loss is None
     assert "Time to quality" not in markdown_of(results)
     assert [curve.losses for curve in results.loss_curves] == [[], []]
-
-
-def test_a_step_without_a_target_is_no_point_of_a_curve_and_no_line_of_losses_csv(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    _forget_targets(tmp_path, "0-8", 1)
-    outputs = outputs_of(tmp_path, params)
-    curve = collect_results(outputs).loss_curves[1]
-    assert (curve.steps, curve.losses) == ([1, 3, 4], [4.0, 3.8, 3.7])
-    write_losses(tmp_path / "losses.csv", outputs)
-    lines = (tmp_path / "losses.csv").read_text().splitlines()
-    assert lines[4:] == ["2proc,1,4.0", "2proc,3,3.8", "2proc,4,3.7"]
 
 
 def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path) -> None:
@@ -144,26 +116,3 @@ def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path
         assert found is not None
         assert found.window_steps == window
         assert found.target_loss == pytest.approx(1.005 * losses[-window:].mean())
-
-
-def test_seconds_that_cannot_be_compared_are_not_said_to_tell_the_speed(
-    clean_results: Results, withheld_results: Results
-) -> None:
-    assert "so the seconds tell the speed" in markdown_of(clean_results)
-    assert "so the seconds tell the speed" not in markdown_of(withheld_results)
-    assert "Time to quality" in markdown_of(withheld_results)
-
-
-def test_page_and_markdown_show_the_seconds(clean_results: Results, tmp_path: Path) -> None:
-    params = PARAMS | {"quality": {"target_loss": 3.0}}
-    write_comparison(tmp_path, params=params)
-    never = collect_results(outputs_of(tmp_path, params))
-    for render in (lambda results: Page(html_of(results)).text, markdown_of):
-        text = " ".join(render(clean_results).replace("|", " ").split())
-        # 3.7 and half a percent.
-        assert "was 3.7185 nats per token for the first time, within 0.5 % of where 1proc ended" in text
-        assert "1proc 4 10.0 s" in text
-        assert "2proc 4 6.40 s" in text
-        text = " ".join(render(never).replace("|", " ").split())
-        assert "was 3.0000 nats per token for the first time, the loss that params.yaml states" in text
-        assert "2proc never n/a" in text

@@ -3,10 +3,7 @@ import json
 from pathlib import Path
 
 from tasks.records.measurement import RankTimeline
-from tasks.reporting import drawing
-from tasks.reporting.results import Results
 from tasks.reporting.timeline import collect_timelines, write_timelines
-from tests.tasks.reporting.rendered import page_of
 
 STEP = {
     "2proc": [
@@ -47,11 +44,3 @@ def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: P
     assert file.read_bytes() == before
     write_timelines(tmp_path / "timelines", {})
     assert [one.name for one in file.parent.iterdir()] == ["README.txt"]
-
-
-def test_the_page_draws_the_step_and_links_to_its_trace(measured_results: Results) -> None:
-    results = measured_results.model_copy(update={"timelines": collect_timelines(STEP)})
-    page = page_of(results)
-    assert "timelines/2proc.json.gz" in [one.attributes.get("href") for one in page.all("a")]
-    assert "rank 0 0.600 ms, rank 1 0.600 ms" in page.told
-    assert "rank 0, backward: 0.500 ms" in drawing.draw_svg("timeline", drawing.find_charts()["timeline"], results)

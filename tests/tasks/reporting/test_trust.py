@@ -34,11 +34,6 @@ def test_other_figures_stand_beside_a_speedup_and_disagree_in_words(
     assert ("disagree" in said) == ("disagree" in told)
 
 
-def test_how_many_turns_count_what_starts_do_and_what_slowed_gpus_down_are_told(measured_results: Results) -> None:
-    said = _tell(measured_results, of_arm={"launch_effect": 0.031}, gpu_slowed_share=0.25)
-    assert not lacks(said, "22 of 24 turns", "5.0 %", "2proc differs by 3.1 %", "25 % of the blocks")
-
-
 @pytest.mark.parametrize(
     ("alikeness", "largest", "told"),
     [

@@ -96,21 +96,6 @@ def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
     assert "x as fast" not in verdict
 
 
-def test_a_failed_gate_is_the_verdict(withheld_results: Results) -> None:
-    assert withheld_results.verdict.startswith("Speedup withheld")
-    assert not lacks(withheld_results.verdict, "“Same parameters on all ranks”", "2proc 8-16 epoch 1")
-
-
-def test_several_failed_gates_are_all_named(tmp_path: Path, params: dict[str, Any]) -> None:
-    edit_segment(tmp_path, "2proc", traffic={}, data_wait_seconds=2.0)
-    verdict = collect_results(outputs_of(tmp_path, params)).verdict
-    assert not lacks(verdict, "withheld", "2 gates", "“Gradients were synchronised”", "“Not data-bound”")
-
-
-def test_the_label_says_what_a_demonstration_does_not_show(clean_results: Results) -> None:
-    assert not lacks(str(clean_results.label), "1,000 parameters", "random weights", "CPU", "nothing about GPUs")
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: Path, device: str) -> None:
     params = write_comparison(tmp_path, device=device)

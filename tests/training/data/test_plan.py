@@ -100,18 +100,6 @@ def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own() -> No
     assert len(set(drawn)) == len(drawn) == 24
 
 
-def test_ranks_get_nearly_equal_work() -> None:
-    lengths = np.random.default_rng(0).integers(1, 512, size=640)
-    plan = _plan(lengths, global_batch_size=64, micro_batch_size=4)
-    work = np.zeros(2)
-    for segment_step in range(1, plan.num_steps + 1):
-        step = plan.step(segment_step)
-        for rank in range(2):
-            dealt = step.select_for_rank(rank, 2)
-            work[rank] += sum(int(lengths[step.micro_batches[index]].max()) for index in dealt if index is not None)
-    assert abs(work[0] - work[1]) / work.sum() < 0.02
-
-
 def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
     lengths = np.full(50, 8)
     first, again, second = (

@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.equivalence.reference import update
-from tests.training.conftest import Toy
 from training.model.attention_kernels import choose_attention_kernels, find_attention_kernel, has_varlen_kernel
-from training.step import replica
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +27,6 @@ def test_a_process_that_trains_on_a_gpu_leaves_cudnn_out() -> None:
     # What is left is torch's own.
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
-
-
-def test_every_kind_of_process_asks_for_it(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:
-    """The ranks and the process that they are held against, which all build a model on the device."""
-    asked: list[Any] = []
-    for module in (update, replica):
-        monkeypatch.setattr(module, "choose_attention_kernels", asked.append)
-    toy.build()
-    update.OneProcess(toy.read())
-    assert asked == [torch.device("cpu")] * 2
 
 
 def test_on_a_cpu_no_kernel_is_named_and_packs_have_none_of_their_own() -> None:

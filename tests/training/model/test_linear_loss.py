@@ -110,15 +110,6 @@ def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled:
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_no_rows_have_no_loss_and_a_gradient_of_zeros() -> None:
-    hidden, weight, targets = _inputs()
-    loss = linear_cross_entropy(hidden[:0], weight, targets[:0])
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert weight.grad is not None
-    assert float(weight.grad.abs().max()) == 0.0
-
-
 class _OfAChunk(TorchDispatchMode):
     """Notes how many rows there is memory for wherever something with a number for every word of these rows lies."""
 
@@ -171,18 +162,6 @@ def test_a_models_gradients_are_those_of_its_own_logits(tied: bool, tmp_path: Pa
     causal_lm.loss_sum(model, batch, chunk_rows=11).backward()
     for name, part in model.named_parameters():
         torch.testing.assert_close(part.grad, expected[name], rtol=1e-4, atol=1e-5)
-
-
-def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices: list[Path]) -> None:
-    model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", vocab_size=1000))
-    batch = open_slice(slices[0]).collate(range(6), seq_len=32)
-    assert len(batch.label_places) == batch.num_tokens == int((batch.labels != IGNORED_LABEL).sum())
-    # There is memory for a multiple of 128 rows.
-    num_rows = -(-batch.num_tokens // 128) * 128
-    assert num_rows < batch.labels.numel()
-    with _OfAChunk(1000) as noted:
-        causal_lm.loss_sum(model, batch, chunk_rows=10**6)
-    assert max(noted.num_rows) == num_rows
 
 
 def test_a_model_that_caps_its_logits_keeps_its_own(slices: list[Path]) -> None:

@@ -71,12 +71,6 @@ def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does
     runner.run(Block(variant=VARIANTS[0], steps=STEPS, data="device"))
 
 
-def test_an_update_alone_runs_no_micro_batch(runner: BlockRunner) -> None:
-    found = runner.run(Block(variant=Variant(), steps=STEPS, data="device", part="update"))
-    assert (found["num_tokens"], found["num_positions"], found["num_samples"]) == (0, 0, 0)
-    assert len(found["step_seconds"]) == len(STEPS)
-
-
 def test_nothing_of_what_is_forgotten_stays_in_memory(runner: BlockRunner) -> None:
     gc.collect()
     gc.disable()
@@ -135,19 +129,3 @@ def test_a_block_has_the_rows_of_the_segment_that_is_asked_for(toy: Toy) -> None
     assert first["num_samples"] == second["num_samples"] == 16
     assert first["rows_digest"] != second["rows_digest"]
     assert runner._get(Variant(), 1).strategy is runner._get(Variant()).strategy
-
-
-def test_a_recorded_step_shows_forward_backward_and_update_in_this_order_and_leaves_the_weights(
-    runner: BlockRunner,
-) -> None:
-    found = runner.record_timeline(Variant())
-    assert found["started_at_ns"] > 1e18
-    starts = [event[2] for event in found["events"]]
-    assert starts == sorted(starts)
-    names = [event[0] for event in found["events"]]
-    first = [next(n for n, name in enumerate(names) if name.startswith(kind)) for kind in _IN_ORDER]
-    assert first == sorted(first)
-    assert all(event[1].startswith("host") and event[3] >= 0 for event in found["events"])
-
-
-_IN_ORDER = ("aten::embedding", "autograd::engine::evaluate_function", "Optimizer.step")

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import resource
-import signal
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from tests.training.conftest import Launch, Toy, events_in, facts_of, steps_of
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch, open_slice
 from training.model.weights import compute_parameter_checksum
-from training.process.failure import EXIT_NO_RESOURCES, StoppedError, UnwritableError
+from training.process.failure import StoppedError
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts
@@ -148,27 +146,3 @@ def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_pat
     lines = (folders[-1] / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 2_001))
     assert list((tmp_path / "work").iterdir()) == [], "its files have no name"
-
-
-def test_what_still_waits_in_memory_is_not_left_out_of_a_checkpoint(tmp_path: Path, slices: list[Path]) -> None:
-    record = _record(tmp_path)
-    _enter(record, range(1, 4), _rows(slices), _OneOfTwo())
-    with pytest.raises(RuntimeError, match="3 steps wait"):
-        record.save(tmp_path)
-
-
-def test_a_full_disk_is_said_in_one_line_with_the_code_for_room(tmp_path: Path, slices: list[Path]) -> None:
-    record = _record(tmp_path)
-    _enter(record, range(1, 4), _rows(slices), _OneOfTwo())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-    try:
-        with pytest.raises(
-            UnwritableError, match=r"the ledger needs .* bytes more, .* bytes are free; .*make room"
-        ) as caught:
-            record.file_away(_OneOfTwo(), everything=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert caught.value.exit_code == EXIT_NO_RESOURCES

@@ -1,6 +1,5 @@
 """What a training ran with stands in its record by value, and what changed under it is not recorded at all."""
 
-import hashlib
 import os
 import platform
 import socket
@@ -13,9 +12,7 @@ import torch
 
 from tests.conftest import PROJECT
 from tests.tiny import make_slice
-from tests.training.changed_rank import BEFORE
 from tests.training.conftest import Launch, Toy, facts_of
-from tests.training.forked_ranks import ForkedRanks, last_words
 from training.process.failure import ChangedInputError
 from training.process.files import write_json
 from training.process.unwritten import digest_code
@@ -43,32 +40,6 @@ def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, mo
     assert set(setting["interpreter"]) == {"watched_by"}
     assert set(setting["run_at_start"][socket.gethostname()]) == {"sitecustomize", "usercustomize"}
     assert setting["planned_faults"] == "rank=1,step=1,kind=slow:2"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", ["another", None])
-def test_what_python_ran_at_the_start_and_another_environment_are_recorded_machine_by_machine(
-    machine: str | None, ranks: ForkedRanks, toy: Toy
-) -> None:
-    """One rank of two has it, and is on another machine, or beside the first."""
-    config, own = toy.tell(world_size=2), toy.folder / "own" / "usercustomize.py"
-    for folder in (own.parent, work := toy.folder / "work"):
-        folder.mkdir()
-    own.write_text("ran = True\n")
-    (work / BEFORE).write_text(
-        "import os, socket, sys\n"
-        "if os.environ['RANK'] == '1':\n"
-        f"    sys.path.insert(0, {str(own.parent)!r}); import usercustomize\n"
-        f"    name = {machine!r} or socket.gethostname(); socket.gethostname = lambda: name\n"
-        "    os.environ['MKL_CBWR'] = 'COMPATIBLE'\n"
-    )
-    assert ranks.launch(config, entry="tests.training.changed_rank") == [0, 0], last_words(config)
-    (setting,) = facts_of(config)["settings"]
-    digest = hashlib.sha256(own.read_bytes()).hexdigest()
-    told = {name: one["usercustomize"] for name, one in setting["run_at_start"].items()}
-    assert told == {socket.gethostname(): None} | ({machine: digest} if machine else {})
-    beside = {} if machine else {"run_at_start.usercustomize": digest}
-    assert setting["ranks_differ"] == {"rank 1": {"environment.MKL_CBWR": "COMPATIBLE", **beside}}
 
 
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(

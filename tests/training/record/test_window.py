@@ -89,17 +89,6 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
     assert computed >= 0.2
 
 
-def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ranks, batch: Any) -> None:
-    window = Window(alone)
-    entered = time.perf_counter()
-    with window.time_computation():
-        time.sleep(0.2)
-    left = window._started = time.perf_counter()
-    (fact,) = _add(window, batch).close(forgives_overflow=lambda: False)
-    assert fact.other_seconds == pytest.approx(window.closed_at - left - (left - entered), abs=0.02)
-    assert fact.other_seconds < 0, "the clock stood for 0.2 s"
-
-
 class RanksWithAStranger(Ranks):
     """One real rank, and the word of a second whose parameters are others."""
 

@@ -11,8 +11,7 @@ import torch
 
 from tests.chaos.saved import ALONE
 from tests.tiny import make_config
-from tests.training.conftest import facts_of
-from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.forked_ranks import ForkedRanks
 from training.config import read_config
 from training.model.weights import load_tensors
 from training.process.events import EventStream
@@ -148,18 +147,3 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     assert str(caught.value).count(" is missing") + str(caught.value).count(" is not in") <= 5
     if edit != "no counters":
         assert strategy.replica.parameter_checksum() == before
-
-
-@pytest.mark.slow
-def test_the_run_ends_with_exit_code_3_and_one_line_and_goes_on_once_the_checkpoint_is_gone(
-    ranks: ForkedRanks, left: dict[str, Any], tmp_path: Path
-) -> None:
-    config, folder = _edited(left, tmp_path / "work", "weights.pt", lambda weights: weights.pop("model.norm.weight"))
-    content = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert ranks.launch(config) == [3]
-    assert "1 differences from the model: model.norm.weight is missing" in last_words(config)
-    assert "Traceback" not in last_words(config)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == content
-    shutil.rmtree(folder)
-    ranks.train(config)
-    assert facts_of(config)["num_resumes"] == 1

@@ -8,7 +8,6 @@ import pytest
 
 from training.state.receipt import (
     RECEIPT,
-    discard,
     find_problem,
     list_set_aside,
     remove_unfinished,
@@ -74,19 +73,6 @@ def test_a_folder_set_aside_is_gone_from_its_place_with_a_warning_and_its_reason
     assert "weights.pt has 3 bytes" in caplog.text
     assert list_set_aside(tmp_path) == ["a: weights.pt has 3 bytes"]
     assert list_set_aside(tmp_path, "b") == []
-
-
-def test_what_is_discarded_is_gone_and_what_cannot_be_removed_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _seal(tmp_path / "a")
-    discard(tmp_path / "a")
-    discard(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
-    assert caplog.text == ""
-    (tmp_path / "b").touch()
-    discard(tmp_path / "b")
-    assert "could not be removed" in caplog.text
 
 
 def test_temporary_files_and_folders_are_removed_and_nothing_else(tmp_path: Path) -> None:

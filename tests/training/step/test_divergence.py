@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.tiny import make_config, make_slice
@@ -43,14 +42,6 @@ def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_step
 )
 def test_losses_that_only_vary_are_left_alone(losses: list[float]) -> None:
     assert _stops_at(losses) is None
-
-
-def test_clean_trainings_of_all_kinds_are_left_alone() -> None:
-    random = np.random.default_rng(0)
-    for first, last in ((11.9, 3.0), (4.8, 2.0), (2.5, 2.4), (0.3, 0.05)):
-        for _ in range(50):
-            curve = last + (first - last) * np.exp(-np.arange(300) / 60)
-            assert _stops_at((curve * np.exp(0.15 * random.standard_normal(300))).tolist()) is None
 
 
 @pytest.mark.parametrize("learning_rate", [10.0, 1e3])

@@ -1,6 +1,5 @@
 """Ranks of one machine are reached by nobody else: neither from the network nor by another user of the machine."""
 
-import json
 import os
 import pickle
 import subprocess
@@ -90,23 +89,6 @@ def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
     ports = [listener.address.rpartition(":")[2] for listener in listeners]
     done = subprocess.run([sys.executable, "-c", WRITING, value.hex(), *ports], capture_output=True, text=True)
     return [int(port) for port in done.stdout.split()]
-
-
-# First, before there are ranks that train beside it.
-@pytest.mark.usefixtures("starts_warm")
-def test_a_launch_that_ends_leaves_no_file_of_its_rendezvous_and_the_next_one_starts(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=8)],
-        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
-    )  # fmt: skip
-    (tmp_path / "work").mkdir()
-    for name in ("first", "second"):
-        write_json(tmp_path / "work" / "config.json", config)
-        logs = tmp_path / "work" / "logs" / name
-        launch = start(tmp_path / "work" / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
-        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explain_end()
-        assert not (logs / "rendezvous").exists()
-    assert json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])
 
 
 def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[RanksHere, Listeners]) -> None:
