@@ -186,7 +186,7 @@ lock: $(READY)  ## Resolve both lock files anew from pyproject.toml
 	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["deepspeed"], *extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock
 
-golden: $(READY)  ## Write the texts of three reports anew (tests/golden)
+golden: $(READY)  ## Write the texts of whole reports anew (tests/golden)
 	@python -m tests.golden
 
 gallery: $(READY)  ## Render the examples of docs/gallery again

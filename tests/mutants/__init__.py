@@ -345,7 +345,7 @@ MUTANTS = [
     _mutant(
         "tasks.auditing.speed:_compare", lambda of, mine, base: (of(mine, base)[0], True), "auditing/test_speed.py"
     ),
-    _mutant("tasks.auditing.findings.finite:_are_numbers", _return(True), "auditing/test_findings.py"),
+    _mutant("tasks.auditing.findings.finite:_are_numbers", _return(True), "auditing/test_finite.py"),
     _mutant("tasks.auditing.findings.rows_of_its_own:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
     _mutant("ddp_compare_observer.gradient:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
     _mutant("ddp_compare_observer.drawn:has_drawn_since", _return(False), "auditing/test_drawn.py"),

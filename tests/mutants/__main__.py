@@ -17,7 +17,7 @@ from tests.warm.imports import HEAVY, import_ahead
 
 TABLE = Path(__file__).with_name("table.md")
 _TESTS = Path(__file__).resolve().parents[1]
-_SURVIVES = "**survives**"
+_SURVIVES, _NOT_RUN = "**survives**", "not run yet"
 _TIMEOUT = "--timeout=180"
 """Of a test, in seconds: what waits for something that a mutant never does has seen it."""
 _HEAD = "| mutant | room | died of | seconds |\n|---|---|---|---|\n"
@@ -33,7 +33,7 @@ def main() -> int:
     rows = read_rows(TABLE.read_text(encoding="utf-8") if TABLE.exists() else "")
     chosen = [one for one in MUTANTS if arguments.only in one.patch.name]
     if arguments.missing:
-        chosen = [one for one in chosen if one.patch.name not in rows]
+        chosen = [one for one in chosen if _NOT_RUN in rows.get(one.patch.name, _NOT_RUN)]
     # What takes seconds of each run, and is nothing of the product.
     import_ahead([*HEAVY, "hypothesis.stateful", "playwright.sync_api"])
     for number, mutant in enumerate(chosen, start=1):
@@ -45,8 +45,8 @@ def main() -> int:
         rows[name] = f"| `{name}` | {mutant.room} | {killer or _SURVIVES} | {seconds:.0f} |"
         print(f"{number} of {len(chosen)}: {rows[name]}", flush=True)
         lines = [rows[key] for key in PATCHES if key in rows]
-        num_dead = sum(_SURVIVES not in line for line in lines)
-        TABLE.write_text(_HEAD + "\n".join(lines) + f"\n\n{num_dead} of {len(lines)} died.\n", encoding="utf-8")
+        num_dead = sum(_SURVIVES not in line and _NOT_RUN not in line for line in lines)
+        TABLE.write_text(_HEAD + "\n".join(lines) + f"\n\n{num_dead} of {len(MUTANTS)} died.\n", encoding="utf-8")
     return int(any(_SURVIVES in rows[one.patch.name] for one in chosen))
 
 
