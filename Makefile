@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
 # What is typed as NAME=VALUE behind a target has to be what the target takes; each takes PYTHON.
-TAKES := compare:PRESET use:PRESET rehearse:GPU fit:GPU diff:A diff:B gpu-day:PREPARED gpu-day:ARCHIVE \
+TAKES := setup:TORCH compare:PRESET use:PRESET rehearse:GPU fit:GPU diff:A diff:B gpu-day:PREPARED gpu-day:ARCHIVE \
   $(addprefix audit:,SCRIPT CELLS FOLDER INTERPRETER LAUNCHES STEPS HANG_SECONDS)
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := PYTHON $(foreach goal,$(GOALS),$(patsubst $(goal):%,%,$(filter $(goal):%,$(TAKES))))
@@ -17,11 +17,12 @@ endif
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
 # What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
-$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
+$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON TORCH PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
+TORCH_PACKAGES := ^(torch|torchvision|triton|cuda-[a-z]+|nvidia-(cu|nc|nv)[a-z0-9-]*)==
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Where it is set, every process would compile its imports again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -100,22 +101,38 @@ serve: $(READY)  ## Serve Prefect's deployments, one of them weekly
 
 ##@ Set up, and prove
 
-setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
+setup: $(READY)  ## Make .venv from the lock; or TORCH=installed, TORCH=cuda12
 
-# uv itself comes from the same lock, by hash, through pip.
-$(READY): requirements.lock pyproject.toml
+# TORCH=installed takes the torch that the machine has, as rented notebooks do; TORCH=cuda12 the last one for drivers before 580.
+# Which of them it was is kept. uv itself comes from the same lock, by hash, through pip.
+$(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(origin TORCH))),always)
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, got " + sys.version.split()[0])'
-	[ -x $(VENV)/bin/python ] || "$$PYTHON" -m venv $(VENV)
+	torch="$${TORCH-$$(cat $(VENV)/torch 2>/dev/null || true)}"
+	site=(); locks=(requirements.lock)
+	case "$$torch" in
+	  "") if driver="$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)" && [[ "$$driver" =~ ^[0-9]+ ]] && (( BASH_REMATCH[0] < 580 )); then
+	      echo "setup: the driver $$driver is for CUDA 12, and torch of requirements.lock needs 580 or later: make setup TORCH=cuda12, or TORCH=installed for the torch that is there" >&2; exit 4
+	    fi ;;
+	  cuda12) locks=($(VENV)/others.lock requirements-cuda12.lock) ;;
+	  installed) locks=($(VENV)/others.lock); site=(--system-site-packages) ;;
+	  *) echo "setup: TORCH: got $$torch; allowed: installed, cuda12, or nothing for that of requirements.lock" >&2; exit 2 ;;
+	esac
+	[ -x $(VENV)/bin/python ] && [ "$$torch" = "$$(cat $(VENV)/torch 2>/dev/null || true)" ] || "$$PYTHON" -m venv "$${site[@]}" $(VENV)
+	echo "$$torch" > $(VENV)/torch
 	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
-	[ -x $(VENV)/bin/uv ] || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+	awk '/^[a-z]/ {on = !/$(TORCH_PACKAGES)/} on' requirements.lock > $(VENV)/others.lock
+	[ -x $(VENV)/bin/uv ] || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --require-hashes -r $(VENV)/uv.lock
 	# Before 3.11.11, venv writes an `activate` that takes no quotation mark in the folder's name.
-	uv venv --quiet --offline --allow-existing --python $(VENV)/bin/python $(VENV)
+	uv venv --quiet --offline --allow-existing "$${site[@]}" --python $(VENV)/bin/python $(VENV)
 	echo "Installing the packages of requirements.lock (a minute or two the first time)"
-	uv pip sync --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes requirements.lock
+	uv pip sync --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes "$${locks[@]}"
 	uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --offline -e .
+	[ "$$torch" != installed ] || $(VENV)/bin/python -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10) and "setup: torch " + torch.__version__ + " is installed; needed: 2.10 or later, or TORCH=cuda12")'
 	# A download without .git: DVC would ask for a git repository.
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
+
+always:
 
 extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard, Lightning, LoRA, DeepSpeed
 
@@ -185,6 +202,8 @@ lock: $(READY)  ## Resolve both lock files anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
 	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["deepspeed"], *extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  DS_BUILD_OPS=0 DS_ACCELERATOR=cpu uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock
+	printf 'torch==2.10.*\ntorchvision\n' | uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	  -c <(awk '/^[a-z]/ {on = !/$(TORCH_PACKAGES)/} on' requirements.lock) - | awk '/^[a-z]/ {on = /$(TORCH_PACKAGES)/} on' > requirements-cuda12.lock
 
 golden: $(READY)  ## Write the texts of whole reports anew (tests/golden)
 	@python -m tests.golden

@@ -53,6 +53,36 @@ def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: P
     assert _make(odd, "compare")[-2:] == ["ddp-compare", "run"]
 
 
+@pytest.mark.parametrize(
+    ("torch", "locks"),
+    [
+        ("", ["requirements.lock"]),
+        ("cuda12", [".venv/others.lock", "requirements-cuda12.lock"]),
+        ("installed", [".venv/others.lock"]),
+    ],
+)
+def test_set_up_takes_the_torch_that_is_asked_for_and_does_so_again(torch: str, locks: list[str], odd: Path) -> None:
+    said = _make(odd, "setup", *([f"TORCH={torch}"] if torch else []))
+    begin = said.index("--require-hashes", said.index("sync"))
+    assert said[begin + 1 : begin + 1 + len(locks)] == locks
+    assert ("--system-site-packages" in said) is (torch == "installed")
+    others = (odd / ".venv" / "others.lock").read_text()
+    assert ("\ntorch==" in others, "\nnvidia-ml-py==" in others, "\ntransformers==" in others) == (False, True, True)
+    # A lock that changed is installed as the one before it was.
+    os.utime(odd / "requirements.lock", (2**31, 2**31))
+    assert locks[-1] in _make(odd, "setup")
+
+
+def test_a_driver_of_cuda_12_is_refused_before_anything_is_loaded(odd: Path) -> None:
+    tool = odd / ".venv" / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/bash\necho 535.183.01\n")
+    tool.chmod(0o755)
+    done = subprocess.run(["make", "setup"], cwd=odd, capture_output=True, text=True, check=False)
+    assert "the driver 535.183.01 is for CUDA 12" in done.stderr
+    assert "TORCH=cuda12" in done.stderr
+    assert (done.returncode, (odd / ".venv" / "uv.lock").exists()) == (2, False)
+
+
 def test_a_preset_or_a_python_with_odd_signs_is_one_word_that_make_does_not_read(odd: Path) -> None:
     (odd / ".venv" / ".ready").touch()
     for target, told in (("use", ["use"]), ("compare", ["run", "--preset"])):
