@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 # What is typed as NAME=VALUE behind a target has to be what the target takes; each takes PYTHON.
 TAKES := setup:TORCH compare:PRESET use:PRESET rehearse:GPU fit:GPU diff:A diff:B gpu-day:PREPARED gpu-day:ARCHIVE \
-  $(addprefix audit:,SCRIPT CELLS FOLDER INTERPRETER LAUNCHES STEPS HANG_SECONDS)
+  $(addprefix audit:,SCRIPT CELLS FOLDER INTERPRETER LAUNCHER SPEED SCALING LAUNCHES STEPS HANG_SECONDS)
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := PYTHON $(foreach goal,$(GOALS),$(patsubst $(goal):%,%,$(filter $(goal):%,$(TAKES))))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -17,7 +17,7 @@ endif
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
 # What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
-$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON TORCH PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
+$(foreach name,SCRIPT CELLS LAUNCHER FOLDER INTERPRETER PYTHON TORCH PRESET GPU A B PREPARED ARCHIVE,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -74,7 +74,7 @@ fit: $(READY)  ## Leave out the cells that would not fit: GPU="2x 4090"
 search: $(READY)  ## Which parameters are best? Trials, halved by rungs
 	@ddp-compare search
 
-audit: $(READY)  ## Any training script: SCRIPT="train.py" CELLS=1,2
+audit: $(READY)  ## Is a script right on N ranks? SCRIPT="train.py" CELLS=1,2
 	@python -m tasks.auditing
 
 report: $(READY)  ## Render the report again from reports/results.json

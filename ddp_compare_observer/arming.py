@@ -22,8 +22,8 @@ _MODULES = ("torch", "safetensors.torch")
 class Observer:
     """What a process that is observed holds."""
 
-    def __init__(self, record: Record, *, rank: int, heartbeat: str | None) -> None:
-        self._record, self._rank, self._heartbeat = record, rank, heartbeat
+    def __init__(self, record: Record, *, heartbeat: str | None) -> None:
+        self._record, self._heartbeat = record, heartbeat
         self.guard = Guard(record)
         self.times: Any = None
         self.steps: Any = None
@@ -60,7 +60,7 @@ class Observer:
         from ddp_compare_observer.timeline import Place, Timeline
         from ddp_compare_observer.torch_private import start_recorder
 
-        place = Place(self._heartbeat, rank=self._rank)
+        place = Place(self._heartbeat)
         self.times, lines = Timeline(place), ScriptLines()
         device_clock = DeviceClock(self.guard)
         self.steps = Steps(self._record, self.guard, self.times, place, lines)
@@ -123,8 +123,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def arm_when_torch_comes(folder: str, *, rank: int, heartbeat: str | None) -> Observer:
-    """Begin the record of this rank; watch it as soon as the script imports torch."""
+def arm_when_torch_comes(folder: str, *, rank: int | None, heartbeat: str | None) -> Observer:
+    """Begin the record of this rank; watch it as soon as the script imports torch.
+
+    Without a rank it is that of the process group at the first step, or 0.
+    """
     record = Record(folder, rank=rank)
     record.write(
         "start", pid=os.getpid(), rank=rank, python=sys.version.split()[0],
@@ -135,7 +138,7 @@ def arm_when_torch_comes(folder: str, *, rank: int, heartbeat: str | None) -> Ob
         # Logs that grow too long are cut; what is written next would leave a hole before it.
         fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    observer = Observer(record, rank=rank, heartbeat=heartbeat)
+    observer = Observer(record, heartbeat=heartbeat)
     telling.observer = observer
     os.register_at_fork(after_in_child=lambda: setattr(observer.guard, "is_on", False))
     if "torch" in sys.modules:

@@ -50,7 +50,7 @@ class Surroundings:
                 see(event, arguments)
 
         sys.addaudithook(hear)
-        torch.save = self._time(torch.save, timeline.CHECKPOINT)
+        torch.save = self._watch_saving(self._time(torch.save, timeline.CHECKPOINT))
         self._watch_loading(torch, "load")
         logging.Logger.callHandlers = self._time(logging.Logger.callHandlers, timeline.LOGGING)  # type: ignore[method-assign]
         if dist.is_available():
@@ -114,6 +114,16 @@ class Surroundings:
 
         return timed
 
+    def _watch_saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(content: Any, f: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(f, str | os.PathLike):
+                # It is opened where no event tells of it.
+                self._guard(self._see_open, os.fspath(f), "w", 0)
+            return original(content, f, *arguments, **named)
+
+        return save
+
     def _watch_loading(self, module: Any, name: str) -> None:
         original = getattr(module, name)
 
@@ -159,8 +169,7 @@ class Surroundings:
         if (kind, whole) in self._files or len(self._files) >= _MOST_FILES or whole.startswith(("/dev/", "/proc/")):
             return
         self._files.add((kind, whole))
-        size = os.path.getsize(whole) if os.path.isfile(whole) else None
-        self._record.write("open", path=whole, mode=kind, bytes_before=size)
+        self._record.write("open", path=whole, mode=kind)
 
     def see_asked(self, names: dict[str, Any], where: str) -> None:
         """Write those of the names that say what the script was asked to do."""

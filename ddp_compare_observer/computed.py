@@ -15,7 +15,15 @@ from ddp_compare_observer.drawn import has_drawn_since, name_computed, read_rand
 from ddp_compare_observer.fed import Loaders
 from ddp_compare_observer.losses import watch_losses
 from ddp_compare_observer.record import Guard, is_main_thread
-from ddp_compare_observer.samples import digest_rows, holds_whole_numbers, is_on_host, list_tensors, looks_like_mask
+from ddp_compare_observer.samples import (
+    count_tokens,
+    digest_rows,
+    holds_whole_numbers,
+    is_on_host,
+    list_tensors,
+    looks_like_mask,
+    put_rows_first,
+)
 from ddp_compare_observer.setting import draws_at_random, find_precision
 from ddp_compare_observer.steps import Micro, Steps
 
@@ -189,7 +197,7 @@ class Computing:
                 self._times.name_the_rest(timeline.EVALUATION)
 
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
-        found = [(name, tensor) for name, tensor in list_tensors((arguments, named)) if tensor.dim()]
+        found = put_rows_first([pair for pair in list_tensors((arguments, named)) if pair[1].dim()])
         given, ids = self._loaders.find([tensor for _, tensor in found], is_training=is_training)
         if not is_training:
             return
@@ -214,11 +222,13 @@ class Computing:
             micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
             if self._steps.number == 0:
                 micro.has_integers = any(
-                    name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one) for name, one in found
+                    # One number for a row is a class of it, and no text.
+                    one.dim() > 1 and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
+                    for name, one in found
                 )
-            # Rows are compared in the first pass over them alone.
-            is_asked = self._steps.is_read or ids is None or not all(one % _ONE_IN for one in ids)
-            if self._steps.is_sampled or given is None or (given.is_first_pass and is_asked):
+            # Rows are compared in the first pass over them, and in the first steps with what they were in it.
+            is_asked = ids is None or not all(one % _ONE_IN for one in ids)
+            if self._steps.is_read or given is None or (given.is_first_pass and is_asked):
                 self._describe(micro, found)
         # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
         is_first = self._steps.is_read and all(one.module != model.number for one in self._steps.micros)
@@ -255,6 +265,7 @@ class Computing:
         if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
             heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
             micro.heads = heads.long().tolist()
+            micro.lengths = count_tokens(tokens.reshape(len(tokens), -1), mask)[:room]
             self._heads += len(micro.heads)
         if not is_sampled:
             return

@@ -69,6 +69,7 @@ class Loaders:
         self._record, self._guard, self._times = record, guard, times
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_passes: dict[int, int] = {}
+        self._begun_at: dict[int, int] = {}
         self._evaluating: set[int] = set()
         self._given_out: set[int] = set()
         """Loaders all of whose batches were taken, and that nobody has asked for one more: as Lightning does."""
@@ -183,13 +184,15 @@ class Loaders:
             )  # fmt: skip
         if number in self._given_out:
             self._write_end(number)
-        self._num_passes[number] = self._num_passes.get(number, 0) + 1
+        step = self.count_steps()
+        if step > self._begun_at.get(number, -1):
+            # Else nothing was learned from the pass before: somebody took a look at a batch.
+            self._num_passes[number] = self._num_passes.get(number, 0) + 1
+        self._begun_at[number] = step
         iterator._ddp_compare_loader = number
         if self._lengths[number] is not None:
             iterator._ddp_compare_left = len(loader)
-        self._record.write(
-            "pass", loader=number, number=self._num_passes[number], is_over=False, step=self.count_steps()
-        )
+        self._record.write("pass", loader=number, is_over=False, step=step)
 
     def _end(self, iterator: Any, number: int) -> None:
         _clear_ids(iterator)
@@ -197,8 +200,7 @@ class Loaders:
 
     def _write_end(self, number: int) -> None:
         self._given_out.discard(number)
-        pass_number = self._num_passes.get(number, 0)
-        self._record.write("pass", loader=number, number=pass_number, is_over=True, step=self.count_steps())
+        self._record.write("pass", loader=number, is_over=True, step=self.count_steps())
 
     def _give(self, iterator: Any, number: int, batch: Any) -> None:
         if (left := iterator.__dict__.get("_ddp_compare_left")) is not None:

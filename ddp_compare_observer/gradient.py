@@ -41,7 +41,13 @@ class GradientWatch:
 
 def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the digest of those that there are."""
-    return digest_tensors([one.grad for one in parameters if one.grad is not None])
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    found = digest_tensors(gradients)
+    if gradients and found["l2"] == 0:
+        # Of most tensors some elements alone were looked at.
+        parts: list[Any] = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
+        found["is_zero"] = not any(bool(one.any()) for one in parts)
+    return found
 
 
 def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:

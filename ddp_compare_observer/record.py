@@ -41,9 +41,10 @@ _HIGHEST = 1 << 10
 class Record:
     """The file of this rank. What a forked child of it would write is dropped."""
 
-    def __init__(self, folder: str, *, rank: int) -> None:
-        """Make the file; FileExistsError if a process of this rank has one already."""
-        path = Path(folder).absolute() / f"rank-{rank}.jsonl"
+    def __init__(self, folder: str, *, rank: int | None) -> None:
+        """Make the file; FileExistsError if a process of this rank has one already. The rank may be known later."""
+        self._rank = rank
+        self._path = path = Path(folder).absolute() / (f"process-{_getpid()}" if rank is None else f"rank-{rank}.jsonl")
         self._pid = _getpid()
         # Every line has it, so that what the script itself writes into the file is no line of ours.
         self._begin = f'{{"mark":"{secrets.token_hex(8)}",'
@@ -53,6 +54,15 @@ class Record:
         self._file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(highest - 8, 0))
         os.close(file)
         self.is_open = True
+
+    def claim(self, rank: int) -> int:
+        """Return the rank that this is the record of: the one that was known, or else this one."""
+        if self._rank is None:
+            # Of two processes that take themselves for the same rank the first one is.
+            os.link(self._path, self._path.with_name(f"rank-{rank}.jsonl"))
+            self._path.unlink()
+            self._rank = rank
+        return self._rank
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line at once: a rank may be killed, or leave by os._exit."""

@@ -1,6 +1,7 @@
 """Small digests of large tensors: a few elements of each, evenly spread, the same ones on every rank."""
 
 import ctypes
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -13,6 +14,9 @@ _MOST_TENSORS = 4000
 _ROW_BYTES = 8192
 _MOST_ROWS = 4096
 _SHOWN = 8
+_IDS = "input_ids"
+_BESIDE = re.compile(r"labels?|label_ids|targets?|y|.*mask|.*type_ids|.*position_?ids|.*position|idx|index|weights?")
+"""Names of inputs that a row is not known by."""
 
 
 def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -140,6 +144,27 @@ def list_tensors(content: Any, *, depth: int = 4) -> list[tuple[str, torch.Tenso
         for key, part in parts
         for name, tensor in list_tensors(part, depth=depth - 1)
     ]
+
+
+def put_rows_first(found: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Return (name, tensor) of the inputs, what a row is known by first: ids, then what has no label's or mask's name.
+
+    Batches of transformers may begin with `labels`, of which many rows have the same.
+    """
+
+    def rank(pair: tuple[str, torch.Tensor]) -> int:
+        name = pair[0].rpartition(".")[2]
+        return 0 if name == _IDS else 2 if _BESIDE.fullmatch(name) else 1
+
+    return sorted(found, key=rank)
+
+
+def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+    """Return how many tokens each row of (rows, places) has: those that a mask takes, or without zeros at its end."""
+    if mask is not None and mask.shape == rows.shape:
+        return [int(number) for number in (mask != 0).sum(1)]
+    places = torch.arange(1, rows.shape[1] + 1)
+    return [int(number) for number in ((rows != 0) * places).amax(1)]
 
 
 def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:

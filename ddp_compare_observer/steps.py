@@ -4,7 +4,6 @@ import functools
 import math
 import sys
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from ddp_compare_observer.samples import digest_tensors
 from ddp_compare_observer.setting import read_options, read_torch_settings
 from ddp_compare_observer.torch_private import count_collectives, read_ddp_times
 
-_NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
 _MOST_UNUSUAL = 12
@@ -51,6 +49,7 @@ class Micro:
     has_rows_of_ids: bool | None = None
     rows: list[str] | None = None
     heads: list[list[int]] | None = None
+    lengths: list[int] | None = None
     has_mask: bool = False
     labels_are_mask: bool = False
     num_losses: int = 0
@@ -122,12 +121,19 @@ class Steps:
     def add(self, micro: Micro, module: Any) -> None:
         """A model was called, with gradients to come."""
         if not self.micros:
+            if self.number == 0:
+                self._take_rank()
             self._place.begin(self.number + 1)
             if self.is_read:
                 self.on_begin()
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
+
+    def _take_rank(self) -> None:
+        """Be the rank that the process group says, where the environment did not say any."""
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._place.open(self._record.claim(rank))
 
     def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
@@ -151,7 +157,7 @@ class Steps:
 
     def see_gradient(self, *, is_after: bool) -> None:
         """A backward pass begins or is over."""
-        if self.is_sampled and len(self._optimizers) == 1 and not self._depth:
+        if self.is_sampled and len(self._optimizers) == 1:
             watch = self._gradient_watch
             (watch.see_after_backward if is_after else watch.see_before_backward)(self._list_all_parameters())
 
@@ -204,9 +210,12 @@ class Steps:
         self._num_unusual += is_unusual
         if self.is_sampled:
             parameters = _list_parameters(optimizer)
+            if self._num_inside:
+                self._gradient = digest_gradients(parameters)
+                self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
             fields |= {
                 "weights": digest_tensors(self._list_all_parameters()),
-                "gradient": digest_gradients(parameters) if self._num_inside else self._gradient,
+                "gradient": self._gradient,
                 **self._of_gradient,
                 "traffic": read_traffic(self._counts, counts) if counts else {},
                 "ddp": read_ddp_times(self._wrapper),
@@ -250,9 +259,7 @@ class Steps:
             "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
             "device": parameters[0].device.type if parameters else "",
             "seed": torch.initial_seed(),
-            "uses_accelerate": bool(
-                getattr(sys.modules.get("accelerate.state"), "AcceleratorState", _NONE)._shared_state
-            ),
+            "accelerate": _find_mode_of_accelerate(),
             "num_threads": torch.get_num_threads(),
             "torch_settings": read_torch_settings(),
             "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
@@ -312,6 +319,12 @@ def _describe(micro: Micro) -> dict[str, Any]:
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
+
+
+def _find_mode_of_accelerate() -> str:
+    """Return how accelerate spreads a model over ranks, such as NO or MULTI_CPU; empty where it is not used."""
+    state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
+    return str(getattr(state.get("distributed_type"), "value", ""))
 
 
 def _read_number(value: Any) -> float | None:

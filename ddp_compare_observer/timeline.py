@@ -30,15 +30,19 @@ _WORDS_PER_RANK, _PID, _POSITION = 8, 0, 1
 class Place:
     """Where this rank is, in memory that the audit's watchdog sees too; without a file nobody looks."""
 
-    def __init__(self, file: str | None, *, rank: int) -> None:
+    def __init__(self, file: str | None) -> None:
+        self._file = file
         self._words: Any = [0] * _WORDS_PER_RANK
-        if file is not None:
-            handle = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-            words = memoryview(mmap.mmap(handle, 0)).cast("q")
+        self._place = 0
+
+    def open(self, rank: int) -> None:
+        """Be seen as this rank from now on."""
+        if self._file is not None:
+            handle = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+            words: Any = memoryview(mmap.mmap(handle, 0)).cast("q")
             os.close(handle)
             self._words = words[rank * _WORDS_PER_RANK : (rank + 1) * _WORDS_PER_RANK]
-        self._words[_PID] = os.getpid()
-        self._place = 0
+            self._words[_PID] = os.getpid()
 
     def begin(self, step: int) -> None:
         """A step begins."""

@@ -19,18 +19,21 @@ def _is_here(entry: str) -> bool:
 
 
 def _load_observer() -> None:
-    """Arm the observer in a rank that an audit started; torchrun itself, which starts ranks, only passes it on."""
-    if "DDP_COMPARE_AUDIT" not in os.environ or "RANK" not in os.environ:
+    """Arm the observer in a rank that an audit started; torchrun itself, which starts ranks, only passes it on.
+
+    Where the script starts its ranks itself, any process may be one, and all pass it on.
+    """
+    folder, rank = os.environ.get("DDP_COMPARE_AUDIT"), os.environ.get("RANK")
+    starts_ranks = rank is None and "DDP_COMPARE_ANY_PROCESS" in os.environ
+    if folder is None or (rank is None and not starts_ranks):
         return
-    folder = os.environ.pop("DDP_COMPARE_AUDIT")
-    heartbeat = os.environ.pop("DDP_COMPARE_HEARTBEAT", None)
-    before = os.environ.pop("DDP_COMPARE_PYTHONPATH", "")
-    if os.environ.pop("DDP_COMPARE_ALONE", ""):
-        # By this one accelerate tells that torchrun has started it, and wraps a model that needs no wrapper.
-        os.environ.pop("LOCAL_RANK", None)
-    os.environ.pop("PYTHONPATH", None)
-    if before:
-        os.environ["PYTHONPATH"] = before
+    heartbeat = os.environ.get("DDP_COMPARE_HEARTBEAT")
+    if not starts_ranks or os.environ["DDP_COMPARE_ANY_PROCESS"] == "this":
+        before = os.environ.get("DDP_COMPARE_PYTHONPATH", "")
+        for name in [one for one in os.environ if one == "PYTHONPATH" or one.startswith("DDP_COMPARE_")]:
+            del os.environ[name]
+        if before:
+            os.environ["PYTHONPATH"] = before
     # By its place: the folder above it holds packages whose names the script may use for its own.
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, _HERE.parent / "__init__.py", submodule_search_locations=[str(_HERE.parent)]
@@ -42,7 +45,7 @@ def _load_observer() -> None:
     spec.loader.exec_module(package)
     from ddp_compare_observer.arming import arm_when_torch_comes
 
-    arm_when_torch_comes(folder, rank=int(os.environ["RANK"]), heartbeat=heartbeat)
+    arm_when_torch_comes(folder, rank=None if rank is None else int(rank), heartbeat=heartbeat)
 
 
 def _load_next() -> None:

@@ -1,7 +1,8 @@
 """`make audit SCRIPT="train.py --epochs 2" CELLS=1,2`: what a training script does, without changing it.
 
-Reads SCRIPT, CELLS, FOLDER, INTERPRETER, LAUNCHES, STEPS and HANG_SECONDS from the environment. Exit codes: 0 the audit
-is done, whatever it found; 2 for what cannot be audited; 6 where the script itself failed or hung.
+Reads what is asked for from the environment (request.py). Exit codes: 0 nothing wrong was found; 1 the training is
+wrong, or, where its speed is compared, its cells are unlike; 2 for what cannot be audited; 6 where the script itself
+failed or hung.
 """
 
 import datetime
@@ -10,12 +11,14 @@ import logging
 import os
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from tasks.auditing.checks import ask_all, judge_cells
-from tasks.auditing.findings.plain_baseline import is_wrapped_by_accelerate
+from tasks.auditing.checks import ask_all, judge_cells, list_faults
+from tasks.auditing.findings import CLASSES
+from tasks.auditing.findings.plain_baseline import is_wrapped
 from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.link import LinkUse, measure_link
 from tasks.auditing.page import make_document, tell_verdict
 from tasks.auditing.request import Request, parse_request
 from tasks.auditing.running import launch_script
@@ -37,8 +40,8 @@ REPORTS = Path("reports/audit")
 _PAGE, _TEXT, _FINDINGS = _WRITTEN = ("index.html", "report.md", "findings.json")
 
 
-def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Event) -> str:
-    """Launch every cell, in turns, write the report, and return what is printed.
+def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Event) -> tuple[str, bool]:
+    """Launch every cell, in turns, write the report; return what is printed, and whether the training was found wrong.
 
     Raises ConfigurationError where there was nothing to observe, DistributedError where the script failed.
     """
@@ -47,34 +50,35 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
         (reports / name).unlink(missing_ok=True)
     folder = work / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
     audit = Audit(request, {cell: [] for cell in request.cells})
-    links: dict[str, LinkUse | str] = {}
+    launch = partial(launch_script, request, stop=stop, leave_out=work)
     is_alone = False
     for turn in range(request.num_launches):
         # There and back, so that what changes slowly does not always meet the same cell.
         for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
             _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
-            place = folder / f"{cell}-{turn + 1}"
-            is_baseline = cell == request.baseline
-            launched = launch_script(request, cell, place, stop=stop, is_alone=is_baseline and is_alone)
-            if turn == 0 and is_baseline and is_wrapped_by_accelerate(launched):
-                _log.info("%s: accelerate wraps what torchrun starts; once more, as if python had started it", cell)
-                alone = launch_script(request, cell, place.with_name(f"{place.name}-alone"), stop=stop, is_alone=True)
+            place, is_baseline = folder / f"{cell}-{turn + 1}", cell == request.baseline
+            launched = launch(cell, place, number=turn + 1, is_alone=is_baseline and is_alone)
+            if turn == 0 and is_baseline and not request.launcher and is_wrapped(launched):
+                _log.info("%s: its model is wrapped where torchrun starts it; once more, started by python", cell)
+                alone = launch(cell, place.with_name(f"{place.name}-alone"), is_alone=True)
                 is_alone = bool(alone.num_steps) and not alone.is_failed
-                launched = alone if is_alone else launched
+                launched = alone if is_alone else replace(launched, fails_alone=True)
             audit.add(launched)
             require_steps(launched, started_in=request.folder)
-            if turn == 0 and (use := measure_link(request, launched, stop=stop)) is not None:
-                links[cell] = use
-    gates, speeds = ask_all(audit), compute_speeds(audit)
+    gates, speeds = ask_all(audit), compute_speeds(audit) if request.compares_speed else []
     standings = judge_cells(gates, speeds, list(request.cells))
-    document = make_document(audit, gates, speeds, standings, links)
+    document = make_document(audit, gates, speeds, standings)
     write_text(reports / _PAGE, _make_public(render_html(document, {})))
     write_text(reports / _TEXT, _make_public(render_markdown(document)))
     findings = {"script": request.told, "findings": [gate.model_dump(mode="json") for gate in gates]}
     write_text(reports / _FINDINGS, redact(json.dumps(findings, indent=1)) + "\n")
-    lines = [f"{gate.name}: {gate.compared}" for gate in gates if gate.verdict == "failed"]
-    told = [*lines, tell_verdict(gates, speeds, standings), f"Report: {reports / 'index.html'}"]
-    return _make_public("".join(f"{line}\n" for line in told))
+    lines = [
+        tell_verdict(audit, gates, speeds, standings),
+        *(f"{one.kind}: {one.question.NAME}: {one.found.compared}" for one in list_faults(gates, CLASSES)),
+        f"Report: {reports / 'index.html'}",
+    ]
+    is_wrong = bool(list_faults(gates, CLASSES[: 2 if request.compares_speed else 1]))
+    return _make_public("".join(f"{line}\n" for line in lines)), is_wrong
 
 
 def _make_public(text: str) -> str:
@@ -111,6 +115,17 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
             f"{wording.format_plural(len(replaced[0].steps), 'step')} on rank {replaced[0].rank}, of which nothing is "
             f"observed: what it trained there is not known; {told}"
         )
+    if (
+        any(rank.steps for rank in ranks)
+        and not all(rank.steps for rank in ranks)
+        and all(rank.start is None for rank in ranks if not rank.steps)
+    ):
+        seen = wording.format_plural(sum(bool(rank.steps) for rank in ranks), "rank")
+        more = f", and {len(launched.beside_ranks)} processes more that each took themselves for one of them"
+        raise ConfigurationError(
+            f"{seen} trained where {len(ranks)} were asked for{more if launched.beside_ranks else ''}; {{ranks}} in "
+            f"SCRIPT or LAUNCHER stands for their number; {told}"
+        )
     if not any(rank.steps for rank in ranks):
         children = sum(int(one["number"]) for rank in ranks for one in rank.lines.get("children", []))
         forked = f"; it forked {children} processes, which are not observed" if children else ""
@@ -124,8 +139,11 @@ def _main() -> None:
     configure_logging()
     request = parse_request(os.environ)
     with stop_on_signals() as stop, lock_machine("make audit"):
-        said = run_audit(request, work=WORK, reports=REPORTS, stop=stop)
+        said, is_wrong = run_audit(request, work=WORK, reports=REPORTS, stop=stop)
     sys.stdout.write(said)
+    sys.stdout.flush()
+    if is_wrong:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""All questions of an audit, in the order in which the report answers: correct? comparable?"""
+"""All questions of an audit, the gravest first: is the training right, are the cells alike, is the figure clean?"""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from tasks.auditing.findings import (
+    CLASSES,
     Question,
     clipping,
     clock,
@@ -12,7 +13,10 @@ from tasks.auditing.findings import (
     exchange,
     finite,
     global_batch,
+    gradient_scale,
     labels,
+    launches_alike,
+    learning,
     loss_weights,
     one_file,
     own_device,
@@ -28,59 +32,118 @@ from tasks.auditing.findings import (
 )
 from tasks.auditing.launched import Audit
 from tasks.auditing.speed import Speed
-from tasks.gates.checks import Standing, compute_standings
 from tasks.measuring.intervals import FEWEST_LAUNCHES
-from tasks.records.gate import CellFinding, Finding, Gate
+from tasks.process.reasons import explain
+from tasks.records.gate import CellFinding, Finding, Gate, Standing
 
 QUESTIONS: Sequence[Question] = (
-    same_parameters, rows_of_its_own, same_ids, labels, loss_weights, clipping, finite, start_weights, epochs, exchange,
-    plain_baseline, same_start, same_rows, global_batch, same_step, clock, data_wait, own_device, plausible_speed,
-    one_file,
+    same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,
+    start_weights, epochs, launches_alike, same_start, same_rows, global_batch, same_step, plausible_speed,
+    plain_baseline, exchange, clock, data_wait, own_device, one_file,
 )  # fmt: skip
 _OF_EVERY_LAUNCH: Sequence[Question] = (
-    same_parameters, rows_of_its_own, exchange, plain_baseline, same_rows, global_batch, same_step,
-    finite,
+    same_parameters, learning, rows_of_its_own, gradient_scale, finite, same_rows, global_batch, same_step,
+    plain_baseline, exchange,
 )  # fmt: skip
-"""What a step does, and is timed doing in every launch; all else is asked of the first one.
-
-Files that a script finds there in a later launch are those of its own first one.
-"""
-_OF_THE_SCRIPT_ALONE = (epochs.NAME, clock.NAME)
-"""What these ask bears on what the script says; the speedup is of steps, by the audit's own clock."""
+"""What a step does, and is timed doing in every launch; all else is asked of the first one."""
+_OF_THE_SCRIPT_ALONE = (epochs.NAME,)
+"""What this asks bears on what the script says; the speedup is of steps, by the audit's own clock."""
+_FOLLOWS = {
+    **dict.fromkeys(
+        (same_parameters.NO_GROUP, same_parameters.SAME_WORK),
+        (rows_of_its_own.NAME, same_rows.NAME, global_batch.NAME, gradient_scale.NAME, exchange.NAME),
+    ),
+    same_parameters.UNWRAPPED: (exchange.NAME,),
+    learning.NO_GRADIENT: (gradient_scale.NAME,),
+    **dict.fromkeys(same_ids.SAYS, (same_rows.NAME,)),
+}
+"""Code of a finding -> what would only be said again of the same cell by other names."""
+_HYGIENE = {same_start.UNSEEDED}
+"""Codes that are less grave than what their question is about."""
 _NOTHING_TOLD = 1.1
 """How many times its lower end an interval's upper one is, at least, if it tells nothing where it holds 1."""
 _WORST = ("failed", "not checked", "passed")
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A failed finding, as the report names it."""
+
+    question: Question
+    found: CellFinding
+
+    @property
+    def kind(self) -> str:
+        """Which of CLASSES it is of."""
+        return "hygiene" if self.found.code in _HYGIENE else self.question.CLASS
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in one sentence."""
+        template = self.question.SAYS.get(self.found.code, "{compared}")
+        numbers = {**self.found.numbers, "cell": self.found.cell, "compared": self.found.compared}
+        return explain(self.found.code, template, **numbers).sentence
+
+
 def ask_all(audit: Audit) -> list[Gate]:
-    """Return what was found of every cell, question by question."""
-    gates = []
+    """Return what was found of every cell, question by question, without what only follows from a graver finding."""
+    found: dict[str, dict[str, Finding]] = {}
     for question in QUESTIONS:
         ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
-        found = {cell: ask(question, audit, cell) for cell in audit.request.cells}
-        findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
-        gates.append(Gate(name=question.NAME, question=question.QUESTION, findings=findings))
-    return gates
+        answers = {cell: ask(question, audit, cell) for cell in audit.request.cells}
+        found[question.NAME] = {cell: one for cell, one in answers.items() if one is not None}
+    causes = [(cell, one.code) for of_cells in found.values() for cell, one in of_cells.items()]
+    for cell, name in ((cell, name) for cell, code in causes for name in _FOLLOWS.get(code, ())):
+        found[name].pop(cell, None)
+    return [
+        Gate(
+            name=question.NAME,
+            question=question.QUESTION,
+            findings=[CellFinding(cell=cell, **asdict(one)) for cell, one in found[question.NAME].items()],
+        )
+        for question in QUESTIONS
+    ]
+
+
+def list_faults(gates: Sequence[Gate], kinds: Sequence[str] = CLASSES[:2]) -> list[Fault]:
+    """Return the failed findings of these classes, the gravest first."""
+    questions = {question.NAME: question for question in QUESTIONS}
+    faults = [Fault(questions[gate.name], one) for gate in gates for one in gate.findings if one.verdict == "failed"]
+    return sorted((one for one in faults if one.kind in kinds), key=lambda one: CLASSES.index(one.kind))
 
 
 def judge_cells(gates: Sequence[Gate], speeds: Sequence[Speed], cells: Sequence[str]) -> dict[str, Standing]:
     """Return cell -> what the findings leave of its speedup; `cells` has all of them, the baseline first.
 
-    Whatever is found wrong withholds it. What could not be seen leaves it unproven, unless it is about nothing but what
-    the script says of itself; so does a speedup without an interval, or with one that tells nothing.
+    A wrong training and unlike cells withhold it, the gravest is the reason. What could not be seen of these leaves it
+    unproven, unless it is about nothing but what the script says of itself; so does a speedup without an interval, or
+    with one that tells nothing.
     """
-    bearing = [
-        gate.model_copy(update={"findings": [one for one in gate.findings if one.verdict == "failed"]})
-        if gate.name in _OF_THE_SCRIPT_ALONE
-        else gate
-        for gate in gates
-    ]
-    standings = compute_standings(bearing, cells)
+    standings = {cell: _judge(gates, (cell, cells[0])) for cell in cells}
     for speed in speeds:
         doubt = _find_doubt(speed)
         if doubt and standings[speed.cell].state == "proven":
             standings[speed.cell] = Standing(state="unproven", reason=f"{speed.cell}: {doubt}")
     return standings
+
+
+def _judge(gates: Sequence[Gate], concerned: Sequence[str]) -> Standing:
+    if faults := [one for one in list_faults(gates) if one.found.cell in concerned]:
+        return Standing(
+            state="withheld",
+            gates=list(dict.fromkeys(one.question.NAME for one in faults)),
+            reason=faults[0].sentence,
+        )
+    bearing = {one.NAME for one in QUESTIONS if one.CLASS != "hygiene" and one.NAME not in _OF_THE_SCRIPT_ALONE}
+    unseen = [
+        (gate.name, one)
+        for gate in gates if gate.name in bearing
+        for one in gate.findings if one.cell in concerned and one.verdict == "not checked"
+    ]  # fmt: skip
+    if unseen:
+        names = list(dict.fromkeys(name for name, _ in unseen))
+        return Standing(state="unproven", gates=names, reason=unseen[0][1].compared)
+    return Standing(state="proven")
 
 
 def _find_doubt(speed: Speed) -> str:

@@ -12,6 +12,7 @@ from tasks.records.gate import Finding, make_unchecked_finding
 NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4
 _MOST_OTHER = 0.5
+_FEWEST_AGAIN = 8
 _SPREAD = {"", "DistributedDataParallel"}
 
 
@@ -32,7 +33,8 @@ def find_nothing_seen(audit: Audit, cell: str) -> Finding | None:
 def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     """Return (index, digest of the content) of each row that a rank's step learned from; None if not all are known.
 
-    A row without an index is known by its content alone, and the other way round.
+    A row without an index is known by its content alone, and the other way round: one that stands twice in a
+    micro-batch is then not known.
     """
     told = step.get("told", {}).get("ids")
     if told:
@@ -43,6 +45,8 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
         if ids is None and not digests:
             return None
         contents: list[str] = digests or []
+        if ids is None and len(set(contents)) < len(contents):
+            return None
         names = [""] * len(contents) if ids is None else [f"{micro.get('loader')}#{one}" for one in ids]
         rows += zip(names, contents if len(contents) == len(names) else [""] * len(names), strict=True)
     return rows or None
@@ -59,22 +63,48 @@ def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]
     return different > _MOST_OTHER * max(len(common), 0 if counts_few else len(mine))
 
 
+def are_contents_fixed(ranks: Sequence[RankRecord]) -> bool:
+    """Return whether rows hold in a later pass what they held before, in the same process: nothing changes them."""
+    num_same = 0
+    for rank in ranks:
+        seen: dict[str, str] = {}
+        for step in rank.steps:
+            for index, content in list_rows(step) or []:
+                if index and content and seen.setdefault(index, content) != content:
+                    return False
+                num_same += bool(index and content)
+        num_same -= len(seen)
+    return num_same >= _FEWEST_AGAIN
+
+
+def list_passes(rank: RankRecord) -> list[tuple[int, int | None]]:
+    """Return (step before it, step at its end) of each pass over the training data; None for the end of one cut short.
+
+    A pass from which nothing was learned, as where somebody takes a look at a batch, is none.
+    """
+    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
+    found: list[tuple[int, int | None]] = []
+    for line in rank.lines.get("pass", []):
+        if line["loader"] == loader and not line["is_over"]:
+            if found and found[-1][0] == line["step"]:
+                found.pop()
+            found.append((line["step"], None))
+        elif line["loader"] == loader and found:
+            found[-1] = (found[-1][0], line["step"])
+    return found
+
+
 def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
     """Return the steps of the rank's first pass over its training data, and whether that pass was whole."""
-    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
-    if loader is None:
+    passes = list_passes(rank)
+    if not passes:
         # What the script names itself is known as long as it runs.
         return rank.steps, rank.is_whole and all(step.get("told", {}).get("ids") for step in rank.steps)
-    passes = [one for one in rank.lines.get("pass", []) if one["loader"] == loader]
-    end = next((one["step"] for one in passes if one["is_over"] and one["number"] == 1), None)
-    begin = next((one["step"] for one in passes if not one["is_over"] and one["number"] == 2), None)
-    last = end if end is not None else begin
-    if last is None:
-        return rank.steps, False
+    end = passes[0][1]
     # A rank that was killed may not have written its last steps, and the pass that they ended all the same.
     is_whole = end is not None and rank.steps[-1]["step"] >= end
     # Loaders may be read ahead of the steps: what is left over then still belongs to this pass.
-    last = max(last, begin or 0)
+    last = max(passes[1][0], end or 0) if len(passes) > 1 else rank.steps[-1]["step"]
     return [step for step in rank.steps if step["step"] <= last], is_whole
 
 
@@ -149,3 +179,14 @@ def _sum_first_dimension(ranks: Sequence[RankRecord]) -> tuple[float, float]:
 def each_common_step(ranks: Sequence[RankRecord]) -> Iterator[tuple[Fields, ...]]:
     """Yield a step of every rank, those of one number together."""
     yield from zip(*(rank.steps for rank in ranks), strict=False)
+
+
+def weigh(micro: Fields) -> tuple[float, float] | None:
+    """Return the weight of one target, and of the mean over all of the micro-batch; None where it is not known."""
+    loss, of_model, targets = micro.get("loss"), micro.get("loss_of_model"), micro.get("num_targets")
+    if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
+        return None
+    weight = loss / of_model
+    if micro.get("reduction") == "mean":
+        return weight / targets, weight
+    return (weight, weight * targets) if micro.get("reduction") == "sum" else None

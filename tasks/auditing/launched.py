@@ -24,9 +24,17 @@ class Launched:
     ending: str = ""
     """Why it ended, where it did not end by itself with 0."""
     is_alone: bool = False
-    """Whether the script could not tell that torchrun had started it."""
+    """Whether python started it, and not torchrun."""
     was_ended: bool = False
     """Whether the audit ended it, after as many steps as were asked for."""
+    fails_alone: bool = False
+    """Whether python was tried, and the script did not train."""
+    is_apart: bool = True
+    """Whether it ran in a copy of its folder, where it found nothing of an earlier launch."""
+    left: list[str] = field(default_factory=list)
+    """Processes that it left running, and that were ended."""
+    beside_ranks: list[RankRecord] = field(default_factory=list)
+    """Processes that trained, too, and are no rank: each took itself for a rank that there was."""
     beside: "list[Launched]" = field(default_factory=list, repr=False, compare=False)
     """All launches of its audit, this one too: what is a part of a step is the same in all of them."""
 

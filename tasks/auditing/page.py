@@ -1,13 +1,13 @@
 """The report of an audit: the blocks and renderers of a comparison's, with what was found of a stranger's script."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from tasks.auditing.checks import find_remedy
+from tasks.auditing.checks import find_remedy, list_faults
 from tasks.auditing.evidence import NOT_OBSERVABLE
+from tasks.auditing.findings import CLASSES
 from tasks.auditing.launched import Audit
-from tasks.auditing.link import LinkUse, tell_link
+from tasks.auditing.rank_record import Fields
 from tasks.auditing.speed import Speed
 from tasks.auditing.split import find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 from tasks.process import wording
@@ -28,7 +28,7 @@ from tasks.reporting.blocks import (
 
 _UNOBSERVED = f"– {NOT_OBSERVABLE}"
 _WORDS = {
-    "data": "waiting for data", "forward": "forward", "backward": "backward, with DDP's exchange",
+    "data": "waiting for data", "forward": "forward", "backward": "backward",
     "exchange": "exchange asked for by the script", "optimizer": "optimizer", "logging": "log lines",
     "script": "the script itself, between those", "checkpoint": "checkpoints", "evaluation": "evaluation",
     "network": "after connecting to the network", "subprocess": "after starting another process",
@@ -41,56 +41,58 @@ def make_document(
     gates: Sequence[Gate],
     speeds: Sequence[Speed],
     standings: dict[str, Standing],
-    links: Mapping[str, LinkUse | str] = MappingProxyType({}),
 ) -> Document:
-    """Return the report; `links`: cell -> how its link was used, or why that is not known."""
-    verdict = tell_verdict(gates, speeds, standings)
-    found = list(_list_failed(gates))
+    """Return the report."""
+    verdict = tell_verdict(audit, gates, speeds, standings)
     sections = [
-        PageSection("findings", "Is it right, and is it comparable?", list(_make_findings(audit, gates))),
-        PageSection("speed", "How much faster?", list(_make_speed(audit, speeds, standings))),
-        PageSection("split", "Why not more?", list(_make_split(audit, links))),
-        PageSection("advice", "What to change", [_make_advice(gates)]),
+        PageSection("findings", "Is it right, and are the cells alike?", list(_make_findings(audit, gates))),
         PageSection("measured", "What was observed", list(_make_observed(audit)), is_folded=True),
     ]
+    answers = [
+        ("Is it right?", _tell_faults(gates, "wrong training") or "nothing wrong was seen", "findings"),
+        ("Are the cells alike?", _tell_faults(gates, "unlike cells") or "no difference was seen", "findings"),
+    ]
+    if audit.request.compares_speed:
+        sections[1:1] = [
+            PageSection("speed", "How much faster?", list(_make_speed(audit, speeds, standings))),
+            PageSection("split", "Why not more?", list(_make_split(audit))),
+        ]
+        answers += [
+            ("How much faster?", _tell_speed(audit, gates, speeds, standings), "speed"),
+            ("Why not more?", _tell_largest(audit), "split"),
+        ]
     return Document(
         title=f"Audit of {audit.request.told}",
         tab="what this script does",
         summary=verdict,
         lead=[
             Text(verdict, role=_choose_role(audit, standings)),
-            KeyFigures(list(_list_figures(speeds, standings))),
-            Answers(
-                [
-                    ("Is it right?", wording.join_names(found) if found else "nothing wrong was seen", "findings"),
-                    ("How much faster?", _tell_speed(speeds, standings), "speed"),
-                    ("Why not more?", _tell_largest(audit), "split"),
-                ]
-            ),
+            *([KeyFigures(list(_list_figures(speeds, standings)))] if speeds else []),
+            Answers(answers),
         ],
         sections=sections,
         end=[
             Text(
                 "An audit sees from outside. What it could not see is called not observable and is no pass. What a "
-                "step does was looked at in every launch, all else in the first one of each cell. How many epochs the "
-                "script was asked for and what its own clock says bear on no step, so that they leave a speedup as it "
-                "is where they could not be seen."
+                "step does was looked at in every launch, all else in the first one of each cell. A wrong training and "
+                "unlike cells withhold a speedup; hygiene is said, and leaves it what it is of the script as it stands."
             )
         ],
     )
 
 
-def tell_verdict(gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
-    """Return the first sentence of the report, which is also what is printed."""
-    failed = list(_list_failed(gates))
-    if failed:
-        told = f"{wording.format_plural(len(failed), 'finding')}: {wording.join_names(failed)}."
-        return f"{told} {_tell_speed(speeds, standings)}"
-    asked = [gate for gate in gates if gate.findings]
-    unseen = sum(gate.verdict == "not checked" for gate in asked)
-    open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
-    told = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
-    return f"{told} {_tell_speed(speeds, standings)}"
+def tell_verdict(audit: Audit, gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
+    """Return the first sentences of the report, which are also what is printed: the gravest finding first."""
+    faults = list_faults(gates)
+    if faults:
+        more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." if len(faults) > 1 else ""
+        told = f"{faults[0].sentence}.{more}"
+    else:
+        asked = [gate for gate in gates if gate.findings]
+        unseen = sum(gate.verdict == "not checked" for gate in asked)
+        open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
+        told = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
+    return f"{told} {_tell_speed(audit, gates, speeds, standings)}" if audit.request.compares_speed else told
 
 
 def _choose_role(audit: Audit, standings: dict[str, Standing]) -> Literal["answer", "unresolved", "refusal"]:
@@ -98,26 +100,36 @@ def _choose_role(audit: Audit, standings: dict[str, Standing]) -> Literal["answe
     return "refusal" if "withheld" in states else "unresolved" if "unproven" in states else "answer"
 
 
-def _list_failed(gates: Sequence[Gate]) -> Iterator[str]:
-    return (gate.name for gate in gates if gate.verdict == "failed")
+def _tell_faults(gates: Sequence[Gate], kind: str) -> str:
+    return "; ".join(dict.fromkeys(one.sentence for one in list_faults(gates, [kind])))
 
 
-def _tell_speed(speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
+def _tell_speed(audit: Audit, gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
     told = []
     for speed in speeds:
         if speed.speedup is None:
             continue
-        standing = standings[speed.cell]
-        if standing.state == "withheld":
-            told.append(f"{speed.cell}: speedup withheld ({standing.gates[0]})")
+        state = standings[speed.cell].state
+        if state == "withheld":
+            told.append(f"{speed.cell}: speedup withheld")
             continue
-        figure = (
-            wording.format_ratio_with_interval(speed.speedup)
-            if speed.has_interval
-            else wording.format_ratio(speed.speedup.value)
-        )
-        told.append(f"{speed.cell} is {figure} as fast{', no interval' * (not speed.has_interval)}, {standing.state}")
-    return f"{'; '.join(told)}." if told else "No speedup: too few steps were seen."
+        figure = f"{speed.cell} {_tell_as(audit, _format_ratio(speed))}"
+        told.append(f"{figure}{', no interval' * (not speed.has_interval)}, {state}")
+    if not told:
+        return "No speedup: too few steps were seen."
+    beside = list(dict.fromkeys(one.sentence for one in list_faults(gates, ["hygiene"])))
+    as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {'; '.join(beside)}." if beside else ""
+    return f"{'; '.join(told)}.{as_it_is}"
+
+
+def _tell_as(audit: Audit, figure: str) -> str:
+    return f"has {figure} the throughput (weak scaling)" if audit.request.is_weak else f"is {figure} as fast"
+
+
+def _format_ratio(speed: Speed) -> str:
+    assert speed.speedup is not None
+    ratio = speed.speedup
+    return wording.format_ratio_with_interval(ratio) if speed.has_interval else wording.format_ratio(ratio.value)
 
 
 def _tell_largest(audit: Audit) -> str:
@@ -142,19 +154,16 @@ def _list_figures(speeds: Sequence[Speed], standings: dict[str, Standing]) -> It
 
 
 def _make_findings(audit: Audit, gates: Sequence[Gate]) -> Iterator[Block]:
-    for gate in gates:
-        for one in gate.findings:
-            if one.verdict == "failed":
-                corrected = [f"What it does to the claim: {one.true_figure}."] if one.true_figure else []
-                yield Fold(
-                    f"{gate.name} ({one.cell})",
-                    [Items([f"{one.compared}.", *corrected, f"To mend it: {find_remedy(gate.name)}."])],
-                    is_open=True,
-                )
+    for fault in list_faults(gates, CLASSES):
+        one = fault.found
+        corrected = [f"What it does to the claim: {one.true_figure}."] if one.true_figure else []
+        yield Fold(
+            f"{fault.sentence} ({fault.kind})",
+            [Items([f"{one.compared}.", *corrected, f"To mend it: {one.remedy or find_remedy(fault.question.NAME)}."])],
+            is_open=True,
+        )
     cells = list(audit.request.cells)
-    rows = [
-        [gate.name, *(_mark(gate, cell) for cell in cells), gate.question] for gate in gates
-    ]  # fmt: skip
+    rows = [[gate.name, *(_mark(gate, cell) for cell in cells), gate.question] for gate in gates]
     yield Table(
         "Each question, cell by cell",
         ["Question", *cells, "What it asks"],
@@ -211,16 +220,10 @@ def _make_speed(audit: Audit, speeds: Sequence[Speed], standings: dict[str, Stan
 def _tell_ratio(speed: Speed, standings: dict[str, Standing]) -> str:
     if speed.speedup is None:
         return wording.BASELINE
-    if standings[speed.cell].state == "withheld":
-        return wording.WITHHELD
-    return (
-        wording.format_ratio_with_interval(speed.speedup)
-        if speed.has_interval
-        else wording.format_ratio(speed.speedup.value)
-    )
+    return wording.WITHHELD if standings[speed.cell].state == "withheld" else _format_ratio(speed)
 
 
-def _make_split(audit: Audit, links: Mapping[str, LinkUse | str]) -> Iterator[Block]:
+def _make_split(audit: Audit) -> Iterator[Block]:
     cells = list(audit.request.cells)
     if audit.device != "cpu":
         of_device = {cell: split_device_steps(audit.first(cell)) for cell in cells}
@@ -244,7 +247,6 @@ def _make_split(audit: Audit, links: Mapping[str, LinkUse | str]) -> Iterator[Bl
                 f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
                 "beside no computation."
             )
-    yield from (Text(tell_link(cell, use)) for cell, use in links.items())
     other = {cell: sum_other_work(audit.first(cell)) for cell in cells}
     rows = [
         [_WORDS[kind], *(wording.format_duration(other[cell].get(kind, 0.0)) for cell in cells)]
@@ -270,11 +272,6 @@ def _tell_part(split: dict[str, float], kind: str) -> str:
     )
 
 
-def _make_advice(gates: Sequence[Gate]) -> Block:
-    told = [f"{name}: {find_remedy(name)}." for name in _list_failed(gates)]
-    return Items(told or ["Nothing that was seen asks for a change."])
-
-
 def _make_observed(audit: Audit) -> Iterator[Block]:
     for cell in audit.request.cells:
         launched = audit.first(cell)
@@ -289,7 +286,7 @@ def _make_observed(audit: Audit) -> Iterator[Block]:
                 "Python and torch",
                 f"{(rank.start or {}).get('python', '')}, {(rank.first('torch') or {}).get('version', '')}",
             ),
-            ("model", f"{micro.get('model', '')} {micro.get('wrapper', '')}".strip()),
+            ("model", _tell_model(micro)),
             ("trainable parameters", wording.format_count(int(first.get("num_parameters", 0)))),
             ("optimizer", str(first.get("optimizer", ""))),
             ("learning rate of the first step", ", ".join(map(str, first.get("lr", [])))),
@@ -297,10 +294,16 @@ def _make_observed(audit: Audit) -> Iterator[Block]:
             ("attention", str(micro.get("attention", "")) or f"{NOT_OBSERVABLE}"),
             ("micro-batches per step and rank", str(len(first.get("micros", [])))),
             ("shape of the first input", str(micro.get("shape", ""))),
-            ("loss of the first step", str(micro.get("loss", NOT_OBSERVABLE))),
+            ("loss of the first micro-batch", str(micro.get("loss_of_model", micro.get("loss", NOT_OBSERVABLE)))),
             ("seed", str(first.get("seed", ""))),
             ("threads of a rank", str(first.get("num_threads", ""))),
             ("backend", str(first.get("backend", "")) or "no process group"),
             ("observed to its end", "yes" if rank.is_whole else "no"),
+            ("left running, and ended", ", ".join(launched.left)),
         ]
         yield Fold(cell, [Facts([(name, wording.replace_unprintable(value)) for name, value in facts if value])])
+
+
+def _tell_model(micro: Fields) -> str:
+    name, wrapper = micro.get("computed") or micro.get("model", ""), micro.get("wrapper", "")
+    return f"{name} in {wrapper}" if wrapper else str(name)

@@ -1,17 +1,33 @@
-"""What an audit is asked for: which script, on how many ranks, how often."""
+"""What an audit is asked for: which script, on how many ranks, how it is started, and whether its speed is compared."""
 
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.process.failure import ConfigurationError
 
-_CELL = "{cell}"
+NAMES = (
+    "SCRIPT",
+    "CELLS",
+    "FOLDER",
+    "INTERPRETER",
+    "LAUNCHER",
+    "SPEED",
+    "SCALING",
+    "LAUNCHES",
+    "STEPS",
+    "HANG_SECONDS",
+)
+"""Of the environment variables that an audit is asked for by."""
 _MOST_RANKS = 64
+_STEPS_OF_A_CHECK = 64
+_PLACE = re.compile(r"\{(ranks|cell|launch|rank_share:(\d+))\}")
+_STARTED_BY_DEFAULT = ("torchrun", "accelerate", "deepspeed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +35,7 @@ class Request:
     """What is audited, and how."""
 
     words: tuple[str, ...]
-    """The script and its arguments, or `-m` and a module; `{cell}` in an argument stands for the cell's name."""
+    """The script and its arguments, or `-m` and a module; `{cell}` and its like in an argument stand for the cell's."""
     folder: Path
     """Where it is started."""
     cells: dict[str, int]
@@ -32,6 +48,14 @@ class Request:
     """A launch is ended after so many optimizer steps; None: the script ends by itself."""
     hang_seconds: float
     """Ranks that do nothing for so long inside a step hang."""
+    launcher: tuple[str, ...] = ()
+    """What the script is started by; torchrun where it is empty."""
+    words_of_cells: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Cell -> further arguments."""
+    compares_speed: bool = True
+    """Whether it is asked how much faster a cell is; else only whether its training is right."""
+    is_weak: bool = False
+    """Whether the batch of a rank is what stays (weak scaling), and not that of all ranks."""
 
     @property
     def baseline(self) -> str:
@@ -43,17 +67,23 @@ class Request:
         """The script and its arguments, as they are typed; the script by its place in the folder."""
         return shlex.join([self.words[0].removeprefix(f"{self.folder}/"), *self.words[1:]])
 
-    def words_for(self, cell: str) -> list[str]:
-        """Return the script and its arguments for a cell."""
-        return [self.words[0], *(word.replace(_CELL, cell) for word in self.words[1:])]
+    def words_for(self, cell: str, launch: int = 1) -> list[str]:
+        """Return the script and its arguments for a launch of a cell."""
+        words = [*self.words, *self.words_of_cells.get(cell, ())]
+        return [words[0], *(self._fill(word, cell, launch) for word in words[1:])]
+
+    def launcher_for(self, cell: str, launch: int) -> list[str]:
+        """Return what the script is started by."""
+        return [self._fill(word, cell, launch) for word in self.launcher]
+
+    def _fill(self, word: str, cell: str, launch: int) -> str:
+        known = {"ranks": str(self.cells[cell]), "cell": cell, "launch": str(launch)}
+        return _PLACE.sub(lambda at: known.get(at[1]) or str(int(at[2]) // self.cells[cell]), word)
 
 
 def parse_request(asked: Mapping[str, str]) -> Request:
-    """Return what is asked for by SCRIPT, CELLS, FOLDER, INTERPRETER, LAUNCHES, STEPS and HANG_SECONDS.
-
-    Raises ConfigurationError in one line.
-    """
-    given = {name: value for name, value in asked.items() if value.strip()}
+    """Return what is asked for by the variables NAMES. Raises ConfigurationError in one line."""
+    given = {name: value for name, value in asked.items() if name in NAMES and value.strip()}
     if "SCRIPT" not in given:
         raise ConfigurationError(
             'SCRIPT is missing; allowed: a Python script and its arguments, such as make audit SCRIPT="train.py '
@@ -62,34 +92,63 @@ def parse_request(asked: Mapping[str, str]) -> Request:
     folder = Path(given.get("FOLDER", ".")).expanduser().absolute()
     if not folder.is_dir():
         raise ConfigurationError(f"FOLDER={given['FOLDER']} is no folder; give the one that the script is started in")
-    return Request(
+    cells, words_of_cells = _parse_cells(given.get("CELLS", "1,2"))
+    python = _find_python(given.get("INTERPRETER", sys.executable))
+    compares_speed = given.get("SPEED", "0") not in ("0", "no")
+    steps = given.get("STEPS", "" if compares_speed else str(_STEPS_OF_A_CHECK))
+    scaling = given.get("SCALING", "strong")
+    if scaling not in ("strong", "weak"):
+        raise ConfigurationError(
+            f"SCALING={scaling}; allowed: strong (the global batch stays) or weak (a rank's stays)"
+        )
+    request = Request(
         words=_parse_words(given["SCRIPT"], folder),
         folder=folder,
-        cells=_parse_cells(given.get("CELLS", "1,2")),
-        python=_find_python(given.get("INTERPRETER", sys.executable)),
-        num_launches=_parse_number("LAUNCHES", given.get("LAUNCHES", "3"), least=1),
-        most_steps=_parse_number("STEPS", given["STEPS"], least=2) if "STEPS" in given else None,
+        cells=cells,
+        words_of_cells=words_of_cells,
+        python=python,
+        launcher=_parse_launcher(given.get("LAUNCHER", ""), python),
+        num_launches=_parse_number("LAUNCHES", given.get("LAUNCHES", "3" if compares_speed else "1"), least=1),
+        most_steps=_parse_number("STEPS", steps, least=2) if steps else None,
         hang_seconds=_parse_number("HANG_SECONDS", given.get("HANG_SECONDS", "600"), least=1),
+        compares_speed=compares_speed,
+        is_weak=scaling == "weak",
     )
+    _require_whole_shares(request)
+    return request
+
+
+def _require_whole_shares(request: Request) -> None:
+    every = [*request.words, *request.launcher, *(word for words in request.words_of_cells.values() for word in words)]
+    for whole in (int(at[2]) for word in every for at in _PLACE.finditer(word) if at[2]):
+        wrong = next((ranks for ranks in request.cells.values() if whole % ranks or not whole), None)
+        if wrong is not None:
+            raise ConfigurationError(
+                f"{{rank_share:{whole}}} does not split over {wrong} ranks; give a multiple of every cell's ranks"
+            )
+
+
+def _split(name: str, line: str, example: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{name}={line!r} cannot be read ({error}); quote it as for a shell, such as {example}"
+        ) from None
 
 
 def _parse_words(script: str, folder: Path) -> tuple[str, ...]:
-    try:
-        words = shlex.split(script)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"SCRIPT={script!r} cannot be read ({error}); quote it as for a shell, such as SCRIPT=\"train.py --name 'a "
-            "b'\""
-        ) from None
+    words = _split("SCRIPT", script, "SCRIPT=\"train.py --name 'a b'\"")
     while words and Path(words[0]).name.startswith("python"):
         del words[0]
     if not words:
         raise ConfigurationError(
             "SCRIPT names no script; allowed: a Python file or -m and a module, then its arguments"
         )
-    if words[0] in ("torchrun", "accelerate", "deepspeed") or words[:2] == ["-m", "torch.distributed.run"]:
+    if words[0] in _STARTED_BY_DEFAULT or words[:2] == ["-m", "torch.distributed.run"]:
         raise ConfigurationError(
-            f"SCRIPT begins with {words[0]}, which the audit does itself; give the script and its arguments alone"
+            f"SCRIPT begins with {words[0]}; give the script and its arguments alone: torchrun starts it, or what "
+            'LAUNCHER names, such as LAUNCHER="accelerate launch --num_processes {ranks}"'
         )
     if words[0] == "-m" and len(words) > 1:
         return tuple(words)
@@ -100,15 +159,38 @@ def _parse_words(script: str, folder: Path) -> tuple[str, ...]:
     return (str((folder / words[0]).absolute()), *words[1:])
 
 
-def _parse_cells(cells: str) -> dict[str, int]:
-    parts = [part.strip() for part in cells.split(",")]
-    if not all(re.fullmatch(r"[1-9]\d{0,3}", part) and int(part) <= _MOST_RANKS for part in parts):
+def _parse_launcher(line: str, python: str) -> tuple[str, ...]:
+    """Return the words of the launcher, the first one as the program of the script's environment."""
+    words = _split("LAUNCHER", line, 'LAUNCHER="accelerate launch --num_processes {ranks}"')
+    if not words:
+        return ()
+    if Path(words[0]).name.startswith("python"):
+        return (python, *words[1:])
+    beside = Path(python).with_name(words[0])
+    program = str(beside) if beside.is_file() else shutil.which(words[0])
+    if program is None:
+        raise ConfigurationError(f"LAUNCHER={words[0]} is neither beside {python} nor in PATH; allowed: python, or it")
+    return (program, *words[1:])
+
+
+def _parse_cells(cells: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """Return cell -> ranks, and cell -> its own arguments: `1,2` or `1 --batch 8; 2 --batch 4`."""
+    parts = [
+        _split("CELLS", part, 'CELLS="1 --batch 8; 2 --batch 4"') or [""]
+        for part in cells.split(";" if ";" in cells or " -" in cells else ",")
+    ]
+    numbers = [part[0] for part in parts]
+    if not all(re.fullmatch(r"[1-9]\d{0,3}", number) and int(number) <= _MOST_RANKS for number in numbers):
         raise ConfigurationError(
-            f"CELLS={cells} is no list of numbers of ranks; allowed: 1 to {_MOST_RANKS}, such as CELLS=1,2"
+            f"CELLS={cells} is no list of numbers of ranks; allowed: 1 to {_MOST_RANKS}, such as CELLS=1,2, or with "
+            'arguments of their own CELLS="1 --batch 8; 2 --batch 4"'
         )
-    if len(set(parts)) < len(parts):
+    if len(set(numbers)) < len(numbers):
         raise ConfigurationError(f"CELLS={cells} names a number of ranks twice; give each once, the baseline first")
-    return {f"{part}proc": int(part) for part in parts}
+    return (
+        {f"{number}proc": int(number) for number in numbers},
+        {f"{part[0]}proc": tuple(part[1:]) for part in parts if part[1:]},
+    )
 
 
 def _parse_number(name: str, value: str, *, least: int) -> int:

@@ -1,21 +1,22 @@
-"""A script under torchrun with the observer in it: started, followed and ended; nothing of it is left running."""
+"""A script with the observer in it: started on the ranks of a cell, followed, and ended with all that it started."""
 
-import contextlib
+import dataclasses
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import psutil
-
+from tasks.auditing.fresh_folder import make_fresh_folder
 from tasks.auditing.launched import Launched
-from tasks.auditing.rank_record import read_rank
-from tasks.auditing.request import Request
+from tasks.auditing.rank_record import RankRecord, read_rank
+from tasks.auditing.request import NAMES, Request
+from tasks.auditing.starting import Started, make_torchrun
 from tasks.process.failure import PreemptedError
 from tasks.ranks.live import EventReader
-from tasks.ranks.one_machine import RanksHere
 from tasks.ranks.watchdog import Hang, Watchdog
 from training.process.redaction import redact
 
@@ -29,12 +30,20 @@ _KILLED_BY_US = -signal.SIGKILL
 
 
 def launch_script(
-    request: Request, cell: str, folder: Path, *, stop: threading.Event, is_alone: bool = False
+    request: Request,
+    cell: str,
+    folder: Path,
+    *,
+    stop: threading.Event,
+    number: int = 1,
+    is_alone: bool = False,
+    leave_out: Path | None = None,
 ) -> Launched:
     """Run the script on the ranks of a cell until it ends, hangs or has made the steps asked for.
 
-    Its record and all that it prints are in `folder`. With `is_alone` a single rank looks for accelerate as if python
-    had started it and not torchrun. Raises PreemptedError once `stop` is set.
+    Its record and all that it prints are in `folder`; it runs in a copy of its own folder, as far as that can be
+    copied, so that it finds nothing of the launches before. With `is_alone` python starts its single rank, as without
+    torchrun. Raises PreemptedError once `stop` is set.
     """
     folder.mkdir(parents=True)
     world_size = request.cells[cell]
@@ -42,15 +51,19 @@ def launch_script(
     num_steps = [0] * world_size
     hang: Hang | None = None
     was_ended = False
+    copy = make_fresh_folder(request.folder, folder / "copy", leave_out=leave_out or folder)
+    if copy is None and number == 1:
+        _log.warning(
+            "%s: %s is too large to be copied, so that launches may meet each other's files", cell, request.folder
+        )
     with Watchdog(world_size=world_size, step_seconds=request.hang_seconds) as watchdog:
-        launch = RanksHere.run_script(
-            request.words_for(cell),
-            python=request.python,
-            folder=request.folder,
-            environment=_make_environment(folder, watchdog.file, is_alone=is_alone),
-            world_size=world_size,
-            threads_per_rank=max(1, (os.cpu_count() or 1) // max(request.cells.values())),
-            log_folder=folder / "logs",
+        command, environment = _make_command(request, cell, folder, number=number, is_alone=is_alone)
+        words = [_move(word, request.folder, copy) for word in request.words_for(cell, number)]
+        launch = Started(
+            [*command, *words],
+            folder=copy or request.folder,
+            environment=_make_environment(folder, watchdog.file) | environment | _limit(request, cell),
+            logs=folder.absolute() / "logs",
         )
         said_at = time.monotonic()
         try:
@@ -59,7 +72,7 @@ def launch_script(
                 is_running = launch.is_running
                 for rank, reader in enumerate(readers):
                     num_steps[rank] += count_new_steps(reader)
-                was_ended = request.most_steps is not None and min(num_steps) >= request.most_steps
+                was_ended = is_running and request.most_steps is not None and min(num_steps) >= request.most_steps
                 if time.monotonic() - said_at > _SECONDS_BETWEEN_WORDS:
                     said_at = time.monotonic()
                     _log.info("%s: %d optimizer steps", cell, min(num_steps))
@@ -71,7 +84,9 @@ def launch_script(
             launch.stop(grace_seconds=_GRACE_SECONDS if was_ended or stop.is_set() else 0.0)
             watchdog.end_ranks()
             ranks = [read_rank(folder / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
-            _end_sessions({rank.start.get("pid") for rank in ranks if rank.start is not None} - {os.getsid(0)})
+            others = [read_rank(file, world_size) for file in sorted(folder.glob("process-*.jsonl"))]
+            if copy is not None:
+                shutil.rmtree(folder / "copy", ignore_errors=True)
     if stop.is_set():
         raise PreemptedError(f"the audit was stopped; what {cell} did until then is in {folder}")
     exit_code = launch.exit_code()
@@ -80,8 +95,13 @@ def launch_script(
         ending = f"{hang}; the stacks of the ranks are in {launch.log_folder}"
     elif exit_code != 0 and not was_ended:
         ending = redact(launch.explain_end())
-    exit_code = exit_code if hang is None else _KILLED_BY_US
-    return Launched(cell, folder, ranks, exit_code, ending, is_alone=is_alone, was_ended=was_ended)
+    if launch.left:
+        _log.warning("%s left running, and was ended: %s", cell, redact(", ".join(launch.left)))
+    return Launched(
+        cell, folder, [_move_paths(rank, copy, request.folder) for rank in ranks],
+        exit_code if hang is None else _KILLED_BY_US, ending, is_alone=is_alone, was_ended=was_ended,
+        is_apart=copy is not None, left=launch.left, beside_ranks=[one for one in others if one.steps],
+    )  # fmt: skip
 
 
 def count_new_steps(reader: EventReader) -> int:
@@ -93,25 +113,55 @@ def count_new_steps(reader: EventReader) -> int:
         return 0
 
 
-def _make_environment(folder: Path, heartbeat: Path, *, is_alone: bool) -> dict[str, str]:
+def _make_command(
+    request: Request, cell: str, folder: Path, *, number: int, is_alone: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return what stands before the words of the script, and what the environment is told beside."""
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(request.cells.values())))}
+    if is_alone:
+        return [request.python], {**threads, "DDP_COMPARE_ANY_PROCESS": "this"}
+    if request.launcher:
+        return request.launcher_for(cell, number), {**threads, "DDP_COMPARE_ANY_PROCESS": "any"}
+    words, environment = make_torchrun(request.python, world_size=request.cells[cell], logs=folder.absolute() / "logs")
+    return words, threads | environment
+
+
+def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
     """Return the script's environment: ours, without what this project's commands set for themselves, and the hook."""
-    ours = dict(os.environ)
-    before = ours.get("PYTHONPATH", "")
-    for name in ("SCRIPT", "CELLS", "FOLDER", "INTERPRETER", "LAUNCHES", "STEPS", "HANG_SECONDS", "MAKEFLAGS"):
-        ours.pop(name, None)
+    before = os.environ.get("PYTHONPATH", "")
     return {
-        **ours,
+        **{name: value for name, value in os.environ.items() if name not in (*NAMES, "MAKEFLAGS")},
         "PYTHONPATH": os.pathsep.join([str(_HOOK), *[before] * bool(before)]),
         "DDP_COMPARE_PYTHONPATH": before,
         "DDP_COMPARE_AUDIT": str(folder.absolute()),
         "DDP_COMPARE_HEARTBEAT": str(heartbeat),
-        **({"DDP_COMPARE_ALONE": "1"} if is_alone else {}),
     }
 
 
-def _end_sessions(pids: set[object]) -> None:
-    """Kill what a rank has started and left running: whatever is still in the session that the rank led."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid > 0 and os.getsid(process.pid) in pids:
-                process.kill()
+def _limit(request: Request, cell: str) -> dict[str, str]:
+    """Return the GPUs of a cell, for a script that takes all that it sees: as many as the cell has ranks."""
+    number = request.cells[cell]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(number)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[:number])} if request.launcher else {}
+
+
+def _move(word: str, folder: Path, copy: Path | None) -> str:
+    """Return a path into the folder as one into its copy."""
+    if copy is None or not word.startswith(f"{folder}/"):
+        return word
+    return f"{copy.absolute()}{word.removeprefix(str(folder))}"
+
+
+def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord:
+    """Return a record whose paths lead into the folder, where the script has seen those of its copy."""
+    if copy is None:
+        return rank
+    # As the script sees it: without links.
+    here = str(copy.resolve())
+
+    def move(line: dict[str, Any]) -> dict[str, Any]:
+        path = line.get("path")
+        is_inside = isinstance(path, str) and path.startswith(f"{here}/")
+        return {**line, "path": f"{folder}{str(path).removeprefix(here)}"} if is_inside else line
+
+    return dataclasses.replace(rank, lines={kind: [move(one) for one in found] for kind, found in rank.lines.items()})

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from tasks.process.log_cap import LogCap
 from tasks.ranks.rank_logs import RankLogs
@@ -70,48 +69,14 @@ class RanksHere:
         module: str = "training",
     ) -> None:
         """Start `python -m module --config config *arguments` as every rank."""
-        words = ["-m", module, "--config", str(config), *arguments]
-        self._start(words, world_size=world_size, threads_per_rank=threads_per_rank, log_folder=log_folder)
-
-    @classmethod
-    def run_script(
-        cls,
-        words: Sequence[str],
-        *,
-        python: str,
-        folder: Path,
-        environment: Mapping[str, str],
-        world_size: int,
-        threads_per_rank: int,
-        log_folder: Path,
-    ) -> Self:
-        """Start `python *words` in a folder as every rank: a script of somebody else's, in their own environment."""
-        launch = cls.__new__(cls)
-        launch._start(
-            words, world_size=world_size, threads_per_rank=threads_per_rank, log_folder=log_folder.absolute(),
-            python=python, folder=folder, environment=environment,
-        )  # fmt: skip
-        return launch
-
-    def _start(
-        self,
-        words: Sequence[str],
-        *,
-        world_size: int,
-        threads_per_rank: int,
-        log_folder: Path,
-        python: str | None = None,
-        folder: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
         self._logs = RankLogs(log_folder)
         self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
         self._rendezvous.make()
-        command = [python or sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
+        command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
-        command += [f"--log-dir={log_folder}", "--redirects=3", *words]
+        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
         with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -119,9 +84,8 @@ class RanksHere:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=folder,
                 env={
-                    **(os.environ if environment is None else environment),
+                    **os.environ,
                     "OMP_NUM_THREADS": str(threads_per_rank),
                     **self._rendezvous.environment(),
                 },

@@ -10,7 +10,9 @@ from tasks.auditing.findings import (
     exchange,
     finite,
     global_batch,
+    gradient_scale,
     labels,
+    learning,
     loss_weights,
     one_file,
     plain_baseline,
@@ -91,8 +93,67 @@ DEFECTS = {
         "plain_ddp",
         {"logits = wrapped(": "logits = model("},
         same_parameters.NAME,
-        "ranks_differ",
+        same_parameters.UNWRAPPED,
         {"step": 1, "differing": 3, "tensors": 3},
+    ),
+    "no process group": Defect(
+        "plain_ddp",
+        {
+            'dist.init_process_group("gloo")\n': "",
+            "dist.get_rank(), dist.get_world_size()": 'int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])',
+            "        dist.all_reduce(num_targets)\n": "",
+            "DistributedDataParallel(model) if world_size > 1 else model": "model",
+            "if is_last or world_size == 1 else wrapped.no_sync()": "",
+            "dist.destroy_process_group()": "",
+        },
+        same_parameters.NAME,
+        same_parameters.NO_GROUP,
+        {"collectives": 0},
+    ),
+    "ranks that do the same work": Defect(
+        "plain_ddp",
+        {
+            "DistributedDataParallel(model) if world_size > 1 else model": "model",
+            "rank, world_size = dist.get_rank(), dist.get_world_size()": "rank, world_size = 0, 1",
+            "        dist.all_reduce(num_targets)\n": "",
+        },
+        same_parameters.NAME,
+        same_parameters.SAME_WORK,
+        {"ranks": 2},
+    ),
+    "no gradient": Defect(
+        "regression",
+        {"mse_loss(network(batch), target)": "mse_loss(network(batch) * 0, target)"},
+        learning.NAME,
+        learning.NO_GRADIENT,
+        needs_baseline=True,
+    ),
+    "parameters that do not change": Defect(
+        "regression", {"lr=0.01)": "lr=1e-30)"}, learning.NAME, "nothing_changed", needs_baseline=True
+    ),
+    "an optimizer of another model": Defect(
+        "regression",
+        {"Adam(network.parameters()": "Adam(Network().parameters()"},
+        learning.NAME,
+        "gradient_missing",
+        needs_baseline=True,
+    ),
+    "a loss multiplied by the number of ranks": Defect(
+        "regression",
+        {"mse_loss(network(batch), target)": "mse_loss(network(batch), target) * world_size"},
+        gradient_scale.NAME,
+        "other_scale",
+        {"scale": 2, "scale_of_baseline": 1},
+    ),
+    "data sets of their own": Defect(
+        "plain_ddp", {"manual_seed(1)\n": "manual_seed(world_size)\n"}, same_rows.NAME, "own_data"
+    ),
+    "texts that one rank cuts": Defect(
+        "plain_ddp",
+        {"for row in rows])\n": "for row in rows])[:, : 26 - 12 * rank]\n"},
+        same_ids.NAME,
+        "ids_cut",
+        {"most": 14},
     ),
     # hash() of a process of its own is in tests/auditing/test_command.py: forked ones share their salt.
     "salted vocabulary": Defect(

@@ -119,15 +119,15 @@ def _run(asked: dict[str, Any], rank: int, port: int) -> int:
     from ddp_compare_observer.arming import arm_when_torch_comes
 
     os.chdir(asked["folder"])
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"]), "LOCAL_WORLD_SIZE":
-        str(asked["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    if asked.get("is_alone"):
-        os.environ.pop("LOCAL_RANK")
+    is_alone = asked.get("is_alone")
+    if not is_alone:
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"]), "LOCAL_WORLD_SIZE":
+            str(asked["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
     sys.argv = asked["words"]
     sys.path.insert(0, str(Path(asked["words"][0]).parent))
-    arm_when_torch_comes(asked["work"], rank=rank, heartbeat=None)
+    arm_when_torch_comes(asked["work"], rank=None if is_alone else rank, heartbeat=None)
     try:
         runpy.run_path(asked["words"][0], run_name="__main__")
         return 0

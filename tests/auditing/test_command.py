@@ -87,6 +87,7 @@ def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProc
     (folder / "a script.py").write_text(script)
     environment = {
         **os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), "LAUNCHES": "1",
+        "SPEED": "1",
         "TMPDIR": str(folder), "INTERPRETER": sys.executable, **asked,
     }  # fmt: skip
     return subprocess.run(
@@ -107,7 +108,8 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     done = _audit(
         tmp_path, _STEPS, SCRIPT=f"'a script.py' 'two words' '{path}'", CELLS="1,2", PYTHONPATH=path
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("Each process has a vocabulary of its own: id ")
     assert "Same ids for the same text: 2proc: what is id" in done.stdout
     assert "2proc: speedup withheld" in done.stdout
     output = _read_output(tmp_path, "stdout.log")
@@ -127,9 +129,9 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
 @pytest.mark.parametrize(
     ("script", "verdict", "says"),
     [
-        (_ACCELERATED, "passed", "Linear is called as it is; it was started as if without torchrun"),
+        (_ACCELERATED, "passed", "Linear is called as it is; python started it"),
         # One that will not do without is left as torchrun starts it.
-        (f"import os; os.environ['LOCAL_RANK']\n{_ACCELERATED}", "not checked", "without which it does not train"),
+        (f"import os; os.environ['LOCAL_RANK']\n{_ACCELERATED}", "failed", "started by python alone it does not train"),
     ],
 )
 def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(

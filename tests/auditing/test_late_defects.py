@@ -11,7 +11,7 @@ from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.timeline import Place, Timeline
 from tasks.auditing.checks import ask_all
 from tasks.auditing.evidence import list_first_pass
-from tasks.auditing.findings import global_batch, labels, loss_weights, same_parameters, same_rows, same_step
+from tasks.auditing.findings import global_batch, gradient_scale, labels, loss_weights, same_parameters
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
 from tasks.auditing.request import parse_request
@@ -61,13 +61,6 @@ _LATE = {
         "means_of_means_at_times",
         {"wrong": 1, "steps_compared": 12, "step": 12},
     ),
-    "rows of the same indices and of another data set": (
-        {"manual_seed(1)\n": "manual_seed(world_size)\n"},
-        "",
-        same_rows.NAME,
-        "other_contents",
-        {"baseline": "1proc"},
-    ),
     "a learning rate that falls on two ranks alone": (
         {"optimizer.step()": "optimizer.param_groups[0]['lr'] = 1e-2 / (world_size if epoch else 1); optimizer.step()"},
         "",
@@ -79,17 +72,19 @@ _LATE = {
 _REGRESSION = "nn.functional.mse_loss(network(batch), target)"
 _OTHER_GRADIENT = {
     "sums, of which DDP takes the mean": (
-        "regression", {_REGRESSION: f"{_REGRESSION[:-1]}, reduction='sum')"}, "its gradient is 0.50 times as long"
+        "regression", {_REGRESSION: f"{_REGRESSION[:-1]}, reduction='sum')"}, "other_scale", "is 0.50 times as long"
     ),
     "divided by the number of ranks, as DDP does": (
-        "regression", {_REGRESSION: f"{_REGRESSION} / world_size"}, "its gradient is 0.50 times as long"
+        "regression", {_REGRESSION: f"{_REGRESSION} / world_size"}, "other_scale", "is 0.50 times as long"
     ),
     "multiplied by the number of ranks": (
-        "regression", {_REGRESSION: f"{_REGRESSION} * world_size"}, "unless average_tokens_across_devices is False"
+        "regression", {_REGRESSION: f"{_REGRESSION} * world_size"}, "other_scale",
+        "unless average_tokens_across_devices is False",
     ),
     "targets of other rows": (
         "regression",
         {"self.waves[at, 1:, None]": "self.waves[(at + int(os.environ['WORLD_SIZE'])) % 64, 1:, None]"},
+        "other_gradient",
         "its gradient is another one",
     ),
     "sums, of rows in another order": (
@@ -98,7 +93,8 @@ _OTHER_GRADIENT = {
             "batch[:, 1:].reshape(-1))": "batch[:, 1:].reshape(-1), reduction='sum')",
             "accelerator.clip_grad_norm_(model.parameters(), 1.0)": "pass",
         },
-        "its gradients are 0.",
+        "other_scale",
+        "its gradient is 0.",
     ),
 }  # fmt: skip
 _IN_TURNS = """
@@ -150,7 +146,7 @@ def test_a_defect_of_some_steps_is_no_pass(forked: ForkedScripts, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_OTHER_GRADIENT))
 def test_a_gradient_that_is_not_the_baselines_is_no_pass(forked: ForkedScripts, tmp_path: Path, name: str) -> None:
-    script, edits, says = _OTHER_GRADIENT[name]
+    script, edits, code, says = _OTHER_GRADIENT[name]
     text = (_SCRIPT.parent / f"{script}.py").read_text()
     for right, wrong in edits.items():
         assert text.count(right) == 1, right
@@ -163,9 +159,9 @@ def test_a_gradient_that_is_not_the_baselines_is_no_pass(forked: ForkedScripts, 
         launched = forked.launch(words, cell=cell, world_size=world_size, folder=tmp_path, is_alone=is_alone)
         assert launched.exit_code == 0, launched.ending
         audit.launches[cell] = [launched]
-    found = same_step.find(audit, "2proc")
+    found = gradient_scale.find(audit, "2proc")
     assert found is not None
-    assert found.verdict == "not checked"
+    assert (found.verdict, found.code) == ("failed" if code == "other_scale" else "not checked", code)
     assert says in found.compared
 
 
@@ -191,7 +187,7 @@ def test_batches_that_are_gathered_before_the_first_is_learned_from_keep_their_r
 
 
 def test_a_pass_whose_last_steps_were_never_written_is_not_whole() -> None:
-    passes = {"pass": [{"loader": 0, "number": 1, "is_over": over, "step": 6 * over} for over in (False, True)]}
+    passes = {"pass": [{"loader": 0, "is_over": over, "step": 6 * over} for over in (False, True)]}
     steps = [{"step": number, "micros": [{"loader": 0, "ids": [number]}]} for number in range(1, 7)]
     assert list_first_pass(RankRecord(0, steps=steps, lines=passes)) == (steps, True)
     assert list_first_pass(RankRecord(0, steps=steps[:5], lines=passes)) == (steps[:5], False)
@@ -199,7 +195,7 @@ def test_a_pass_whose_last_steps_were_never_written_is_not_whole() -> None:
 
 def test_a_clock_is_followed_however_often_it_is_read(tmp_path: Path) -> None:
     record = Record(str(tmp_path), rank=0)
-    clocks = Clocks(record, Guard(record), Timeline(Place(None, rank=0)), ScriptLines())
+    clocks = Clocks(record, Guard(record), Timeline(Place(None)), ScriptLines())
 
     def read(value: float, held: float) -> None:
         # What the frame holds is what is looked at.

@@ -20,8 +20,29 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder: Path) -> Non
     )
     assert request.cells == {"1proc": 1, "4proc": 4}
     assert request.words_for("4proc") == [str(folder / "train it.py"), "--out", "runs/4proc", "--name", "a b"]
-    assert request.num_launches == 3
-    assert request.most_steps is None
+
+
+def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder: Path) -> None:
+    asked = {"SCRIPT": "'train it.py'", "FOLDER": str(folder)}
+    check, speed = parse_request(asked), parse_request({**asked, "SPEED": "1"})
+    assert (check.compares_speed, check.num_launches, check.most_steps) == (False, 1, 64)
+    assert (speed.compares_speed, speed.num_launches, speed.most_steps) == (True, 3, None)
+    assert parse_request({**asked, "STEPS": "7"}).most_steps == 7
+
+
+def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
+    request = parse_request(
+        {
+            "SCRIPT": "'train it.py' --ranks={ranks} --batch {rank_share:32} --out {cell}/{launch} --json '{{1}}'",
+            "LAUNCHER": "python -u -m spawn --num {ranks}",
+            "CELLS": "1 --accumulate 4; 2 --accumulate {rank_share:4}",
+            "FOLDER": str(folder),
+        }
+    )
+    told = ["--ranks=2", "--batch", "16", "--out", "2proc/3", "--json", "{{1}}", "--accumulate", "2"]
+    assert request.words_for("2proc", 3)[1:] == told
+    assert request.words_for("1proc")[-2:] == ["--accumulate", "4"]
+    assert request.launcher_for("2proc", 1) == [request.python, "-u", "-m", "spawn", "--num", "2"]
 
 
 def test_a_module_is_left_as_it_is(folder: Path) -> None:
@@ -38,7 +59,10 @@ def test_a_module_is_left_as_it_is(folder: Path) -> None:
         ({}, "SCRIPT is missing"),
         ({"SCRIPT": "none.py"}, "none.py is no file of"),
         ({"SCRIPT": "'train it.py"}, "cannot be read"),
-        ({"SCRIPT": "torchrun 'train it.py'"}, "which the audit does itself"),
+        ({"SCRIPT": "torchrun 'train it.py'"}, "torchrun starts it, or what LAUNCHER names"),
+        ({"SCRIPT": "'train it.py'", "LAUNCHER": "nobody launch"}, "LAUNCHER=nobody is neither"),
+        ({"SCRIPT": "'train it.py'", "SCALING": "big"}, "SCALING=big; allowed: strong"),
+        ({"SCRIPT": "'train it.py' {rank_share:9}"}, r"\{rank_share:9\} does not split over 2 ranks"),
         ({"SCRIPT": "'train it.py'", "CELLS": "1,two"}, "CELLS=1,two is no list of numbers of ranks"),
         ({"SCRIPT": "'train it.py'", "CELLS": "2,2"}, "names a number of ranks twice"),
         ({"SCRIPT": "'train it.py'", "STEPS": "0"}, "STEPS=0; allowed: a whole number, at least 2"),

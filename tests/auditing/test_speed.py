@@ -73,7 +73,7 @@ def test_two_launches_give_no_interval_and_the_report_says_so() -> None:
     audit = _make_audit(2)
     speeds = compute_speeds(audit)
     assert not speeds[1].has_interval
-    told = tell_verdict([], speeds, judge_cells([], speeds, list(_REQUEST.cells)))
+    told = tell_verdict(audit, [], speeds, judge_cells([], speeds, list(_REQUEST.cells)))
     assert "1.25x as fast, no interval, unproven" in told
 
 

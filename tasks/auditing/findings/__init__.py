@@ -9,6 +9,10 @@ from typing import Protocol
 from tasks.auditing.launched import Audit
 from tasks.records.gate import Finding
 
+CLASSES = ("wrong training", "unlike cells", "hygiene")
+"""What a failed finding is about, the gravest first: the training, what two cells have to share, or what is right and
+makes a figure say less."""
+
 
 class Question(Protocol):
     """What a file of this folder offers."""
@@ -17,6 +21,10 @@ class Question(Protocol):
     """What holds if the answer is yes."""
     QUESTION: str
     """What is asked, in plain words."""
+    CLASS: str
+    """Which of CLASSES its failed findings are of."""
+    SAYS: dict[str, str]
+    """Code of a failed finding -> the sentence that the report begins with, filled with the finding's numbers."""
     REMEDY: str
     """What mends it."""
 

@@ -14,6 +14,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Clipped by one norm"
 QUESTION = "Is the gradient clipped by the same norm on every rank?"
+CLASS = "wrong training"
+SAYS = {
+    "other_norm": "Each rank clips by a norm of its own: {on_ranks} in step {step} of {cell}",
+}
 REMEDY = "clip after the exchange, by the norm of the whole gradient (FSDP: its own clip_grad_norm_, or DTensors)"
 
 _APART = 1e-3

@@ -13,6 +13,10 @@ from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Only training was timed"
 QUESTION = "Is the script's own clock free of uploads, checkpoints and evaluation?"
+CLASS = "hygiene"
+SAYS = {
+    "timed_no_step": "The script's own clock counts what is no training: {parts}",
+}
 REMEDY = "read the clock right before and right after the steps, and add up; save, upload and evaluate outside"
 
 _COVERED = 0.5
@@ -34,7 +38,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
     numbers = {
         "cell": cell, "rank": rank.rank, "begin": tell_line(window["begin"]), "end": tell_line(window["end"]),
         "seconds": sum(known.values()), "other_seconds": _sum_other(window, others), "share": share,
-        "timed_steps": window["num_steps"], "steps": len(rank.steps),
+        # Spans that begin before the one before has ended have steps in common.
+        "timed_steps": min(window["num_steps"], len(rank.steps)), "steps": len(rank.steps),
         "parts": [f"{kind} {wording.format_duration(known[kind])}" for kind in others if known.get(kind)],
     }  # fmt: skip
     if share > _MOST_OTHER:

@@ -11,6 +11,10 @@ from tasks.records.measurement import DATA_BOUND_SHARE
 
 NAME = "Not data-bound"
 QUESTION = "Did the ranks compute, rather than wait for their loader?"
+CLASS = "hygiene"
+SAYS = {
+    "data_bound": "{cell} waits for data {data_wait_share:small_percent} of its time",
+}
 REMEDY = "more workers (num_workers), texts tokenised beforehand, pinned memory; or fewer transformations per row"
 
 

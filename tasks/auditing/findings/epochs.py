@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.evidence import find_nothing_seen, list_passes, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import RankRecord
 from tasks.process.reasons import explain
@@ -11,6 +11,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "As many epochs as asked for"
 QUESTION = "Does the script go through its data as often as its arguments or constants say?"
+CLASS = "wrong training"
+SAYS = {
+    "too_few_passes": "It trains less than it was asked to: {name}={asked}, and {passes:plural pass} over the data",
+}
 REMEDY = "let the loop over epochs run to the number that was asked for, or refuse the argument"
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
@@ -30,7 +34,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(
             cell, "nothing_asked_for", "no argument or global name of the script says how many epochs are wanted"
         )
-    name, wanted = next(iter(numbers.items()))
+    name, wanted = next((name, int(value)) for name, value in numbers.items())
     asked_for = {"name": name, "asked": wanted}
     passes = _count_passes(rank)
     if passes is None or launched.was_ended or launched.is_failed:
@@ -72,7 +76,8 @@ def _list_asked(rank: RankRecord) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    # transformers' is one with a fraction.
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value)
 
 
 def _may_end_earlier(asked: dict[str, Any]) -> bool:
@@ -81,7 +86,5 @@ def _may_end_earlier(asked: dict[str, Any]) -> bool:
 
 def _count_passes(rank: RankRecord) -> int | None:
     """Return the whole passes over the training data; None where its last one was cut short or there was none."""
-    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
-    passes = [one for one in rank.lines.get("pass", []) if one["loader"] == loader]
-    begun, over = (sum(one["is_over"] is is_over for one in passes) for is_over in (False, True))
-    return over if over and begun == over else None
+    ends = [end for _, end in list_passes(rank)]
+    return len(ends) if ends and None not in ends else None

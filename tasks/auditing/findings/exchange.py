@@ -10,6 +10,10 @@ from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Exchanged once per update"
 QUESTION = "Is the gradient exchanged once per optimizer step, whatever the number of micro-batches?"
+CLASS = "hygiene"
+SAYS = {
+    "too_many_exchanges": "The gradient is exchanged {exchanges:g} times per update of {cell}, where once is enough",
+}
 REMEDY = "wrap forward and backward of all but the last micro-batch in `with model.no_sync():`"
 
 _MANY = 1.5

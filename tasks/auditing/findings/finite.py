@@ -10,6 +10,11 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Numbers stay finite"
 QUESTION = "Are losses and parameters numbers, and not NaN or infinite?"
+CLASS = "wrong training"
+SAYS = {
+    "losses_not_finite": "The loss is no number from step {step} of {cell} on",
+    "parameters_not_finite": "Parameters are no numbers from step {step} of {cell} on",
+}
 REMEDY = "a lower learning rate, clipping, another precision; stop where a loss is no number"
 
 _MOST = 0.5

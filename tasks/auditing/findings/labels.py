@@ -8,6 +8,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Labels are not the attention mask"
 QUESTION = "Is what the loss is compared with something else than the attention mask of the inputs?"
+CLASS = "wrong training"
+SAYS = {
+    "mask_as_labels": "The model learns the attention mask: that is what {cell}'s loss is given for labels",
+}
 REMEDY = "hand the labels over by name: an engine that takes the second tensor of a batch took the mask"
 
 

@@ -1,13 +1,17 @@
 """Does every target weigh the same in an update, wherever it is learned from?"""
 
-from tasks.auditing.evidence import each_common_step, find_nothing_seen, make_unobservable
+from tasks.auditing.evidence import each_common_step, find_nothing_seen, make_unobservable, weigh
 from tasks.auditing.launched import Audit
-from tasks.auditing.rank_record import Fields, tell_line
+from tasks.auditing.rank_record import tell_line
 from tasks.process.reasons import explain
 from tasks.records.gate import Finding, make_finding
 
 NAME = "Every target weighs the same"
 QUESTION = "Is the loss a sum over targets divided by those of the whole update, and no mean of means?"
+CLASS = "wrong training"
+SAYS = {
+    "means_of_means": "A mean of means: micro-batches of {least} and of {most} targets count alike in {cell}",
+}
 REMEDY = (
     "sum the losses of the targets and divide by their number in the whole optimizer step, over all micro-batches and "
     "ranks (and multiply by the number of ranks where DDP divides by it)"
@@ -29,7 +33,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
     num_steps, wrong = 0, []
     for steps in each_common_step(ranks):
         micros = [micro for step in steps for micro in step["micros"]]
-        weights = [_weigh(micro) for micro in micros]
+        weights = [weigh(micro) for micro in micros]
         known = [one for one in weights if one is not None]
         if len(known) < len(micros) or len(known) < 2:
             continue
@@ -78,17 +82,6 @@ def find(audit: Audit, cell: str) -> Finding | None:
             cell=cell, steps_compared=num_steps, steps_of_means_of_means=len(wrong), steps=audit.first(cell).num_steps,
         ),
     )  # fmt: skip
-
-
-def _weigh(micro: Fields) -> tuple[float, float] | None:
-    """Return the weight of one target, and of the mean over all of the micro-batch; None where it is not known."""
-    loss, of_model, targets = micro.get("loss"), micro.get("loss_of_model"), micro.get("num_targets")
-    if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
-        return None
-    weight = loss / of_model
-    if micro.get("reduction") == "mean":
-        return weight / targets, weight
-    return (weight, weight * targets) if micro.get("reduction") == "sum" else None
 
 
 def _find_spread(weights: list[float]) -> float:

@@ -10,6 +10,11 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "A file of its own for every run"
 QUESTION = "Is no file of results appended to by several ranks, or by the runs of several cells?"
+CLASS = "hygiene"
+SAYS = {
+    "appended_by_ranks": "Several ranks append to one file: {path}",
+    "appended_by_cells": "Several cells append to one file: {path}",
+}
 REMEDY = "give each run a folder of its own ({cell} in SCRIPT stands for the cell's name), and let rank 0 alone write"
 
 _RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
@@ -29,14 +34,11 @@ def find(audit: Audit, cell: str) -> Finding | None:
                     "appended_by_ranks", "{cell}: ranks {ranks} append to {path}", cell=cell, ranks=ranks, path=path
                 )
             )
-        earlier = _find_earlier(audit, cell, path)
-        held = next(paths[path] for paths in of_ranks.values() if path in paths)
-        if earlier and held:
+        if earlier := _find_earlier(audit, cell, path):
             problems.append(
                 explain(
-                    "appended_by_cells",
-                    "{cell} appends to {path}, which {earlier} wrote into before: it held {bytes:,} bytes",
-                    cell=cell, path=path, earlier=earlier, bytes=held,
+                    "appended_by_cells", "{cell} appends to {path}, which {earlier} appends to, too",
+                    cell=cell, path=path, earlier=earlier,
                 )
             )  # fmt: skip
     num_files = len(set().union(*of_ranks.values()))
@@ -49,15 +51,15 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )  # fmt: skip
 
 
-def _list_appended(rank: RankRecord) -> dict[str, int]:
-    """Return file of results -> bytes that it held before, of those that the rank appended to and had not made anew."""
-    found: dict[str, int] = {}
+def _list_appended(rank: RankRecord) -> set[str]:
+    """Return the files of results that the rank appended to and had not made anew."""
+    found: set[str] = set()
     fresh: set[str] = set()
     for one in rank.lines.get("open", []):
         if one["mode"] in "wx":
             fresh.add(one["path"])
         elif one["mode"] == "a" and one["path"] not in fresh and Path(one["path"]).suffix in _RESULTS:
-            found.setdefault(one["path"], int(one["bytes_before"] or 0))
+            found.add(one["path"])
     return found
 
 

@@ -10,6 +10,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "A device of its own for every rank"
 QUESTION = "Are there as many GPUs, or CPU cores, as the ranks use?"
+CLASS = "hygiene"
+SAYS = {
+    "too_few_devices": "{cell} has fewer devices than it uses: {devices}, {there} there",
+}
 REMEDY = "ask for no more ranks than there are devices"
 
 

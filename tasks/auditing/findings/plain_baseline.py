@@ -1,6 +1,6 @@
 """Is the baseline of one rank the plain module?"""
 
-from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.evidence import find_nothing_seen
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.rank_record import tell_line
 from tasks.process.reasons import explain
@@ -8,6 +8,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Baseline is the plain module"
 QUESTION = "Does the baseline of one rank train without a wrapper, which costs time that no single process needs?"
+CLASS = "hygiene"
+SAYS = {
+    "wrapped": "The baseline is no plain training: {wrapper} wraps its model",
+}
 REMEDY = "wrap the model only if world_size > 1"
 
 
@@ -20,16 +24,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
     first = audit.ranks(cell)[0].steps[0]
     micro = first["micros"][0]
     wrapper, where = micro.get("wrapper", ""), tell_line(micro.get("line"))
-    if wrapper and first.get("uses_accelerate"):
-        return make_unobservable(
-            cell,
-            "wrapped_by_accelerate",
-            "accelerate wraps the model by {wrapper} because torchrun starts it, without which it does not train",
-            wrapper=wrapper,
-        )
     problem = explain(
         "wrapped",
-        "{cell}: one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where),
+        "{cell}: one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
+        + "; started by python alone it does not train" * bool(audit.first(cell).fails_alone),
         cell=cell, wrapper=wrapper, line=where,
     )  # fmt: skip
     return make_finding(
@@ -41,13 +39,13 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )  # fmt: skip
 
 
-def is_wrapped_by_accelerate(launched: Launched) -> bool:
-    """Return whether accelerate wraps the model of a single rank, as it does of whatever torchrun starts."""
+def is_wrapped(launched: Launched) -> bool:
+    """Return whether the model of a single rank is wrapped: some scripts do so because torchrun starts them."""
     steps = launched.ranks[0].steps if len(launched.ranks) == 1 else []
-    return bool(steps and steps[0].get("uses_accelerate") and steps[0]["micros"][0].get("wrapper"))
+    return bool(steps and steps[0]["micros"][0].get("wrapper"))
 
 
 def _tell_start(audit: Audit, cell: str) -> str:
     if not audit.first(cell).is_alone:
         return ""
-    return "; it was started as if without torchrun, under which accelerate wraps it"
+    return "; python started it, since it is wrapped where torchrun does"

@@ -8,6 +8,8 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Speedup is plausible"
 QUESTION = "Is the cell no faster than its number of ranks can make it?"
+CLASS = "unlike cells"
+SAYS: dict[str, str] = {}
 REMEDY = "look for what the baseline alone does: a wait, debugging, or memory that is too small for its batch"
 
 _MOST_EFFICIENCY = 1.1

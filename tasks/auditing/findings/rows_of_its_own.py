@@ -18,6 +18,10 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Rows of its own for every rank"
 QUESTION = "Does each rank learn from rows that no other rank learns from in that pass over the data?"
+CLASS = "wrong training"
+SAYS = {
+    "same_rows": "The ranks train on the same rows: of {rows:,} that {cell} was fed {different_rows:,} are different",
+}
 REMEDY = "give the loader a DistributedSampler(dataset), and call its set_epoch(epoch) before every pass"
 
 _MOST_SHARED = 0.5

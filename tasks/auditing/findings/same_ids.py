@@ -10,9 +10,14 @@ from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Same ids for the same text"
 QUESTION = "Does a row of the data become the same token ids on every rank, and in every cell?"
+CLASS = "wrong training"
+SAYS = {
+    "ids_renamed": "Each process has a vocabulary of its own: id {id} on {process} is {other_id} on {other_process}",
+    "ids_cut": "Ranks read unlike texts: {process} has at most {most} ids of a row, {other_process} {other_most}",
+}
 REMEDY = (
-    "build the vocabulary once and save it, or use a digest such as zlib.crc32; Python's own hash() of a text is "
-    "another one in every process, unless PYTHONHASHSEED is set"
+    "tokenise alike in every process; build the vocabulary once and save it, or use a digest such as zlib.crc32: "
+    "Python's own hash() of a text is another one in every process, unless PYTHONHASHSEED is set"
 )
 
 _FEWEST_PAIRS = 20
@@ -22,6 +27,7 @@ _MOST_TARGETS = 2.0
 _FEWEST_REPEATS = 2.0
 _FEWEST_IDS = 8
 _FEWEST_ROWS = 20
+_FEWEST_CUT = 3
 _MOST_OTHER = 0.5
 
 Heads = dict[str, list[int]]
@@ -44,6 +50,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
     num_rows, unclear = 0, 0
     for at, (name, rank) in enumerate(mine):
         for other_name, other in [*others, *mine[:at]]:
+            if cut := _find_cut(_collect_lengths(rank), _collect_lengths(other)):
+                return make_failed_finding(_describe_cut(cell, name, other_name, *cut))
             pairs, rows = _pair_ids(_collect_heads(rank), _collect_heads(other))
             if len(pairs) < _FEWEST_PAIRS:
                 continue
@@ -105,6 +113,39 @@ def _collect_heads(rank: RankRecord) -> Heads:
         for index, head in zip(micro.get("ids") or [], micro.get("heads") or [], strict=False):
             found.setdefault(f"{micro.get('loader')}#{index}", head)
     return found
+
+
+def _collect_lengths(rank: RankRecord) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for _, micro in rank.micros():
+        for index, length in zip(micro.get("ids") or [], micro.get("lengths") or [], strict=False):
+            found.setdefault(f"{micro.get('loader')}#{index}", length)
+    return found
+
+
+def _find_cut(mine: dict[str, int], theirs: dict[str, int]) -> tuple[int, int, int, int] | None:
+    """Return the most ids of a row here and there, and how many rows of how many are cut; None if both have the same.
+
+    One of the two has every row as long as the other one, up to a length beyond which all are cut.
+    """
+    both = [(length, theirs[key]) for key, length in mine.items() if key in theirs]
+    here, there = (max((pair[at] for pair in both), default=0) for at in (0, 1))
+    cut = sum(one != other for one, other in both)
+    limit = min(here, there)
+    if cut < _FEWEST_CUT or any(min(one, limit) != min(other, limit) for one, other in both):
+        return None
+    return here, there, cut, len(both)
+
+
+def _describe_cut(cell: str, name: str, other: str, here: int, there: int, cut: int, rows: int) -> Reason:
+    return explain(
+        "ids_cut",
+        "{cell}: {rows_cut} of {rows_compared:plural row} that both were fed are cut: {process} has at most {most} ids "
+        "of a row, {other_process} up to {other_most}",
+        cell=cell, rows_cut=cut, rows_compared=rows,
+        process=name if here < there else other, most=min(here, there),
+        other_process=other if here < there else name, other_most=max(here, there),
+    )  # fmt: skip
 
 
 def _pair_ids(mine: Heads, theirs: Heads) -> tuple[list[tuple[int, int]], int]:

@@ -3,13 +3,22 @@
 from dataclasses import replace
 
 from tasks.auditing.evidence import find_nothing_seen, holds_whole_model, make_unobservable, sampled_digests
+from tasks.auditing.findings.learning import never_changed
 from tasks.auditing.launched import Audit
-from tasks.auditing.rank_record import RankRecord, tell_line
+from tasks.auditing.rank_record import Fields, RankRecord, tell_line
 from tasks.process.reasons import Reason, explain
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Same parameters on all ranks"
 QUESTION = "Do all ranks hold the same parameters after a step?"
+CLASS = "wrong training"
+NO_GROUP, UNWRAPPED, SAME_WORK = "no_group", "unwrapped", "same_work"
+SAYS = {
+    NO_GROUP: "The ranks train apart: {cell} makes no process group, so that nothing is exchanged{mode}",
+    UNWRAPPED: "The ranks train apart: {line} calls a model that nothing wraps",
+    "ranks_differ": "The ranks train apart: {differing} of {tensors} tensors differ between them from step {step} on",
+    SAME_WORK: "The ranks do the same work: nothing is exchanged, and their losses are equal, step by step",
+}
 REMEDY = "call the wrapped model (ddp_model(batch), not the module inside), and give its parameters to the optimizer"
 
 _FEW = 0.5
@@ -53,28 +62,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "{differing} of {tensors} tensors differ, as where ranks hold experts of their own",
             differing=max(differing.values()), tensors=num_tensors,
         )  # fmt: skip
-    if not wrong and all(_never_changed(rank, digests) for rank, digests in zip(ranks, of_ranks, strict=True)):
-        return make_unobservable(
-            cell,
-            "nothing_changed",
-            "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing",
-            steps=len(steps),
-        )
-    if not wrong and not _count_exchanges(ranks[0]):
-        return make_unobservable(
-            cell,
-            "nothing_exchanged",
-            "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
-            "was read of their parameters is not what they are",
-        )
-    if not wrong and (silent := _find_silent(ranks, steps[-1])) is not None:
-        return make_unobservable(
-            cell,
-            "silent_later",
-            "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} exchanges "
-            "less than any until then",
-            last=steps[-1], silent=silent,
-        )  # fmt: skip
+    if not wrong and (doubt := _doubt_equal(audit, cell, steps)) is not None:
+        return doubt
     found = make_finding(
         [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
         otherwise=explain(
@@ -89,20 +78,72 @@ def find(audit: Audit, cell: str) -> Finding | None:
         f"{cell} is {len(ranks)} trainings side by side, each of its own share of the rows: there is no speedup of one "
         "training"
     )
-    return replace(found, true_figure=figure if wrong else None)
+    if not wrong:
+        return found
+    return replace(found, true_figure=figure, remedy=_find_remedy(ranks))
 
 
-def _never_changed(rank: RankRecord, digests: dict[int, list[str]]) -> bool:
-    """Return whether every sampled step left the parameters what they were when they were seen first."""
-    seen = (rank.steps[0].get("start") or {}).get("digests")
-    if seen is None:
-        return False
-    for one in digests.values():
-        if one[: len(seen)] != seen:
-            return False
-        # Those of an optimizer whose first step came later.
-        seen = one
-    return True
+def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
+    """Return what is found of ranks whose parameters are equal in these steps where that is no proof of an exchange."""
+    ranks = audit.ranks(cell)
+    if all(never_changed(rank) for rank in ranks):
+        return make_unobservable(
+            cell,
+            "unchanged",
+            "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing",
+            steps=len(steps),
+        )
+    if not _count_exchanges(ranks[0]) and _are_losses_equal(ranks):
+        return replace(make_failed_finding(_describe_same_work(cell, ranks)), remedy=_find_remedy(ranks))
+    if not _count_exchanges(ranks[0]):
+        return make_unobservable(
+            cell,
+            "nothing_exchanged",
+            "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
+            "was read of their parameters is not what they are",
+        )
+    if (silent := _find_silent(ranks, steps[-1])) is not None:
+        return make_unobservable(
+            cell,
+            "silent_later",
+            "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} exchanges "
+            "less than any until then",
+            last=steps[-1], silent=silent,
+        )  # fmt: skip
+    return None
+
+
+def _are_losses_equal(ranks: list[RankRecord]) -> bool:
+    """Return whether all ranks have the same losses, wherever they were read."""
+    losses = [[micro.get("loss") for _, micro in rank.micros()] for rank in ranks]
+    return any(one is not None for one in losses[0]) and all(one == losses[0] for one in losses[1:])
+
+
+def _describe_same_work(cell: str, ranks: list[RankRecord]) -> Reason:
+    return explain(
+        SAME_WORK,
+        "{cell}: {ranks:plural rank} exchange nothing, and have the same parameters and the same losses: each does all "
+        "the work by itself{mode}",
+        cell=cell, ranks=len(ranks), mode=_tell_mode(ranks[0]),
+    )  # fmt: skip
+
+
+def _has_group(rank: RankRecord) -> bool:
+    return bool(rank.steps[0].get("backend"))
+
+
+def _tell_mode(rank: RankRecord) -> str:
+    mode = rank.steps[0].get("accelerate")
+    return f" (accelerate runs in {mode} mode)" if mode and not _has_group(rank) else ""
+
+
+def _find_remedy(ranks: list[RankRecord]) -> str | None:
+    """Return what mends ranks without a process group; None where there is one."""
+    if _has_group(ranks[0]):
+        return None
+    if ranks[0].steps[0].get("accelerate"):
+        return "on CPUs tell accelerate so: Accelerator(cpu=True), or ACCELERATE_USE_CPU=true in the environment"
+    return "call torch.distributed.init_process_group, and wrap the model"
 
 
 def _find_silent(ranks: list[RankRecord], last: int) -> int | None:
@@ -143,12 +184,22 @@ def _describe(
     micro = step["micros"][0]
     where = tell_line(micro.get("line"))
     wrapped = "wrapped by {wrapper}" if micro.get("wrapper") else "which no wrapper is around"
+    lengths = _tell_apart(step["weights"], other["weights"])
     return explain(
-        "ranks_differ",
-        "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks (length of the sampled "
-        "elements {length:.6g} on rank 0, {other_length:.6g} on rank 1); {model} is called" + " at {line}" * bool(where)
-        + f", {wrapped}, and a step has " "{collectives:plural collective}",
-        cell=cell, step=wrong[0], differing=differing[wrong[0]], tensors=num_tensors, length=step["weights"]["l2"],
-        other_length=other["weights"]["l2"], model=micro.get("model", "the model"), line=where,
-        wrapper=micro.get("wrapper"), collectives=_count_exchanges(ranks[0]),
+        NO_GROUP if not _has_group(ranks[0]) else "ranks_differ" if micro.get("wrapper") or not where else UNWRAPPED,
+        "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is "
+        "called" + " at {line}" * bool(where) + f", {wrapped}, and a step has " "{collectives:plural collective}{mode}",
+        cell=cell, step=wrong[0], differing=differing[wrong[0]], tensors=num_tensors, lengths=lengths,
+        model=micro.get("computed") or micro.get("model", "the model"), line=where, wrapper=micro.get("wrapper"),
+        collectives=_count_exchanges(ranks[0]), mode=_tell_mode(ranks[0]),
     )  # fmt: skip
+
+
+def _tell_apart(mine: Fields, other: Fields) -> str:
+    """Return the first sampled elements that differ, with as many digits as tell them apart; empty if none does."""
+    for one, another in zip(mine["head"], other["head"], strict=False):
+        for digits in range(4, 18):
+            told = [f"{value:.{digits}g}" for value in (one, another)]
+            if told[0] != told[1]:
+                return f" (an element is {told[0]} on rank 0, {told[1]} on rank 1)"
+    return ""

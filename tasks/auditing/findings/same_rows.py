@@ -1,6 +1,8 @@
 """Do all cells learn from the same rows?"""
 
 from tasks.auditing.evidence import (
+    are_contents_fixed,
+    count_samples,
     do_contents_differ,
     find_nothing_seen,
     list_first_pass,
@@ -9,10 +11,15 @@ from tasks.auditing.evidence import (
 )
 from tasks.auditing.launched import Audit
 from tasks.process.reasons import explain
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_failed_finding, make_finding
 
 NAME = "Same rows as the baseline"
 QUESTION = "Does a pass over the data learn from the rows that the baseline's learns from?"
+CLASS = "unlike cells"
+SAYS = {
+    "own_data": "Each process has a data set of its own: the same index is another row in {cell} than in {baseline}",
+    "other_rows": "The cells learn from other rows: {not_in_both:,} are not both in {cell} and in {baseline}",
+}
 REMEDY = "seed the sampler alike in every cell, and spread the same rows over the ranks"
 
 _MOSTLY = 0.95
@@ -31,8 +38,21 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "rows_unknown", "which rows were fed in a whole pass over the data is not known")
     mine, base = ({index or content for index, content in every} for every in (rows, of_base))
     other = mine ^ base
-    is_wrong = len(other) > max(_MOST_OTHER * len(base), 2 * audit.request.cells[cell])
-    if not is_wrong and do_contents_differ(rows, of_base, counts_few=audit.device == "cpu"):
+    most = max(_MOST_OTHER * len(base), 2 * audit.request.cells[cell])
+    if mine < base or base < mine:
+        # What is too little for a whole batch is dropped, if the loader is told so.
+        most = max(most, *(max(count_samples(audit.ranks(name)) or [0]) - 1 for name in (cell, audit.baseline)))
+    is_wrong = len(other) > most
+    differ = not is_wrong and do_contents_differ(rows, of_base, counts_few=audit.device == "cpu")
+    if differ and are_contents_fixed(audit.ranks(cell)):
+        told = explain(
+            "own_data",
+            "{cell}: rows of an index hold something else than in {baseline}, and always the same in a process: "
+            "each has a data set of its own",
+            cell=cell, baseline=audit.baseline,
+        )  # fmt: skip
+        return make_failed_finding(told)
+    if differ:
         return make_unobservable(
             cell,
             "other_contents",
@@ -45,8 +65,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "{cell}: its first pass learned from {rows:,} different rows, that of {baseline} from {rows_of_baseline:,}; "
         "{not_in_both:,} of them are not in both"
         if is_wrong
-        else "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows",
+        else "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows{but}",
         cell=cell, rows=len(mine), baseline=audit.baseline, rows_of_baseline=len(base), not_in_both=len(other),
+        but=f", but for {len(other):,} that are left over at its end" if other else "",
     )  # fmt: skip
     return make_finding([told] * is_wrong, otherwise=told)
 

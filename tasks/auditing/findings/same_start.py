@@ -7,7 +7,16 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Same weights at the start"
 QUESTION = "Does the first step begin with the baseline's weights?"
+CLASS = "unlike cells"
+UNSEEDED = "unseeded"
+SAYS = {
+    UNSEEDED: "Nothing seeds the script: every launch starts from weights of its own",
+    "other_weights": "{cell} starts from other weights: {differing} of {tensors} tensors differ from {baseline}'s",
+}
 REMEDY = "load the same checkpoint, or call torch.manual_seed with the same number before the model is made"
+
+_MOST_SEED = 1 << 32
+"""A larger one has torch drawn itself, where nobody gave it one."""
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
@@ -29,8 +38,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
         )
     differing = sum(one != other for one, other in zip(mine, base, strict=True))
     which = "{differing} of {tensors} tensors differ from" if differing else "all {tensors} tensors are"
+    seeds = {name: audit.ranks(name)[0].steps[0].get("seed") or 0 for name in (cell, audit.baseline)}
+    is_unseeded = min(seeds.values()) > _MOST_SEED and len(set(seeds.values())) > 1
     told = explain(
-        "other_weights" if differing else "passed",
+        (UNSEEDED if is_unseeded else "other_weights") if differing else "passed",
         "{cell}: " + which + " {baseline}'s before the first step",
         cell=cell, differing=differing, tensors=len(mine), baseline=audit.baseline,
     )  # fmt: skip

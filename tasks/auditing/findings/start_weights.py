@@ -11,6 +11,11 @@ from tasks.records.gate import Finding, make_finding
 
 NAME = "Begins from the weights it was told to"
 QUESTION = "Where the script is told to resume from a file, does it hold that file's weights at the first step?"
+CLASS = "wrong training"
+SAYS = {
+    "file_missing": "It begins anew though it was told to go on: {name}={path} is no file",
+    "file_not_used": "It begins anew though it was told to go on: nothing of {name}={path} is held at the first step",
+}
 REMEDY = "end with an error where the file to go on from is missing or does not fit; don't begin anew in silence"
 
 _RESUMES = re.compile(r"resume|restore|init_from|load_from", re.IGNORECASE)

@@ -37,15 +37,18 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
     epochs = parser.parse_args().epochs
-    dist.init_process_group("gloo")
-    rank, world_size = int(os.environ["RANK"]), dist.get_world_size()
+    # As many scripts do, it wraps its model wherever torchrun has started it.
+    is_distributed = "RANK" in os.environ
+    if is_distributed:
+        dist.init_process_group("gloo")
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     torch.manual_seed(0)
     network = Network()
-    if world_size > 1:
+    if is_distributed:
         network = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     waves = Sines()
-    sampler = DistributedSampler(waves, seed=5)
+    sampler = DistributedSampler(waves, world_size, rank, seed=5)
     loader = DataLoader(waves, batch_size=8 // world_size, sampler=sampler)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
@@ -57,7 +60,8 @@ def main():
             optimizer.step()
         if rank == 0:
             print(f"epoch {epoch}: {time.monotonic() - start:.3f} s")
-    dist.destroy_process_group()
+    if is_distributed:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

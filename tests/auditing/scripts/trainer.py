@@ -26,10 +26,10 @@ rows = [
 def collate(batch):
     input_ids = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
     mask = (input_ids != 0).long()
-    return {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
+    return {"labels": input_ids.masked_fill(mask == 0, -100), "input_ids": input_ids, "attention_mask": mask}
 
 
-size = int(os.environ["WORLD_SIZE"])
+size = int(os.environ.get("WORLD_SIZE", 1))
 arguments = TrainingArguments(
     output_dir=sys.argv[1] if len(sys.argv) > 1 else "trainer",
     per_device_train_batch_size=4 // size,

@@ -1,0 +1,118 @@
+"""Launches of a script: each in a folder of its own, started by what the script needs, with nothing left running."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks.auditing import fresh_folder
+from tasks.auditing.findings import launches_alike
+from tasks.auditing.fresh_folder import make_fresh_folder
+from tasks.auditing.launched import Audit, Launched
+from tasks.auditing.request import Request, parse_request
+from tasks.auditing.running import launch_script
+
+_RESUMES = """
+import os
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+begin = 0
+if os.path.exists("{snapshot}"):
+    begin = torch.load("{snapshot}")["epoch"]
+for epoch in range(begin, 3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({{"epoch": epoch}}, "{snapshot}")
+"""
+_SPAWNS = """
+import os, sys, time
+import torch, torch.distributed as dist
+def train(rank, world_size):
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=world_size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, args=(int(sys.argv[1]),), nprocs=int(sys.argv[1]))
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+"""
+
+
+def _request(folder: Path, script: str, **asked: str) -> Request:
+    (folder / "script.py").write_text(script)
+    return parse_request({"SCRIPT": "script.py {ranks}", "FOLDER": str(folder), "LAUNCHER": "python", **asked})
+
+
+def _launch(request: Request, cell: str, work: Path) -> Launched:
+    number = len(list(work.glob(f"{cell}-*"))) + 1
+    return launch_script(request, cell, work / f"{cell}-{number}", stop=threading.Event(), number=number)
+
+
+def test_a_launch_finds_the_folder_as_it_was_and_what_stands_around_it(tmp_path: Path) -> None:
+    folder = tmp_path / "above" / "of it"
+    (folder / "sub" / "empty").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("ref")
+    (folder / "sub" / "data.txt").write_text("data")
+    (folder / "link").symlink_to("sub/data.txt")
+    (tmp_path / "above" / "beside.txt").write_text("beside")
+    (tmp_path / "work").mkdir()
+    work = folder / "work"
+    copy = make_fresh_folder(folder, work / "copy", leave_out=work)
+    assert copy is not None
+    for file in ("sub/data.txt", "link", "../beside.txt", ".git/HEAD"):
+        assert (copy / file).read_text() == (folder / file).read_text()
+    assert (copy / "sub" / "empty").is_dir()
+    assert not (copy / "work").exists()
+    (copy / "sub" / "data.txt").write_text("changed")
+    (copy / "link").write_text("changed again")
+    assert (folder / "sub" / "data.txt").read_text() == "data"
+
+
+def test_of_a_large_folder_large_files_are_linked_and_one_of_many_small_ones_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "large").write_bytes(bytes(100))
+    (folder / "small").write_bytes(bytes(10))
+    monkeypatch.setattr(fresh_folder, "_MOST_BYTES", 50)
+    monkeypatch.setattr(fresh_folder, "_LARGE", 20)
+    copy = make_fresh_folder(folder, tmp_path / "copy", leave_out=tmp_path)
+    assert copy is not None
+    assert not (copy / "small").is_symlink()
+    assert (copy / "large").read_bytes() == bytes(100)
+    monkeypatch.setattr(fresh_folder, "_MOST_BYTES", 5)
+    assert make_fresh_folder(folder, tmp_path / "other", leave_out=tmp_path) is None
+
+
+@pytest.mark.slow
+def test_no_launch_goes_on_from_an_earlier_one_unless_it_is_told_where(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (tmp_path / "folder").mkdir()
+    for snapshot, steps, code in (("last.pt", [3, 3], "passed"), (f"{tmp_path}/last.pt", [3, 1], "went_on")):
+        request = _request(tmp_path / "folder", _RESUMES.format(snapshot=snapshot), CELLS="1")
+        launches = [_launch(request, "1proc", work) for _ in range(2)]
+        assert [one.num_steps for one in launches] == steps
+        found = launches_alike.find(Audit(request, {"1proc": launches}), "1proc")
+        assert found is not None
+        assert code in (found.code, *(problem.code for problem in found.problems))
+    assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "script.py"]
+
+
+@pytest.mark.slow
+def test_ranks_that_a_script_starts_itself_are_observed_and_what_it_leaves_is_named_and_ended(tmp_path: Path) -> None:
+    launched = _launch(_request(tmp_path, _SPAWNS), "2proc", tmp_path / "work")
+    assert launched.exit_code == 0, launched.ending
+    assert [len(rank.steps) for rank in launched.ranks] == [3, 3]
+    assert [rank.steps[0]["world_size"] for rank in launched.ranks] == [2, 2]
+    assert any("script.py 2" in one for one in launched.left)
+    assert not any(os.path.exists(f"/proc/{one.partition(' ')[0]}") for one in launched.left)
