@@ -6,7 +6,14 @@ import weakref
 import torch
 
 from ddp_compare_observer.clocks import _list_floats
-from ddp_compare_observer.samples import digest_rows, digest_tensors, is_on_host, read_rows
+from ddp_compare_observer.samples import (
+    count_tokens,
+    digest_rows,
+    digest_tensors,
+    is_on_host,
+    put_rows_first,
+    read_rows,
+)
 
 
 def test_a_row_is_the_same_wherever_its_padding_stands() -> None:
@@ -21,6 +28,15 @@ def test_a_row_is_the_same_wherever_its_padding_stands() -> None:
         mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]], dtype=kind)
         assert digest_rows(padded, mask) == digest_rows(torch.tensor([[5, 0, 0]] * 2), torch.ones(2, 3))
     assert digest_rows(torch.zeros(1, 4, dtype=torch.int64)) != digest_rows(torch.zeros(1, 5, dtype=torch.int64))
+
+
+def test_a_row_is_known_by_its_ids_wherever_they_stand_and_has_as_many_as_are_no_padding() -> None:
+    names = ["0.labels", "1.attention_mask", "1.pixels", "1.input_ids", "2"]
+    found = [name for name, _ in put_rows_first([(name, torch.ones(1)) for name in names])]
+    assert found == ["1.input_ids", "1.pixels", "2", "0.labels", "1.attention_mask"]
+    rows = torch.tensor([[5, 0, 7, 0], [0, 0, 0, 0]])
+    assert count_tokens(rows, None) == [3, 0]
+    assert count_tokens(rows, torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0]])) == [4, 1]
 
 
 def test_a_row_is_the_same_however_it_lies_in_memory() -> None:
