@@ -147,7 +147,7 @@ def _limit(request: Request, cell: str) -> dict[str, str]:
 
 def _move(word: str, folder: Path, copy: Path | None) -> str:
     """Return a path into the folder as one into its copy."""
-    if copy is None or not word.startswith(f"{folder}/"):
+    if copy is None or not word.startswith(f"{folder}/") or not Path(word).parent.is_dir():
         return word
     return f"{copy.absolute()}{word.removeprefix(str(folder))}"
 
