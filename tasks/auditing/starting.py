@@ -138,7 +138,7 @@ def _adopt_orphans() -> None:
 def _tell(pid: int) -> str:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return f"{pid} ({words[:80]})" if words else str(pid)
+        return f"{pid} ({words[-80:]})" if words else str(pid)
     return str(pid)
 
 
