@@ -1,6 +1,7 @@
 """A rehearsal on the terminal: one table and one paragraph per cell, and a table of all cells."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,8 @@ from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_pe
 from training.probing.live_memory import KINDS
 
 LABEL = "modelled, not measured"
+_BYTES_PER_PARAMETER = 12
+"""Of a checkpoint."""
 
 
 def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> None:
@@ -58,6 +61,15 @@ def tell_all_cells(
             format_optional(ratio, _format_range),
         )
     console.print(table)
+    if not params.train.adapter:
+        # Weights and two moments in fp32, whole in every checkpoint; the last one stands beside a partial one.
+        size = max(cell.step.num_parameters for cell in cells) * _BYTES_PER_PARAMETER / GIB
+        number = len(params.checkpoint_names) * len(cells)
+        console.print(
+            f"On the disk: {format_plural(number, 'checkpoint')} of {_format_gib(size)} GiB, and "
+            f"{_format_gib((number + 1) * size)} GiB in all with one that is being written ({LABEL}).",
+            soft_wrap=True, highlight=False, markup=False,
+        )  # fmt: skip
 
 
 def explain_misfit(cell: RehearsedCell, *, num_cards: int, card: Card) -> str | None:
@@ -123,7 +135,10 @@ def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params
         return ["How fast is not said: how long its stages wait for each other is not modelled."]
     if speed is None:
         return [f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."]
-    said = [f"{_format_range(speed)} {unit}s per second"]
+    batch, rows = params.train.global_batch_size, [part.end - part.start for part in params.ranges]
+    num_steps = params.train.epochs * sum(-(-number // batch) for number in rows)
+    least, most = (timedelta(seconds=round(num_steps * cell.load.tokens / per)) for per in (speed.high, speed.low))
+    said = [f"{_format_range(speed)} {unit}s per second, {least} to {most} (h:min:s) for {num_steps:,} steps"]
     if cell is not baseline and (ratio := model_speedup(cell.load, baseline.load, card)) is not None:
         said.append(f"{_format_range(ratio)} times as fast as {baseline.name}")
     price = params.cost.price_per_gpu_hour

@@ -63,7 +63,10 @@ def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(
     assert " tokens per second" in speedup
     assert " per million tokens" in speedup
     # Wherever a figure is: all tables, all paragraphs, and at the end.
-    assert done.stdout.count("modelled, not measured") == 8
+    assert done.stdout.count("modelled, not measured") == 9
+    assert done.stdout.count(" (h:min:s) for 393 steps") == 3
+    size, total = map(float, re.search(r"9 checkpoints of ([\d.]+) GiB, and ([\d.]+) GiB in all", done.stdout).groups())
+    assert total == pytest.approx(10 * size, abs=0.06)
     _, _, all_cells = done.stdout.partition("GiB of ")
     rows = [line.split("│")[1:-1] for line in all_cells.splitlines() if line.startswith("│")]
     assert [(row[0].strip(), row[2].strip()) for row in rows] == [("1gpu", "yes"), ("large", "yes"), ("2gpu", "yes")]
