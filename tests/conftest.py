@@ -39,7 +39,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 LONGEST = (
-    "phantom/test_gpu_day.py",
     "museum/test_museum.py",
     "integration/test_snapshot.py",
     "tasks/ranks/launchers/test_ray.py",
@@ -59,12 +58,10 @@ LONGEST = (
     "training/test_exact.py",
     "tasks/rehearsal/test_largest.py",
     "benchmarks/test_throughput.py",
-    "integration/test_instruction.py",
     "museum/test_chaotic.py",
     "tasks/data/builtin/test_corpus.py",
     "training/test_compile.py",
     "integration/test_odd_folder.py",
-    "integration/test_images.py",
     "tasks/test_instructions.py",
     "integration/test_prefect_access.py",
     "tasks/measuring/test_session.py",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
-    "integration/test_instruction.py",
     "integration/test_odd_folder.py",
     "integration/test_sharded_cell.py",
     # Several machines: one launcher contract stays.
@@ -29,13 +28,13 @@ LONG = (
     "phantom/test_memory.py",
     "phantom/test_training.py::test_a_training_over_nccl*on 8]",
     "phantom/test_comparison.py",
-    "phantom/test_gpu_day.py",
     # Chaos beyond a few kills.
     "chaos/test_kills.py::test_a_long_training*",
     "chaos/test_kills.py::test_20_kills*",
     "tasks/ranks/test_watchdog.py::test_hangs_and_failures*",
     # The museum beyond one trained exhibit per gate.
     "museum/test_chaotic.py",
+    "museum/test_instruction.py",
     "museum/test_times.py",
     "museum/test_weak_scaling.py",
     # The contract on four ranks, offloaded and with other options.

@@ -50,14 +50,6 @@ def test_a_comparison_in_a_fresh_clone_changes_no_file_of_git_and_leaves_nothing
         assert (finished.folder / name).is_file()
 
 
-def test_a_second_flow_runs_nothing_and_every_stage_is_cached(workspace: Workspace) -> None:
-    before = _digests(workspace)
-    said = workspace.flow()
-    assert said.count(": cached, ") == len(STAGES) - 1  # fingerprint runs every time
-    assert _launches(workspace) == [1, 1]
-    assert _digests(workspace) == before
-
-
 def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace: Workspace) -> None:
     said = workspace.repro().stdout
     assert said.count("Running stage") == 1
@@ -70,16 +62,6 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     said = workspace.flow()
     assert said.count(": cached, ") == len(STAGES) - 1
     assert _launches(workspace) == [1, 1]
-
-
-def test_a_deleted_output_comes_back_from_the_cache_without_training(workspace: Workspace) -> None:
-    before = _digests(workspace)
-    subprocess.run(["rm", "-rf", workspace.folder / "data" / "runs" / "2proc"], check=True)
-    subprocess.run(["rm", "-rf", workspace.folder / ".work"], check=True)
-    # As a task of the flow: tests/integration/test_prefect_flow.py.
-    workspace.repro()
-    assert _launches(workspace) == [0, 0]
-    assert _digests(workspace) == before
 
 
 def test_one_more_range_then_one_more_epoch_train_only_what_is_new(workspace: Workspace) -> None:

@@ -123,7 +123,7 @@ class Museum:
         """What stands before the training."""
         self._checkout, self._size = checkout, size or Size()
         run_elsewhere(make_project, self.blank, checkout, self._size)
-        self._clean, self.clean = self._compare_without_defect()
+        self.clean_project, self.clean = self._compare_without_defect()
         """The comparison without a defect, and what became of it."""
 
     def _compare_without_defect(self) -> tuple[Path, Outcome]:
@@ -138,7 +138,7 @@ class Museum:
         """Measure the speed of the cells that were trained without a defect, with the exhibit's defect in that."""
         for attempt in range(self._num_attempts):
             folder = f"timed-{'' if exhibit is None else _plain(exhibit.key)}-{attempt}"
-            project = copy_project(self._clean, self._root / folder)
+            project = copy_project(self.clean_project, self._root / folder)
             change_params(project, {**_MEASURE, **self._timing})
             _patch(project, exhibit)
             outcome = compare(project, ())
@@ -155,7 +155,7 @@ class Museum:
             return run_search(folder, self._checkout, exhibit)
         is_resumed = exhibit.scenario.startswith("resume")
         blank = self._blank_with_dropout if exhibit.has_dropout else self.blank
-        project = copy_project(self._clean if is_resumed else blank, folder)
+        project = copy_project(self.clean_project if is_resumed else blank, folder)
         is_certified = exhibit.is_certified or (self._certifies_all and not is_resumed)
         if is_resumed:
             self._forget_last_range(project, CELLS if exhibit.scenario == "resume both" else CELLS[1:])
@@ -184,7 +184,7 @@ class Museum:
         if not {part.module for part in exhibit.patches} & {"training.data.batches", "tasks.evaluate"}:
             shared.append(".work/evaluation")
         for name in shared:
-            shutil.copytree(self._clean / name, project / name)
+            shutil.copytree(self.clean_project / name, project / name)
 
     def _forget_last_range(self, project: Path, cells: Sequence[str]) -> None:
         """Leave the cells as they were when they had trained all ranges but the last."""

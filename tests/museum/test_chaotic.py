@@ -1,12 +1,18 @@
 """A training as chaotic as they come, ResNet18 with SGD in fp32 and fast mode: right ones pass, wrong ones fail."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.museum.exhibits import EXHIBITS
 from tests.museum.museum import ABOUT_SECONDS, Museum
-from tests.museum.project import Size
+from tests.museum.project import CELLS, Size
+from training.data.image_rows import open_images
+from training.workloads import image_classification
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +35,25 @@ def test_a_right_training_of_a_resnet_passes_and_is_certified(museum: Museum) ->
     verdicts = {gate["name"]: gate["verdict"] for gate in outcome.results["gates"]}
     assert verdicts["Update equivalence"] == verdicts["Loss curves coincide"] == "passed"
     assert outcome.results["chaos"]["num_steps"] >= 5
+
+
+def test_both_accuracies_after_every_epoch_are_those_counted_one_image_at_a_time(museum: Museum) -> None:
+    data = museum.clean_project / "data"
+    evaluation = json.loads((data / "evaluation" / "evaluation.json").read_bytes())
+    rows = open_images(data / "slices" / evaluation["heldout"])
+    for cell in CELLS:
+        assert [(one["range"], one["epoch"]) for one in evaluation["epochs"][cell]] == [("0-45", 1), ("45-58", 1)]
+        for one in evaluation["epochs"][cell]:
+            checkpoint = data / "runs" / cell / one["checkpoint"]
+            model: Any = image_classification.load_model(data / "base_model", checkpoint=checkpoint).eval()
+            places = []
+            with torch.no_grad():
+                for row in range(len(rows)):
+                    pixels = image_classification._normalise(rows.collate([row], seq_len=2).input_ids)
+                    order = np.argsort(-model(pixels)[0].numpy(), kind="stable").tolist()
+                    places.append(order.index(int(rows.labels[row])))
+            shares = [np.mean([place < first for place in places]) for first in (1, 5)]
+            assert [one["accuracy"], one["accuracy_top5"]] == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("key", ["mean of means over ranks", "mean of means over micro-batches"])

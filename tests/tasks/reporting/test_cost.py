@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.process.wording import format_seconds, format_three_digits, format_usd
 from tasks.reporting.collect import collect_results
 from tasks.reporting.cost import compute_token_cost
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
-from tests.tasks.reporting.page import Page
-from tests.tasks.reporting.rendered import html_of, markdown_of
 
 PRICE = {"price_per_gpu_hour": 2.5, "price_date": "2026-11-01", "price_source": "an offer"}
 
@@ -23,11 +20,6 @@ def results_of(folder: Path, *, measured: Any = None, **params: Any) -> Results:
     if measured is not None:
         write_measurement(folder, measured)
     return collect_results(outputs_of(folder, content))
-
-
-def texts_of(results: Results) -> list[str]:
-    """Return what the page and the markdown say, in one line each."""
-    return [Page(html_of(results)).text, " ".join(markdown_of(results).replace("|", " ").split())]
 
 
 def test_a_million_tokens_cost_price_times_devices_times_the_hours_they_take() -> None:
@@ -82,12 +74,6 @@ def test_jobs_side_by_side_are_slower_by_the_contention_that_was_measured(tmp_pa
     one, two = results.cost.cells
     assert (one.baseline_slowdown, two.baseline_slowdown) == (None, pytest.approx(36.5 / 34.5))
     assert two.baseline_results_per_hour == pytest.approx(2 * one.results_per_hour * 34.5 / 36.5)
-    seconds, per_hour = one.result_seconds * 36.5 / 34.5, 2 * one.results_per_hour * 34.5 / 36.5
-    for text in texts_of(results):
-        assert "1.06 times" in text
-        assert f"2 jobs of 1proc 2 {format_seconds(seconds)} {format_three_digits(per_hour)} $" in text
-        assert format_usd(2.5 * seconds / 3600) in text
-        assert "as fast as alone" not in text
 
 
 def test_more_jobs_than_one_are_told_by_devices_of_the_baseline(tmp_path: Path) -> None:

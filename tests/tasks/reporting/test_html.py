@@ -6,7 +6,6 @@ import re
 import pytest
 
 from tasks.reporting.results import Results
-from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
 from tests.tasks.reporting.page import Page
 from tests.tasks.reporting.rendered import page_of
 
@@ -56,12 +55,3 @@ def test_every_column_is_explained(page: Page) -> None:
     ids = {element.attributes.get("id") for element in page.elements}
     assert all(word.attributes["href"][1:] in ids for word in words)
     assert all(len(word.attributes["title"]) > 10 for word in words)
-
-
-def test_hostile_names_are_shown_and_never_run(clean_results: Results) -> None:
-    page = page_of(hostile(clean_results))
-    assert len(page.all("script")) == 1
-    assert NAMES["1proc"] in page.text
-    assert NAMES["2proc"] in page.text
-    assert " ".join(TEXT.split()) in page.text
-    assert all(not name.startswith("on") for element in page.elements for name in element.attributes)

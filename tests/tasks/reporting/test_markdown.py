@@ -28,16 +28,3 @@ def test_escaped_text_is_read_back_as_it_was(text: str) -> None:
     assert cell.children is not None
     assert {child.type for child in cell.children} <= {"text", "text_special"}
     assert "".join(child.content for child in cell.children) == " ".join(text.split())
-
-
-def test_nothing_hostile_becomes_html_a_link_or_a_mention(clean_results: Results) -> None:
-    text = markdown_of(hostile(clean_results))
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
-    inline = [child for token in tokens for child in token.children or []]
-    assert not [token for token in tokens if token.type == "html_block"]
-    assert not [child for child in inline if child.type == "html_inline"]
-    links = [child.attrs["href"] for child in inline if child.type == "link_open"]
-    beside = {"results.json", "blocks.parquet", "epochs.csv", "losses.csv", "report.md"}
-    assert all(str(link).startswith("charts/") for link in {*links} - beside)
-    outside_code = "".join(child.content for child in inline)
-    assert "@someone" not in outside_code

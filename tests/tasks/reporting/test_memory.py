@@ -13,13 +13,7 @@ from tasks.records.gate import Standing
 from tasks.reporting.frontier import find_best, list_places
 from tasks.reporting.results import Results
 from tests.tasks.reporting.measured import measurement, memory
-from tests.tasks.reporting.page import Page
-from tests.tasks.reporting.rendered import markdown_of, page_of
-
-
-@pytest.fixture(scope="module")
-def page(measured_results: Results) -> Page:
-    return page_of(measured_results)
+from tests.tasks.reporting.rendered import markdown_of
 
 
 def _with_memory(results: Results, *found: Any) -> str:

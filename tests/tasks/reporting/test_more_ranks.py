@@ -7,7 +7,6 @@ import pytest
 from tasks.reporting.more_ranks import carry_on, compute_growth
 from tasks.reporting.results import Results
 from tests.tasks.reporting.measured import link
-from tests.tasks.reporting.rendered import markdown_of
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,3 @@ def test_twice_the_most_ranks_are_told_as_a_model_and_not_beyond_a_micro_batch_p
     assert (found.cell, found.world_size) == ("2proc", 4)
     assert found.speedup.value == pytest.approx(1 / (0.25 + 1.5 * (42 / 68 - 0.5)))
     assert found.speedup.low < found.speedup.value < found.speedup.high
-    text = markdown_of(measured_results)
-    assert "A model, not a measurement: 4 ranks like those of 2proc would give 2.34x" in text
-    # No larger than what was measured: not in the verdict, nor beside the key figures.
-    assert "2.34" not in text.partition("## ")[2].partition("## ")[0]

@@ -99,20 +99,9 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
     metrics = data_files.collect_metrics(one_of_three)
     assert metrics["2proc"]["state"] == "proven"
     assert (metrics["4proc"]["state"], metrics["4proc"]["speedup"]) == ("withheld", None)
-    for text in (
-        markdown_of(one_of_three),
-        html_of(one_of_three),
-        render_model_card(one_of_three, cell="4proc", repo_id=None, checkpoints=[]),
-    ):
-        assert "1.62" in text
-        assert "2.72" not in text  # 68 / 25
-        assert "2.50x" not in text  # 10 / 4
-        assert "4proc is withheld: “Every rank has a device of its own” failed" in text
-        left_out = [] if one_of_three.measurement is None else one_of_three.measurement.left_out
-        assert "model.safetensors" in text or not lacks(text, *left_out)
-    table = "| Every rank has a device of its own | ✓ passed | ✓ passed | ✗ failed |"
-    assert table in markdown_of(one_of_three)
-    assert "| Speedup | baseline | proven | withheld |" in markdown_of(one_of_three)
+    card = render_model_card(one_of_three, cell="4proc", repo_id=None, checkpoints=[])
+    assert not lacks(card, "1.62", "4proc is withheld: “Every rank has a device of its own” failed")
+    assert lacks(card, "2.72", "2.50x") == ["2.72", "2.50x"]  # 68 / 25 and 10 / 4
 
 
 def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results) -> None:
@@ -163,43 +152,31 @@ def _not_checked(folder: Path, params: dict[str, Any]) -> None:
         (_not_checked, "not_certified"),
     ],
 )
-@pytest.mark.parametrize("is_measured", [True, False])
 def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
-    tmp_path: Path, params: dict[str, Any], change: Change, code: str, is_measured: bool
+    tmp_path: Path, params: dict[str, Any], change: Change, code: str
 ) -> None:
-    if is_measured:
-        write_measurement(tmp_path)
+    write_measurement(tmp_path)
     change(tmp_path, params)
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
     (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
     assert found.code == code
     assert results.verdict.startswith("Unproven: 2proc trains 1.")
-    gates = "20 of 21" if is_measured else "16 of 17"
-    assert not lacks(results.verdict, "“Update equivalence”", found.compared, gates)
     assert results.cells[1].speedup is not None
-    page = html_of(results)
-    assert "<span>speedup, unproven</span>" in page
-    assert "| Speedup | baseline | unproven |" in markdown_of(results)
+    assert "<span>speedup, unproven</span>" in html_of(results)
     card = render_model_card(results, cell="2proc", repo_id=None, checkpoints=[])
-    assert "Unproven: 2proc trains" in card
-    assert "| Speedup | baseline | unproven |" in card
+    for text in (markdown_of(results), card):
+        assert not lacks(text, "2proc is unproven: “Update equivalence”", "| Speedup | baseline | unproven |")
     tags = make_gate_tags(results.model_dump(mode="json"))
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {found.compared}"
-    for text in (markdown_of(results), card):
-        assert not lacks(text, "2proc is unproven: “Update equivalence”")
     assert data_files.collect_metrics(results)["2proc"]["state"] == "unproven"
     data_files.write_epochs(tmp_path / "epochs.csv", results)
     lines = (tmp_path / "epochs.csv").read_text().splitlines()
-    assert lines[0].startswith("cell,world_size,state,epoch,")
-    assert [line.split(",")[:4] for line in lines[1:]] == [
-        ["1proc", "1", "proven", "1"],
-        ["2proc", "2", "unproven", "1"],
-    ]
+    assert [line.split(",")[2] for line in lines] == ["state", "proven", "unproven"]
     figures = collect_final_figures(results.model_dump(mode="json"))["2proc"]
     assert figures["final/unproven_speedup"] == results.cells[1].speedup
     compared = [key for key in figures if any(word in key for word in ("speedup", "efficiency", "karp"))]
-    assert len(compared) == (6 if is_measured else 3)
+    assert len(compared) == 6
     assert all(key.startswith("final/unproven_") for key in compared)
 
 

@@ -32,20 +32,3 @@ def test_other_figures_stand_beside_a_speedup_and_disagree_in_words(
     said = _tell(measured_results, of_arm={"speedup_of_medians": median, "speedup_of_trimmed_means": trimmed})
     assert not lacks(said, "2proc: 1.60x", "1.45x (1.38 to 1.52)", told)
     assert ("disagree" in said) == ("disagree" in told)
-
-
-@pytest.mark.parametrize(
-    ("alikeness", "largest", "told"),
-    [
-        (0.31, None, ["autocorrelation 0.31"]),
-        (None, 0.62, ["62 % of the scatter"]),
-        (0.31, 0.62, ["autocorrelation 0.31", "62 % of the scatter"]),
-        (None, None, []),
-    ],
-)
-def test_why_an_interval_is_made_wider_is_told(
-    measured_results: Results, alikeness: float | None, largest: float | None, told: list[str]
-) -> None:
-    said = _tell(measured_results, of_arm={}, alikeness=alikeness, largest_turn=largest)
-    assert ("is made wider" in said) == bool(told)
-    assert [figure for figure in ("autocorrelation 0.31", "62 % of the scatter") if figure in said] == told

@@ -1,14 +1,11 @@
 """Which kernel computes attention: one for all cells, and none of cuDNN's."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from training.model.attention_kernels import choose_attention_kernels, find_attention_kernel, has_varlen_kernel
+from training.model.attention_kernels import choose_attention_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +24,3 @@ def test_a_process_that_trains_on_a_gpu_leaves_cudnn_out() -> None:
     # What is left is torch's own.
     assert torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
-
-
-def test_on_a_cpu_no_kernel_is_named_and_packs_have_none_of_their_own() -> None:
-    model: Any = nn.Identity()
-    model.config = SimpleNamespace(num_attention_heads=4)
-    assert find_attention_kernel(model, torch.device("cpu"), precision="bf16", is_masked=False) is None
-    assert not has_varlen_kernel(torch.device("cpu"), is_16_bit=True)
-    assert not has_varlen_kernel(torch.device("cuda"), is_16_bit=False)
