@@ -69,7 +69,6 @@ LONGEST = (
     "integration/test_trackers.py",
     "integration/test_report_in_browser.py",
     "phantom/test_comparison.py",
-    "benchmarks/test_real_sessions.py",
     "tasks/ranks/test_watchdog.py",
     "training/test_pipeline.py",
     "tasks/rehearsal/test_command.py",

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,12 @@ class Cluster:
             port = plug.getsockname()[1]
         self.address = f"{addresses[0]}:{port}"
         self._addresses, self._starts, self._folder = addresses, starts, folder
-        # Paths of sockets are short.
-        self._scratch = tempfile.mkdtemp(prefix="ddp-test-ray-", dir="/tmp")
         self._processes: list[subprocess.Popen[Any] | None] = [None, None]
+
+    @cached_property
+    def scratch(self) -> str:
+        """A folder for sockets, whose paths are short."""
+        return tempfile.mkdtemp(prefix="ddp-test-ray-", dir="/tmp")
 
     def start(self, number: int) -> None:
         """Start a machine's part, if it does not run."""
@@ -54,7 +58,7 @@ class Cluster:
         own = [f"--address={self.address}"]
         if number == 0:
             own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
-            own.append(f"--temp-dir={self._scratch}")
+            own.append(f"--temp-dir={self.scratch}")
         with (self._folder / f"ray-{number}.log").open("ab") as log:
             self._processes[number] = self._starts[number](
                 [self._python, *_RAY, f"--node-ip-address={self._addresses[number]}", "--num-cpus=1", "--num-gpus=0",
@@ -99,7 +103,7 @@ def two_raylets(
         for pid in left_of(cluster.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(cluster._scratch, ignore_errors=True)
+        shutil.rmtree(cluster.scratch, ignore_errors=True)
 
 
 def find_own_address() -> str:

@@ -14,6 +14,7 @@ LONG = (
     "integration/test_two_hosts.py",
     "tasks/ranks/launchers/test_ray.py::test_whatever_is_killed*",
     "tasks/ranks/launchers/test_ray.py::test_a_named_cluster*",
+    "tasks/ranks/launchers/test_ray.py::test_a_machine_with*",
     # Searches.
     "integration/test_search.py::test_a_search_killed*",
     "integration/test_search.py::test_trials_that_diverge*",
@@ -27,6 +28,12 @@ LONG = (
     # The phantom: memory of the true models, whole comparisons.
     "phantom/test_memory.py",
     "phantom/test_training.py::test_a_training_over_nccl*on 8]",
+    "phantom/test_training.py::test_a_training_over_nccl*[[]classes*",
+    "phantom/test_training.py::test_a_training_over_nccl*[[]shares on 2]",
+    "phantom/test_training.py::test_a_training_over_nccl*[[]exact on 2]",
+    "phantom/test_training.py::test_a_training_over_nccl*[[]zero stage*",
+    "phantom/test_waits.py::test_a_step_waits*[[]zero stage*",
+    "phantom/test_waits.py::test_a_step_waits*[[]stages *",
     "phantom/test_comparison.py",
     # Chaos beyond a few kills.
     "chaos/test_kills.py::test_a_long_training*",
@@ -47,7 +54,6 @@ LONG = (
     # What no file may make happen.
     "hostile/test_bombs.py",
     "hostile/test_bad_params.py::test_any_*",
-    "benchmarks/test_real_sessions.py",
 )
 
 

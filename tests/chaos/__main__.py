@@ -12,11 +12,9 @@ from pathlib import Path
 # Before torch is imported: a process with threads of its own cannot be forked.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tasks.machine.facts import collect_machine_facts
-from tests.chaos.document import DOCUMENT, Row, table_of, with_rows
+from tests.chaos.document import DOCUMENT, Row, with_rows
 from tests.chaos.parts import PARTS
 from tests.chaos.trial import Part, Trial
 
@@ -32,18 +30,13 @@ def main() -> int:
     _say_only_results()
     facts = collect_machine_facts()
     machine = f"one machine ({facts.cpu}, {facts.num_cpus} CPUs; torch {facts.versions['torch']})"
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    columns = (*columns, TextColumn("{task.fields[failed]}"))
-    # Refreshed by hand: a thread of its own would be in the way of those parts that fork this process.
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        rows = []
-        for part in (part for part in PARTS if part.key in chosen):
-            rows.append(_run(part, progress))
-            # At once: the next part may take an hour, or end this process.
-            DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows, order=keys, machine=machine))
-    console.print(table_of(rows))
-    console.print(f"written: docs/{DOCUMENT.name}")
+    rows = []
+    for part in (part for part in PARTS if part.key in chosen):
+        rows.append(_run(part))
+        print(" | ".join(rows[-1].cells), flush=True)
+        # At once: the next part may take an hour, or end this process.
+        DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows, order=keys, machine=machine))
+    print(f"written: docs/{DOCUMENT.name}")
     return 0 if all(row.num_survived == len(row.trials) for row in rows) else 1
 
 
@@ -55,18 +48,13 @@ def _say_only_results() -> None:
     logging.getLogger("training").setLevel(logging.ERROR)
 
 
-def _run(part: Part, progress: Progress) -> Row:
-    bar = progress.add_task(part.key, total=part.num_trials, failed="")
-    progress.refresh()
+def _run(part: Part) -> Row:
     root = Path(tempfile.mkdtemp(prefix=f"chaos-{part.key}-"))
     trials: list[Trial] = []
     for trial in part.trials(root):
         trials.append(trial)
-        num_failed = sum(not each.survived for each in trials)
-        progress.update(bar, advance=1, refresh=True, failed=f"{num_failed} not survived" if num_failed else "")
         if trial.problem:
-            progress.print(f"{part.key}: {trial.problem}; kept: {root}")
-    progress.update(bar, total=len(trials))
+            print(f"{part.key}: {trial.problem}; kept: {root}", flush=True)
     if all(trial.survived for trial in trials):
         shutil.rmtree(root, ignore_errors=True)
     return Row(part=part, trials=trials, date=datetime.datetime.now(datetime.UTC).date().isoformat())

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from tests.chaos.trial import Part, Trial, failure_rate_bound, median_and_worst
 from tests.marked_table import replace_rows
 
@@ -45,17 +43,6 @@ class Row:
             "every point" if is_every_point and bound is not None else worst,
             self.date,
         ]
-
-
-def table_of(rows: Sequence[Row]) -> Table:
-    """Return the table for a terminal."""
-    table = Table(title="Chaos", show_lines=True)
-    shown = [index for index, heading in enumerate(_HEADINGS) if heading not in ("survived means", "on")]
-    for index in shown:
-        table.add_column(_HEADINGS[index], overflow="fold", min_width=len(_HEADINGS[index].split()[0]))
-    for row in rows:
-        table.add_row(*(row.cells[index] for index in shown))
-    return table
 
 
 def with_rows(text: str, rows: Sequence[Row], *, order: Sequence[str], machine: str) -> str:

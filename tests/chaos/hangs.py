@@ -1,4 +1,4 @@
-"""Ranks made to hang, and what the watchdog says of it: `python -m tests.chaos.hangs` tries all kinds and places.
+"""Ranks made to hang, and what the watchdog says of it.
 
 Ranks are forked, and trials run a few at a time, since they mostly wait; torchrun's part is tested elsewhere
 (tests/tasks/ranks/test_watchdog.py).
@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -82,7 +81,7 @@ def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: 
     asked = [f"{trial.kind}@{trial.rank}@{trial.section}" for trial in trials]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.chaos.hangs", "--folder", str(folder), "--json"),
+            *(sys.executable, "-m", "tests.chaos.hangs", "--folder", str(folder)),
             *("--watchdog-seconds", str(watchdog_seconds), "--at-once", str(at_once), *asked),
         ],
         cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True,
@@ -196,30 +195,19 @@ def _from_json(text: str) -> HangTrial:
 
 
 def main() -> None:
-    """Try them and print what came of each; exit code 1 if one is not right."""
+    """Try them and write what came of each, a line of JSON each."""
     parser = argparse.ArgumentParser(prog="tests.chaos.hangs", description=__doc__)
-    parser.add_argument("trials", nargs="*", metavar="KIND@RANK@SECTION")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--watchdog-seconds", type=float, default=4.0)
-    parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("trials", nargs="+", metavar="KIND@RANK@SECTION")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--watchdog-seconds", type=float, required=True)
+    parser.add_argument("--at-once", type=int, required=True)
     arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     asked = [text.split("@") for text in arguments.trials]
-    trials = [HangTrial(kind, int(rank), section) for kind, rank, section in asked] or all_trials()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.folder or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        done = _run(folder, trials, watchdog_seconds=arguments.watchdog_seconds, at_once=arguments.at_once)
-    for trial in done:
-        if arguments.json:
-            sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
-            continue
-        verdict = "right" if trial.is_right else "WRONG"
-        seconds = "never" if trial.seconds is None else f"{trial.seconds:.1f} s"
-        sys.stdout.write(f"{verdict} {trial.kind:6} rank {trial.rank} {trial.section:10} {seconds}  {trial.message}\n")
-    if not arguments.json:
-        sys.stdout.write(f"{sum(trial.is_right for trial in done)} of {len(done)} right\n")
-        sys.exit(0 if all(trial.is_right for trial in done) else 1)
+    trials = [HangTrial(kind, int(rank), section) for kind, rank, section in asked]
+    limits = {"watchdog_seconds": arguments.watchdog_seconds, "at_once": arguments.at_once}
+    for trial in _run(arguments.folder, trials, **limits):
+        sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,18 @@ class ToyProject:
     """A copy of tests/flows/toy with the params.yaml, prefect.toml and prefect.yaml of the checkout."""
 
     folder: Path
+    programs: Path = BIN
+    """The folder `bin` of its environment; one whose processes start at once is tests/warm/environment.py's."""
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return an environment in which no Prefect setting of the caller is left."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-        return {**clean, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]), **extra}
+        return {**clean, "PATH": os.pathsep.join([str(self.programs), os.environ["PATH"]]), **extra}
 
     def flow(self, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run `python -m flows` to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "flows"],
+            [self.programs / "python", "-m", "flows"],
             cwd=self.folder,
             env=self.environment(**extra),
             capture_output=True,
@@ -88,7 +90,7 @@ class ToyProject:
         path.write_text(text.replace(old, new))
 
 
-def make_toy_project(folder: Path, *, database: Path | None = None) -> ToyProject:
+def make_toy_project(folder: Path, *, database: Path | None = None, programs: Path = BIN) -> ToyProject:
     """Write the toy project into a new folder, a DVC and git repository; a server of it begins with this database."""
     shutil.copytree(Path(__file__).parent / "toy", folder)
     # Under its own name DVC would take it for a part of the project around it.
@@ -100,7 +102,7 @@ def make_toy_project(folder: Path, *, database: Path | None = None) -> ToyProjec
     (folder / ".dvcignore").write_text("flows\n.prefect\n.work\n")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     _set_params(folder / "params.yaml")
-    toy = ToyProject(folder)
+    toy = ToyProject(folder, programs)
     if database is not None:
         toy.give_database(database)
     toy.change("prefect.toml", "4200", str(free_port()))

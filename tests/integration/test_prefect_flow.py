@@ -60,9 +60,9 @@ def api(home: ToyProject) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def finished(api: Api, tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
-    """A toy project whose flow has run once, from nothing to the end."""
-    toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy")
+def finished(api: Api, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> ToyProject:
+    """A toy project whose flow has run once, from nothing to the end; its processes start at once."""
+    toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy", programs=warm)
     ran = toy.flow(**api.environment)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["2proc is faster, says the toy", "Report: reports/index.html"]

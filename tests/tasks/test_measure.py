@@ -84,19 +84,12 @@ def test_two_ranks_under_torchrun_make_the_updates_of_one_process_to_the_bit(cer
     assert kept == [["certificate.json", "manifest.json"], ["manifest.json", "twins.json"]]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train.packing": True, "cells.2proc.options": {"gradient_hook": "bf16"}},
-        {"train.packing": True, "train.precision": "bf16", "cells.2proc.options": {"gradient_hook": "fp16"}},
-    ],
-    ids=["packed, bf16 exchanged", "packed in bf16, fp16 exchanged"],
-)
-def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, Any]) -> None:
+def test_packed_rows_and_exchanges_in_16_bit_are_certified(copied: Path) -> None:
+    changes = {"train.packing": True, "train.precision": "bf16", "cells.2proc.options": {"gradient_hook": "fp16"}}
     change_params(copied, changes)
     found = certificate_of(copied)
     assert (found["verdict"], found["problem"]) == ("passed", None)
-    assert found["gradient"]["is_bitwise_equal"] == ("train.packing" in changes)
+    assert found["gradient"]["is_bitwise_equal"]
     assert found["weights"]["is_bitwise_equal"]
 
 
@@ -133,14 +126,8 @@ def test_in_weak_scaling_the_larger_steps_have_a_certificate_of_their_own(copied
     assert [one["num_steps"] for one in found["cells"]] == [8, 4]
 
 
-@pytest.mark.parametrize("changes", [
-    {"train.precision": "fp16"},
-    {"cells.2proc.world_size": 3},
-    {"train.exact": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("changes", [{"train.precision": "fp16"}, {"train.exact": True}], ids=str)
 def test_right_trainers_pass(copied: Path, changes: dict[str, Any]) -> None:
-    if changes.get("cells.2proc.world_size") == 3:
-        changes = {**changes, "train.global_batch_size": 12}
     change_params(copied, changes)
     found = certificate_of(copied)
     assert found["verdict"] == "passed", found["problem"]

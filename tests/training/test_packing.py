@@ -150,23 +150,3 @@ def test_a_model_that_cannot_keep_rows_apart_is_refused(
     with pytest.raises(UnfitModelError, match=says) as caught:
         causal_lm.prepare(build(kind, **changes), toy.read(packing=True))
     assert ("\n" in str(caught.value), caught.value.exit_code) == (False, 2)
-
-
-@pytest.mark.parametrize("alibi", [True, False])
-def test_a_falcon_that_is_packed_has_the_gradient_that_its_rows_have_alone(
-    alibi: bool, toy: Toy, tmp_path: Path
-) -> None:
-    # It takes no attention of ours; from transformers 5.24 on it masks by the positions, before that it is refused.
-    alone, packed = (build("falcon", alibi=alibi).eval() for _ in range(2))
-    if not causal_lm.can_pack(packed, toy.read(packing=True)):
-        pytest.skip("refused with this version of transformers")
-    causal_lm.prepare(packed, toy.read(packing=True))
-    rows = open_slice(write_slice(tmp_path / "three", [[5, 6, 7, 9, 3], [9, 8, 30, 31], [1, 2, 40, 41, 7, 8]]))
-    sums = [
-        sum(causal_lm.loss_sum(model, rows.collate(part, seq_len=32, is_packed=model is packed)) for part in parts)
-        for model, parts in ((alone, [[0], [1], [2]]), (packed, [[0, 1, 2]]))
-    ]
-    for loss in sums:
-        loss.backward()
-    gradients = [{name: part.grad for name, part in model.named_parameters()} for model in (alone, packed)]
-    assert relative_l2(gradients[1], gradients[0]) < 1e-5

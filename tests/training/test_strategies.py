@@ -1,6 +1,5 @@
 """One optimizer step, by hand and by strategy."""
 
-import contextlib
 import dataclasses
 import gc
 import io
@@ -52,26 +51,6 @@ def test_trained_weights_equal_a_training_by_hand_row_by_row(toy: Toy, train_her
         assert line["loss"] == pytest.approx(float(loss.detach()) / num_tokens, rel=1e-5)
         assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert relative_l2(weights_at_end(config), model.state_dict()) < 2e-6
-
-
-def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_batches(toy: Toy) -> None:
-    # Above 1 MB, DDP's first bucket: more than one bucket, so that the count can be wrong.
-    strategy, (parts, num_targets) = toy.build(strategy="ddp", model="large"), toy.take()
-    strategy.warm_up(parts[-1])
-    assert len(parts) == 4
-
-    def count() -> Any:
-        return strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3).traffic["all_reduce"]
-
-    found = [count() for _ in range(3)]
-    buckets = strategy.step._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
-    assert len(buckets) > 1
-    assert strategy.describe()["bucket_bytes"] == [int(size) for size in buckets]
-    num_bytes = sum(part.numel() * part.element_size() for part in strategy.replica.parameters)
-    assert found == [(len(buckets), num_bytes)] * 3
-    # A trainer that synchronises every micro-batch is given away by both figures.
-    strategy.step._wrapped.no_sync = contextlib.nullcontext
-    assert count() == (4 * len(buckets), 4 * num_bytes)
 
 
 @pytest.mark.parametrize("changes", [

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.chaos.ray_kills import KILLED, SECONDS, RayTraining, kill_trials
 from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
-from tests.ray_cluster import find_own_address, needs_ray, two_raylets
+from tests.ray_cluster import Cluster, find_own_address, needs_ray, two_raylets
 from tests.tiny import make_config, make_slice, make_tiny_model
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -100,9 +101,11 @@ def test_a_machine_with_another_version_of_what_computes_the_updates_is_refused_
 
 
 def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(
-    training: RayTraining,
+    tmp_path: Path, warm: Path
 ) -> None:
-    mark = new_mark()
+    mark, nothing = new_mark(), (subprocess.Popen,) * 2
+    not_started = Cluster(tmp_path, addresses=("127.0.0.1",) * 2, starts=nothing, python=sys.executable)
+    training = RayTraining(tmp_path, not_started, python=str(warm / "python"))
     process = training.begin("own", "ray", "local", "1", **mark)
     listening = _list_listening(mark)
     assert {"raylet", "gcs_server"} <= {name for *_, name in listening}
