@@ -121,7 +121,8 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         started, of = time.perf_counter(), select_seconds(comparison)
         speedups = measure_speedups(
             comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-            most_share=comparison.most_share, of=of, seed=comparison.seed, advance=lambda num_blocks: None,
+            burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, of=of,
+            seed=comparison.seed, advance=lambda num_blocks: None,
         )  # fmt: skip
         seconds = time.perf_counter() - started
     first, *others = (arm.name for arm in comparison.trained)

@@ -9,7 +9,6 @@ from rich.table import Table
 from tasks.process.wording import (
     BASELINE,
     NOTHING,
-    WITHHELD,
     format_percent,
     format_ratio,
     format_seconds,
@@ -41,12 +40,10 @@ def print_verdict(results: Mapping[str, Any]) -> None:
 
 def _tell_speedup(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return speedup, interval, share of linear and what the gates leave of them, in words."""
+    state, measured = cell["standing"]["state"], cell["measured_speedup"]
     if cell["is_baseline"]:
-        return BASELINE, NOTHING, NOTHING, cell["standing"]["state"]
-    measured = cell["measured_speedup"]
-    speedup = measured["value"] if measured else cell["whole"]["speedup"]
-    if speedup is None:
-        return WITHHELD, NOTHING, NOTHING, WITHHELD
-    interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}" if measured else NOTHING
-    share = (cell["measured_efficiency"] or {}).get("value", cell["whole"]["parallel_efficiency"])
-    return format_ratio(speedup), interval, format_percent(share), cell["standing"]["state"]
+        return BASELINE, NOTHING, NOTHING, state
+    if measured is None:
+        return state, NOTHING, NOTHING, state
+    interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}"
+    return format_ratio(measured["value"]), interval, format_percent(cell["measured_efficiency"]["value"]), state

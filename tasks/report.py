@@ -55,7 +55,7 @@ def write_report(results: Results, reports: Path) -> None:
         if file.suffix != ".svg" or file.stem not in svgs:
             file.unlink()
     best = next(iter(sort_by_merit(results)), None)
-    told = tell_badge(best.speedup, best.measured_speedup) if best else tell_badge(None, None)
+    told = tell_badge(best.cell if best else "", results.baseline.cell, best.measured_speedup if best else None)
     data_files.write_text(reports / "badge.svg", draw_badge(name_state(results), told))
     document = make_document(results)
     data_files.write_text(reports / "index.html", render_html(document, svgs))

@@ -192,7 +192,6 @@ def _cell(name: str, world_size: int, speedup: float | None) -> dict[str, Any]:
         "checkpoints_not_used": [],
         "exchanged_mib_per_step": 0.0,
         "karp_flatt": None,
-        "speedup_of_segments": None,
         "final_checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt",
         "whole": whole,
         "epochs": [whole],

@@ -120,7 +120,7 @@ def _facts(step: int) -> Any:
         step=step, loss_sum=1e3 / 3 + step / 7, num_tokens=480, num_targets=480, num_samples=ROWS_PER_STEP,
         num_padding_tokens=32, learning_rate=1e-3 / (step + 1 / 7), grad_norm=1 / 3 + 1 / step, seconds=0.5 + 1 / step,
         data_wait_seconds=1e-4 / 3 / step, other_seconds=1e-3 / 3 / step, rank_own_seconds=[0.4 + 1 / step],
-        rank_own_positions=[1_536],
+        rank_own_positions=[1_536], others_share=1 / 3 / step,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Does the whole training bear out what the blocks measured? The published speedup and seconds against the training's.
 
-The two are hours apart at most, but a machine drifts, so that a stated part of the difference is allowed, and what the
-training itself varied by. On a machine that is busy with something else the training says little, and the gate that.
+The late half of the training counts, of which those steps around which nobody else used the CPUs: a start is slow at
+first. The two are hours apart at most, but a machine drifts, so that a stated part of the difference is allowed, and
+what the training itself varied by.
 """
 
 import math
@@ -28,6 +29,8 @@ _SHARPNESS = 2.0
 _NUM_PARTS, _FEWEST_PARTS = 20, 4
 _QUANTILES, _PARTS_FOR_QUANTILES = (10, 90), 8
 """Of the parts' seconds, which the training's are believed to lie between; of fewer parts all of them."""
+_BEYOND_CHANCE, _LEAST_CHANGE = 3.0, 0.035
+"""Standard errors of a change within a start, and its size, beyond which it is one: half of an interval's floor."""
 _ROUNDING = 1e-6
 _CLOCKS_APART = 0.05
 """Share by which all blocks of an arm may have taken another time than their steps: each is timed by both."""
@@ -48,7 +51,13 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
             )
         )
     problems = _find_block_mismatches(measurement, arm, first)
-    trained = _compute_part_seconds(outputs.runs[cell])
+    trained = _compute_part_seconds(outputs.runs[cell], measurement.most_others_share)
+    if not trained.size:
+        return (
+            make_finding(problems, otherwise=_explain_busy(cell))
+            if problems
+            else make_unchecked_finding(_explain_busy(cell))
+        )
     # Where the machine was busy now and then, the faster part of both tells more than the middle.
     faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_QUANTILES[0], 50))
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
@@ -76,7 +85,19 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpe
     """Hold the speedup against the range in which the training's lies."""
     assert arm.speedup is not None
     first, cell, speedup = outputs.params.baseline, arm.cell, arm.speedup
-    mine, its = (_compute_part_seconds(outputs.runs[one]) for one in (cell, first))
+    most = measurement.most_others_share
+    mine, its = (_compute_part_seconds(outputs.runs[one], most) for one in (cell, first))
+    if not its.size:
+        return make_unchecked_finding(_explain_busy(first))
+    if (change := _compute_change(measurement, cell, first)) is not None:
+        return make_unchecked_finding(
+            explain(
+                "still_changing",
+                "{cell}: the speedup changes by {change:percent} from the first to the last turns of a start, beyond "
+                "chance; give measure.burn_in_seconds more",
+                cell=cell, change=change,
+            )
+        )  # fmt: skip
     if min(len(mine), len(its)) < _FEWEST_PARTS:
         return make_unchecked_finding(
             explain(
@@ -216,10 +237,40 @@ def _compute_seconds_per_position(measurement: MeasurementFile, cell: str) -> ND
     return np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
 
 
-def _compute_part_seconds(run: RunOutputs) -> NDArray[np.float64]:
-    """Return the seconds per position in up to 20 equal parts of the training, one after another."""
+def _explain_busy(cell: str) -> Reason:
+    return explain(
+        "training_beside_others",
+        "{cell}: others used the CPUs in every late step of its training, which says nothing of the blocks; on an idle "
+        "machine: make retrain",
+        cell=cell,
+    )  # fmt: skip
+
+
+def _compute_part_seconds(run: RunOutputs, most_share: float) -> NDArray[np.float64]:
+    """Return the seconds per position in up to 20 equal parts of the late and quiet steps, one after another."""
     steps = run.steps
-    parts: Sequence[NDArray[np.int64]] = np.array_split(
-        np.arange(len(steps.seconds)), min(_NUM_PARTS, len(steps.seconds))
-    )
+    number = len(steps.seconds)
+    late = np.arange(number // 2 if number >= 2 * _FEWEST_PARTS else 0, number)
+    late = late[~(steps.others_share[late] > most_share)]
+    parts: Sequence[NDArray[np.int64]] = np.array_split(late, min(_NUM_PARTS, len(late))) if late.size else []
     return np.array([steps.seconds[part].sum() / max(steps.num_positions[part].sum(), 1) for part in parts])
+
+
+def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> float | None:
+    """Return by how much the speedup changes within a start, as a line through its turns has it; None if chance may."""
+    of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
+    its = {one.turn: of(one) for one in select_counted(measurement, first, beside=cell)}
+    launches: dict[int, list[tuple[int, float]]] = {}
+    for one in select_counted(measurement, cell):
+        launches.setdefault(one.launch, []).append((one.turn, math.log(its[one.turn] / of(one))))
+    apart = [np.array(turns) - np.mean(turns, axis=0) for turns in launches.values()]
+    x, y = np.concatenate(apart).T
+    freedom, spread = len(x) - len(apart) - 1, float(x @ x)
+    if freedom < 1 or not spread:
+        return None
+    slope = float(x @ y) / spread
+    error = math.sqrt(float(np.square(y - slope * x).sum()) / freedom / spread)
+    lengths = [float(np.ptp(one[:, 0])) for one in apart]
+    change = slope * float(np.mean(lengths))
+    is_chance = abs(slope) <= _BEYOND_CHANCE * error or abs(change) < _LEAST_CHANGE
+    return None if is_chance else change

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tasks.gates import (
     asked_for,
+    baseline,
     blocks_and_training,
     clock,
     comparability,
@@ -159,8 +160,13 @@ CHECKS_OF_BLOCKS = [
     ),
     Check(
         name="Timed blocks did the work",
-        question="Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
+        question="Did every timed block have the training's rows, loss, gradient, updates and exchanges?",
         find=work_of_blocks.check_block_work,
+    ),
+    Check(
+        name="Baseline is not slowed",
+        question="Was nothing that does the baseline's work in one process faster?",
+        find=baseline.check_baseline,
     ),
     Check(
         name="Timed rows are typical",
@@ -199,16 +205,18 @@ def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Ga
     return gate.model_copy(update={"findings": findings})
 
 
-def compute_standings(gates: Sequence[Gate], cells: Sequence[str]) -> dict[str, Standing]:
+def compute_standings(gates: Sequence[Gate], cells: Sequence[str], *, is_measured: bool = True) -> dict[str, Standing]:
     """Return cell -> what the gates leave of its speedup; `cells` has all of them, the baseline first."""
-    return {cell: _compute_standing(gates, list(dict.fromkeys((cell, cells[0])))) for cell in cells}
+    return {cell: _compute_standing(gates, list(dict.fromkeys((cell, cells[0]))), is_measured) for cell in cells}
 
 
-def _compute_standing(gates: Sequence[Gate], concerned: Sequence[str]) -> Standing:
+def _compute_standing(gates: Sequence[Gate], concerned: Sequence[str], is_measured: bool) -> Standing:
     """Return what the gates leave of a speedup that these cells have a part in."""
     found = [(gate.name, one) for at in concerned for gate in gates if (one := gate.find_cell_finding(at))]
     if failed := [pair for pair in found if pair[1].verdict == "failed"]:
         return _make_standing("withheld", failed)
+    if not is_measured:
+        return Standing(state="not measured")
     if unchecked := [pair for pair in found if pair[1].verdict == "not checked"]:
         return _make_standing("unproven", unchecked)
     return Standing(state="proven")

@@ -52,23 +52,30 @@ def _is_loud(block: BlockWork, most: float) -> bool:
 def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None:
     """Return what is wrong if not every turn that was run for the speedups has a block of the cell.
 
-    Turns are numbered as they run: whoever leaves out slow ones leaves gaps.
+    Turns are numbered as they run: whoever leaves out slow ones leaves gaps. A start burns in before its turns that
+    count, and never after.
     """
-    turns = sorted(one.turn for one in select_blocks(measurement, cell, phase="speedup"))
-    launches = {one.launch for one in select_blocks(measurement, cell, phase="speedup")}
-    for before, after in pairwise(turns):
+    counted = {one.turn: one.launch for one in select_blocks(measurement, cell, phase="speedup")}
+    burnt = {one.turn: one.launch for one in select_blocks(measurement, cell, phase="burn-in")}
+    for before, after in pairwise(sorted(counted | burnt)):
         if after != before + 1:
             return explain(
                 "turn_missing",
                 "{cell}: turn {turn} has no block among those of the speedups, {before} and {after} have",
                 cell=cell, turn=before + 1, before=before, after=after,
             )  # fmt: skip
-    if (len(turns), len(launches)) != (measurement.num_turns, measurement.num_launches):
+    late = [turn for turn, launch in burnt.items() if any(one < turn for one in counted if counted[one] == launch)]
+    if late:
+        return explain(
+            "burnt_late", "{cell}: turn {turn} is said to burn in after turns of the same start that count",
+            cell=cell, turn=late[0],
+        )  # fmt: skip
+    if (len(counted), len(set(counted.values()))) != (measurement.num_turns, measurement.num_launches):
         return explain(
             "turns_missing",
             "{cell}: {turns} turns of {starts} starts are among the blocks of the speedups, {turns_run} of "
             "{starts_run} were run",
-            cell=cell, turns=len(turns), starts=len(launches),
+            cell=cell, turns=len(counted), starts=len(set(counted.values())),
             turns_run=measurement.num_turns, starts_run=measurement.num_launches,
         )  # fmt: skip
     return None

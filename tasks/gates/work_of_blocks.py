@@ -35,7 +35,7 @@ _POSITIONS_OF_A_DUMMY = 64
 
 
 def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
-    """Check rows, tokens, losses, gradients and exchanges of every timed block that the cell's ranks ran."""
+    """Check rows, tokens, losses, gradients, updates and exchanges of every timed block that the cell's ranks ran."""
     measurement = outputs.measurement
     if measurement is None:
         return None
@@ -110,12 +110,13 @@ class _Judge:
         if self.is_as_trained:
             return (
                 "each step had the rows and tokens that the training gave it, the loss "
-                "({largest_loss_difference:difference} apart) and gradient of {baseline} on them, and exchanged what a "
-                "step of the training does"
+                "({largest_loss_difference:difference} apart) and gradient of {baseline} on them, its update of all "
+                "parameters on every rank, and exchanged what a step of the training does"
             )
         return (
             "each step had the rows and tokens that a step of {batch} samples, weak scaling, has in the order of the "
-            "training, a gradient, and the exchanges of such a step; no cell has a loss on the same rows"
+            "training, a gradient, an update of all parameters, and the exchanges of such a step; no cell has a loss "
+            "on the same rows"
         )
 
     def find_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
@@ -135,9 +136,11 @@ class _Judge:
                 )  # fmt: skip
         else:
             yield from self._find_row_problems(block)
+        yield from self._find_update_problems(arm, block)
         if arm.kind != "update":
             yield from self._find_gradient_problems(arm, block)
-        yield from self._find_exchange_problems(arm, block)
+        if arm.kind not in ("tuned", "threads"):
+            yield from self._find_exchange_problems(arm, block)
 
     def _find_row_problems(self, block: BlockWork) -> Iterator[Reason]:
         rows, tokens = self._rows.digest(block, batch=self.batch)
@@ -194,19 +197,53 @@ class _Judge:
                 "{most:.0e} allowed in {precision}",
                 turn=turn, difference=apart, baseline=baseline, most=_LOSS_TOLERANCE[precision], precision=precision,
             )  # fmt: skip
-        if arm.kind in _SAME_GRADIENT and block.grad_norm_sum and its.grad_norm_sum:
-            exchanged = get_exchange_dtype(self.run.facts.strategy, self.options)
-            coarser = precision if precision != "fp32" or exchanged == "none" else exchanged
-            apart, most_apart = abs(block.grad_norm_sum / its.grad_norm_sum - 1), _NORM_TOLERANCE[coarser]
-            if self._parts_of_a_micro_batch != 1:
-                most_apart = max(most_apart, _NORM_TOLERANCE_OF_SHAPES)
-            if not apart <= most_apart:
+        if arm.kind not in _SAME_GRADIENT:
+            return
+        exchanged = get_exchange_dtype(self.run.facts.strategy, self.options)
+        coarser = precision if precision != "fp32" or exchanged == "none" else exchanged
+        most_apart = _NORM_TOLERANCE[coarser]
+        if self._parts_of_a_micro_batch != 1:
+            most_apart = max(most_apart, _NORM_TOLERANCE_OF_SHAPES)
+        gain = None if block.moment_gain is None else block.moment_gain / self._count_copies(arm, block)
+        for code, template, mine, other, most in (
+            ("other_gradient", "turn {turn} had gradients whose norm is", block.grad_norm_sum, its.grad_norm_sum, 1),
+            ("other_moments", "turn {turn} moved the optimizer's second moments by", gain, its.moment_gain, 2),
+        ):
+            if mine is not None and other and not (apart := abs(mine / other - 1)) <= most * most_apart:
                 yield explain(
-                    "other_gradient",
-                    "turn {turn} had gradients whose norm is {difference:.1e} away from {baseline}'s, at most "
-                    "{most:.0e} allowed in {precision}",
-                    turn=turn, difference=apart, baseline=baseline, most=most_apart, precision=coarser,
+                    code, template + " {difference:.1e} away from {baseline}'s, at most {most:.0e} allowed in "
+                    "{precision}",
+                    turn=turn, difference=apart, baseline=baseline, most=most * most_apart, precision=coarser,
                 )  # fmt: skip
+
+    def _find_update_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
+        """Yield what is wrong with the optimizer's updates; one with a gradient that is not finite is left out."""
+        if arm.kind != "update" and block.grad_norm_sum is None:
+            return
+        expected = self._count_copies(arm, block) * self.outputs.num_trained
+        for rank, (fewest, most) in enumerate(block.updates):
+            if not fewest == most == len(block.steps):
+                yield explain(
+                    "other_updates",
+                    "turn {turn} updated parameters of rank {rank} {fewest} to {most} times, by the optimizer's state, "
+                    "in {steps:plural step}",
+                    turn=block.turn, rank=rank, fewest=fewest, most=most, steps=len(block.steps),
+                )  # fmt: skip
+                return
+        # More of a rank that rounds its share up, or has a tied parameter that another has as well.
+        if block.num_updated < expected:
+            yield explain(
+                "not_all_updated",
+                "turn {turn} updated {updated:,} parameters, all ranks together, {expected:,} are trained",
+                turn=block.turn, updated=block.num_updated, expected=expected,
+            )  # fmt: skip
+
+    def _count_copies(self, arm: ArmBlocks, block: BlockWork) -> int:
+        """Return how many copies of the optimizer's state the ranks that ran hold between them."""
+        profile, ranks = find_profile(self.run.facts.strategy), len(block.updates)
+        if profile is None or arm.kind in ("wrapped", "independent", "alone", "update"):
+            return ranks
+        return profile.count_copies(ranks, self.options).optimizer
 
     def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
         steps, world_size = len(block.steps), self.run.facts.world_size

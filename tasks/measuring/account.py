@@ -15,15 +15,16 @@ from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
     Launches,
-    compute_trimmed_mean,
     estimate_ratio,
 )
 from tasks.measuring.model_flops import find_model_shape
-from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups
+from tasks.measuring.speedups import Speedups, compute_speedups
 from tasks.measuring.timed_comparison import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.turns import Timed, TimedTurns
-from tasks.measuring.waterfall import compute_data_wait_share
+from tasks.measuring.waterfall import compute_data_wait_share, settle
+from tasks.records.efficiency import estimate_efficiency
 from tasks.records.estimate import Estimate
+from tasks.records.lost_time import Waterfall
 from tasks.records.measurement import ArmSpeed, NoiseFloor
 
 
@@ -67,6 +68,19 @@ def compute_arm_speeds(
 ) -> list[ArmSpeed]:
     """Return what every arm of the speedups came to."""
     return [_compute_arm_speed(comparison, bench, measured, arithmetic, arm) for arm in comparison.arms]
+
+
+def settle_waterfalls(measured: Measured, arms: Sequence[ArmSpeed]) -> list[Waterfall]:
+    """Return the waterfalls as part of the account that the speedups are of, where there is one."""
+    first, by_cell = arms[0], {arm.cell: arm for arm in arms if not arm.is_wrapped_baseline}
+    settled = []
+    for one in measured.waterfalls:
+        arm = by_cell[one.cell]
+        if arm.speedup is not None:
+            efficiency = estimate_efficiency(arm.speedup, arm.world_size, first.world_size).value
+            one = settle(one, measured=arm.step_seconds.value, efficiency=efficiency)
+        settled.append(one)
+    return settled
 
 
 def _compute_arm_speed(
@@ -116,7 +130,6 @@ def _compute_arm_speed(
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
         speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),
         **_compare_otherwise(comparison, measured, arm),
-        speedup_over_wrapped=measured.over_wrapped.get(arm.name),
     )
 
 
@@ -143,14 +156,12 @@ def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm
     first, of, speedups = comparison.trained[0], select_seconds(comparison), measured.speedups
     if arm.name not in speedups.intervals:
         return {}
-    every = compute_speedups(lambda _: speedups.timed_turns, [first.name, arm.name], of, confidence=0.95)
+    every = compute_speedups(lambda _: speedups.timed_turns, [first.name, arm.name], of)
     quiet = speedups.select_quiet(arm.name)
     figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
     return {
         "speedup_of_all_turns": every[arm.name],
         "speedup_of_medians": float(np.median(figures) / np.median(others)),
-        "speedup_of_trimmed_means": compute_trimmed_mean(figures) / compute_trimmed_mean(others),
-        "launch_effect": compute_launch_effect(quiet, first.name, arm.name, of),
     }
 
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
+
+from tasks.records.blocks import Kind
 
 WRAPPED = " in a DDP wrapper"
 """Behind the baseline's name: the same process, inside a wrapper that it does not need."""
-
-
-Kind = Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
-"""What an arm leaves out, as tasks.records.blocks.ArmBlocks has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Arm:
     is_alone: bool = False
     """Whether the first rank runs while the others stand still: the baseline's device is its own."""
     kind: Kind = "as trained"
-    """What its blocks are held to."""
+    """What its blocks are held to (tasks/records/blocks.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +65,25 @@ def make_wrapped_arm(baseline: Cell) -> Arm | None:
         variant=_make_variant(baseline, strategy="ddp"),
         kind="wrapped",
     )
+
+
+def make_tuned_arms(baseline: Cell, *, micro_batch_size: int | None, num_threads: int | None) -> list[Arm]:
+    """Return the baseline as one process may be faster: without a wrapper, with larger micro-batches and no layer run
+    again, and with so many threads; None: that is nothing else."""
+    found, name = list[Arm](), baseline.name
+
+    def add(title: str, kind: Kind, overrides: Mapping[str, Any], **changes: Any) -> None:
+        variant = {**changes, "overrides": {**baseline.overrides, **overrides}}
+        found.append(Arm(name=f"{name} {title}", cell=name, kind=kind, variant=variant))
+
+    if baseline.strategy != "single":
+        add("as a plain process", "tuned", {}, strategy="single")
+    if micro_batch_size is not None:
+        overrides = {"micro_batch_size": micro_batch_size, "activation_checkpointing": "none"}
+        add(f"with micro-batches of {micro_batch_size}", "tuned", overrides)
+    if num_threads is not None:
+        add(f"with {num_threads} threads", "threads", {"threads_per_rank": num_threads})
+    return found
 
 
 def make_data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:

@@ -11,29 +11,12 @@ from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers, restart_together
+from training.record.cpu_use import compute_others_share
 
 _FEWEST_STEPS = 4
 """Of a block: what its first step is owed to the block before is a small share of it."""
 _GOLDEN = 0.6180339887498949
 """Multiples of it, without their whole part, are spread evenly however many there are."""
-
-
-def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of the ranks' CPUs that others used, the largest of any machine; None if none tells.
-
-    `used`: what each rank says of a block (training/probing/cpu_use.py). Ranks that share their CPUs are one group, so
-    that what one takes from the other is not called another's.
-    """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for one in used:
-        groups.setdefault(one["place"], []).append(one)
-    shares = [
-        (group[0]["busy_seconds"] - sum(one["own_seconds"] for one in group))
-        / (group[0]["num_cpus"] * group[0]["seconds"])
-        for group in groups.values()
-        if group[0]["busy_seconds"] is not None
-    ]
-    return min(max(0.0, *shares), 1.0) if shares else None
 
 
 class Bench:

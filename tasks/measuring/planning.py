@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.machine.host_facts import read_cpu_quota
 from tasks.measuring.account import Arithmetic
-from tasks.measuring.arms import Cell
+from tasks.measuring.arms import Cell, make_tuned_arms
 from tasks.measuring.timed_comparison import TimedComparison
 from tasks.params import Params
 from tasks.params.choices import read_unit
@@ -21,7 +21,8 @@ from tasks.records.fingerprint import MachineFile
 from tasks.records.measurement import Measurement
 from training.config import SegmentConfig, TrainingConfig
 
-_HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
+_MOST_TIMES = {"cpu": 8, "cuda": 4}
+"""Times its own micro-batch that is tried on the baseline; a GPU's memory may not have room for it, and says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +81,30 @@ def plan_session(
     segments = [
         SegmentConfig(range=part.name, epoch=1, fingerprint="measured", slice_dir=part.resolve()) for part in rows
     ]
+    configs = {
+        cell: make_ranks_config(
+            cell, params, device=devices[cell], base_model=base_model, work=work / cell, segments=segments
+        )
+        for cell in params.cells
+    }
+    num_devices = machine.num_gpus if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank
+    is_one = cells[0].world_size == 1
     return Session(
         comparison=TimedComparison(
             cells=cells,
             has_copy=device == "cuda",
             is_weak=is_weak,
             is_exact=params.train.exact,
-            half_width=params.measure.half_width or _HALF_WIDTHS[device],
+            half_width=params.measure.half_width,
             max_seconds=params.measure.max_seconds,
+            burn_in_seconds=params.measure.burn_in_seconds,
+            tuned=make_tuned_arms(
+                cells[0],
+                micro_batch_size=_find_larger_micro_batch(params, device=device),
+                num_threads=_count_cores(machine) if device == "cpu" and num_devices > 1 else None,
+            )
+            if is_one
+            else (),
             # Ranks that tell each other nothing would normalise other rows, and do other work.
             waterfall_seconds=0.0 if params.model.norm == "sync_batch" else params.measure.waterfall_seconds,
             most_share=params.measure.others_share,
@@ -98,12 +115,7 @@ def plan_session(
         machine=machine,
         rows=rows,
         work=work,
-        configs={
-            cell: make_ranks_config(
-                cell, params, device=devices[cell], base_model=base_model, work=work / cell, segments=segments
-            )
-            for cell in params.cells
-        },
+        configs=configs,
         arithmetic=Arithmetic(
             base_model=base_model,
             lengths=lengths,
@@ -112,8 +124,15 @@ def plan_session(
             has_adapter=params.train.adapter is not None,
         ),
         device=device,
-        num_devices=machine.num_gpus if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank,
+        num_devices=num_devices,
     )
+
+
+def _find_larger_micro_batch(params: Params, *, device: str) -> int | None:
+    """Return the largest micro-batch that is worth trying on the baseline, where a step has as many samples."""
+    own, batch = params.train.micro_batch_size, params.train.global_batch_size
+    most = own * _MOST_TIMES[device]
+    return max((size for size in range(own + 1, min(most, batch) + 1) if batch % size == 0), default=None)
 
 
 def _count_cores(machine: MachineFile) -> int:

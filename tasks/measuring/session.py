@@ -13,7 +13,7 @@ from tasks.machine.gpu_meter import open_gpu_meter
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_arm_speeds, compute_noise
+from tasks.measuring.account import compute_arm_speeds, compute_noise, settle_waterfalls
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
@@ -21,12 +21,8 @@ from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adap
 from tasks.measuring.link import measure_link
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
-from tasks.measuring.speedups import Speedups, find_most_doubts
-from tasks.measuring.timed_comparison import (
-    TimedComparison,
-    measure_comparison,
-    select_seconds,
-)
+from tasks.measuring.speedups import Speedups
+from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
@@ -35,7 +31,7 @@ from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
 from tasks.records.link_speed import LinkSpeed
 from tasks.records.lost_time import Waterfall
-from tasks.records.measurement import Advice, MeasurementFile, RankTimeline
+from tasks.records.measurement import Advice, BesideSpeed, MeasurementFile, RankTimeline
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -59,7 +55,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         num_parameters=held.num_parameters,
     )  # fmt: skip
     fits = partial(has_room, cells=comparison.cells, machine=machine, device=session.device, held=held)
-    holds_all = fits([*comparison.arms, *comparison.counterfactuals])
+    holds_all = fits([*comparison.arms, *comparison.tuned, *comparison.counterfactuals])
     if not holds_all:
         _log.warning("each variant of a step is built anew at its turn, which takes longer")
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
@@ -86,7 +82,6 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, left_out)
     speedups = measured.speedups
-    alike, largest = find_most_doubts(speedups, select_seconds(comparison))
     shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     return MeasurementFile(
@@ -94,6 +89,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         preflight=found,
         noise=compute_noise(comparison, measured),
         arms=arms,
+        beside=[BesideSpeed(name=name, speedup=speedup) for name, speedup in measured.of_tuned.items()],
         stopped_because=speedups.stopped_because,
         half_width_asked=comparison.half_width,
         num_launches=speedups.num_launches,
@@ -101,10 +97,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(speedups),
-        alikeness=alike,
-        largest_turn=largest,
         seconds=time.perf_counter() - started,
-        waterfalls=measured.waterfalls,
+        waterfalls=settle_waterfalls(measured, arms),
         advice=advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],

@@ -1,27 +1,24 @@
 """The speedups, by blocks of all cells in turns, over several starts of their ranks; intervals.py does the arithmetic.
 
-It ends once every interval is narrow enough, or the time for it is spent. A launch runs at least as long as starting
-its ranks took, so that most of the time is spent measuring.
+It ends once every interval is narrow enough, or the time for it is spent. A launch begins with turns that do not count:
+its first seconds are slower than hours of training (clocks, allocators, caches). Then it runs at least as long as
+starting its ranks took, so that most of the time is spent measuring.
 """
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from tasks.measuring.arms import Arm
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
-    count_needed_turns,
-    estimate_ratio,
-    find_doubts,
+    count_needed_launches,
+    estimate_speedup,
 )
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.process import wording
@@ -29,19 +26,8 @@ from tasks.records.estimate import Estimate
 
 _log = logging.getLogger(__name__)
 
-CONFIDENCE = 0.95
-"""Of an interval that is published."""
-LOOK_CONFIDENCE = 0.96
-"""Confidence of an interval whose narrowness ended the measuring, so that it covers 95 %.
-
-Who looks several times and stops at narrow intervals ends more often where the width happened to be underestimated.
-Where the time ended it, the interval is one of 95 %. On simulated machines: tests/noisy_machine.py.
-"""
 FEWEST_QUIET_TURNS = 2
 """Of a launch that counts."""
-_NARROW_LOOKS = 2
-"""In a row, before it is believed that the intervals are narrow: stalls are rare, and who stops at the first interval
-without one has left out what users pay for. With one look coverage fell from 92 to 88 % where two ranks stall more."""
 _TURNS = 4
 """Quiet turns of a launch that is long enough to have paid for its start."""
 _MOST_TURNS = 12
@@ -73,13 +59,13 @@ class Speedups:
     """Name of the arm that the others are compared with."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
+    burnt: TimedTurns = field(default_factory=TimedTurns)
+    """The turns with which each start of the ranks begins and that do not count."""
     num_launches: int = 1
     """Starts of every cell's ranks."""
     intervals: Mapping[str, Estimate] = field(default_factory=dict)
     """Name of the arm -> how many times as fast as the baseline it is, over its quiet turns; none of an arm without
     enough."""
-    num_narrow: int = 0
-    """Looks in a row that found every interval narrow enough."""
     stopped_because: str = ""
     """What was spent, and why it ended, in one sentence."""
 
@@ -113,6 +99,7 @@ def measure_speedups(
     *,
     half_width: float,
     max_seconds: float,
+    burn_in_seconds: float,
     most_share: float,
     of: Callable[[Timed], float],
     seed: int,
@@ -122,8 +109,8 @@ def measure_speedups(
     """Measure how many times as fast as the first arm the others are; their ranks have been started and built.
 
     `half_width`: relative, of the widest interval. `max_seconds`: a launch is not begun that would, at the mean of
-    those before, end after it; three are made anyway. `of`: seconds of a unit of work. `advance` is told of blocks that
-    have run.
+    those before, end after it; three are made anyway. `burn_in_seconds`: of each launch, before turns
+    count. `of`: seconds of a unit of work. `advance` is told of blocks that have run.
     """
     found = Speedups(baseline=arms[0].name, most_share=most_share)
     order = generate_turns([arm.name for arm in arms], seed=seed)
@@ -134,22 +121,23 @@ def measure_speedups(
             bench.launch_again(arms)
             found.num_launches += 1
             start_seconds = clock() - began
+        burning = clock()
+        while clock() - burning < burn_in_seconds:
+            bench.run_turn(arms, order, found.burnt)
+            advance(len(arms))
         _run_launch(found, arms, bench, order, start_seconds, lambda: clock() - started > max_seconds, advance, clock)
         if found.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
             seconds = clock() - started
             is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
             names = [arm.name for arm in arms]
-            found.intervals = compute_speedups(found.select_quiet, names, of, confidence=LOOK_CONFIDENCE)
-            found.num_narrow = found.num_narrow + 1 if _is_narrow(found, names[1:], half_width) else 0
-            if is_spent and found.num_narrow < _NARROW_LOOKS:
-                found.intervals = compute_speedups(found.select_quiet, names, of, confidence=CONFIDENCE)
+            found.intervals = compute_speedups(found.select_quiet, names, of)
             found.stopped_because = _explain_stop(found, names[1:], half_width, seconds, max_seconds, is_spent)
     _log.info("speedups: %s", found.stopped_because)
     return found
 
 
 def compute_speedups(
-    select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
+    select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float]
 ) -> dict[str, Estimate]:
     """Return how many times as fast as the first the other arms are; of fewer than `FEWEST_LAUNCHES` there is none.
 
@@ -160,32 +148,8 @@ def compute_speedups(
         timed_turns = select(arm)
         first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))
         if len(first) >= FEWEST_LAUNCHES:
-            found[arm] = estimate_ratio(first, other, confidence=confidence)
+            found[arm] = estimate_speedup(first, other)
     return found
-
-
-def find_most_doubts(speedups: Speedups, of: Callable[[Timed], float]) -> tuple[float | None, float | None]:
-    """Return why intervals are wider (tasks/measuring/intervals.py: WIDENED), of the arm with most of each."""
-    if not speedups.intervals:
-        return None, None
-    pairs = [(speedups.select_quiet(arm), arm) for arm in speedups.intervals]
-    doubts = [find_doubts(*(one.list_by_launch(name, of) for name in (speedups.baseline, arm))) for one, arm in pairs]
-    alike, largest = zip(*doubts, strict=True)
-    return max(filter(None, alike), default=None), max(filter(None, largest), default=None)
-
-
-def compute_launch_effect(timed_turns: TimedTurns, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
-    """Return by how much launches differ in the ratio of two arms beyond what their turns explain.
-
-    A share of the ratio, as a standard deviation; None with fewer than three launches.
-    """
-    pairs = zip(*(timed_turns.list_by_launch(name, of) for name in (first, arm)), strict=True)
-    ratios = [np.log(np.divide(one, other)) for one, other in pairs]
-    if len(ratios) < FEWEST_LAUNCHES:
-        return None
-    between = float(np.var([one.mean() for one in ratios], ddof=1))
-    within = float(np.mean([one.var(ddof=1) / len(one) for one in ratios]))
-    return math.sqrt(max(between - within, 0.0))
 
 
 def _run_launch(
@@ -216,12 +180,6 @@ def _run_launch(
             return
 
 
-def _is_narrow(found: Speedups, others: Sequence[str], half_width: float) -> bool:
-    """Return whether each of the other arms has an interval that is as narrow as asked."""
-    widths = [found.intervals[arm].relative_half_width for arm in others if arm in found.intervals]
-    return len(widths) == len(others) > 0 and max(widths) <= half_width
-
-
 def _explain_stop(
     found: Speedups, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
 ) -> str:
@@ -243,9 +201,7 @@ def _explain_stop(
     asked = f"±{wording.format_small_percent(half_width)}"
     reached = f"the widest interval is ±{wording.format_small_percent(widest)}"
     _log.info("after %s: %s%s", spent, reached, loud)
-    if found.num_narrow >= _NARROW_LOOKS or (is_spent and _is_narrow(found, others, half_width)):
-        return f"{spent}: {reached}, {asked} was asked for"
     if widest <= half_width:
-        return f"{spent}: {limit}, and {reached}{loud}" * is_spent
-    needed = count_needed_turns(len(found.select_quiet(arm).turns), widest, half_width)
-    return f"{spent}: {limit}, and {reached}; about {needed} quiet turns are needed for {asked}{loud}" * is_spent
+        return f"{spent}: {reached}, {asked} was asked for" if not missing else f"{spent}: {limit}{loud}" * is_spent
+    needed = count_needed_launches(len(found.select_quiet(arm).list_by_launch(arm)), widest, half_width)
+    return f"{spent}: {limit}, and {reached}; about {needed} starts are needed for {asked}{loud}" * is_spent

@@ -26,6 +26,7 @@ from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speedups import Speedups, measure_speedups
 from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
+from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
 from tasks.records.lost_time import Waterfall
@@ -55,6 +56,10 @@ class TimedComparison:
     """Relative half-width asked of every speedup's interval."""
     max_seconds: float
     """Seconds for the speedups."""
+    burn_in_seconds: float = 0.0
+    """Seconds of each start of the ranks before turns count."""
+    tuned: Sequence[Arm] = ()
+    """The baseline as one process may be faster."""
     waterfall_seconds: float
     """Seconds for the counterfactuals; 0: there are none."""
     most_share: float
@@ -77,7 +82,7 @@ class TimedComparison:
     @property
     def wrapped(self) -> list[Arm]:
         """The baseline in a wrapper, timed beside the counterfactuals; exact mode has no DDP to wrap it in."""
-        around = None if self.is_exact or not self.waterfall_seconds else make_wrapped_arm(self.baseline)
+        around = None if self.is_exact else make_wrapped_arm(self.baseline)
         return [around] if around else []
 
     @property
@@ -124,10 +129,10 @@ class Measured:
     """The speedups, and the blocks that they are of."""
     beside: TimedTurns
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
-    over_wrapped: Mapping[str, Estimate]
-    """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty without either."""
     of_wrapped: Mapping[str, Estimate]
-    """Name of the wrapped arm -> how many times as fast as the baseline it is; empty likewise."""
+    """Name of the wrapped arm -> how many times as fast as the baseline it is; empty without either."""
+    of_tuned: Mapping[str, Estimate]
+    """The same of the baseline as one process may be faster."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
     blocks: list[ArmBlocks]
@@ -141,23 +146,20 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
     speedups = measure_speedups(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-        most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
+        burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, of=select_seconds(comparison),
+        seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = measure_counterfactuals(comparison, bench, advance)
-    of_wrapped = _find_wrapped(comparison, beside)
     return Measured(
         speedups=speedups,
         beside=beside,
-        over_wrapped={
-            arm: _divide(speedup, wrapped)
-            for arm, speedup in speedups.intervals.items()
-            for wrapped in of_wrapped.values()
-        },
-        of_wrapped=of_wrapped,
+        of_wrapped=_compare_beside(comparison, beside, comparison.wrapped),
+        of_tuned=_compare_beside(comparison, beside, comparison.tuned),
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
         + make_staged_waterfalls(comparison, bench, beside),
-        blocks=_make_arm_blocks("speedup", comparison.trained, speedups.timed_turns)
-        + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
+        blocks=_make_arm_blocks("burn-in", comparison.trained, speedups.burnt)
+        + _make_arm_blocks("speedup", comparison.trained, speedups.timed_turns)
+        + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.tuned, *comparison.counterfactuals], beside),
     )
 
 
@@ -215,6 +217,9 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
         rows_of_first_rank=f"{found[0]['rows_digest']:016x}",
         loss_sum=loss if math.isfinite(loss) else None,
         grad_norm_sum=norm if math.isfinite(norm) else None,
+        updates=[one["updates"] for one in found],
+        num_updated=add_up("num_updated"),
+        moment_gain=None if found[0]["moment_gain"] is None else add_up("moment_gain"),
         num_exchanges=[one["num_exchanges"] for one in found],
         exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
     )
@@ -228,10 +233,11 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
-    if not others:
+    tuned = _build_tuned(comparison, bench)
+    if not others and not tuned:
         return timed_turns
     bench.build(others)
-    arms = [*comparison.trained, *others]
+    arms = [*comparison.trained, *others, *tuned]
     order = generate_turns([arm.name for arm in arms], seed=comparison.seed + 2)
     started, num_turns, mean_seconds = time.perf_counter(), 0, 0.0
     while num_turns < _FEWEST_PARTS_TURNS or (
@@ -242,6 +248,19 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
         mean_seconds = (time.perf_counter() - started) / num_turns
         advance(len(arms))
     return timed_turns
+
+
+def _build_tuned(comparison: TimedComparison, bench: Bench) -> list[Arm]:
+    """Return the arms that the baseline has memory for; its ranks start anew after one that it has not."""
+    built: list[Arm] = []
+    for arm in comparison.tuned:
+        try:
+            bench.build([arm])
+            built.append(arm)
+        except (DistributedError, ResourceError) as error:
+            _log.warning("left out: %s: %s", arm.name, error)
+            bench.restart(arm.cell, [*comparison.trained[:1], *built])
+    return built
 
 
 def select_quiet_turns(timed_turns: TimedTurns, most_share: float, arms: Collection[str] | None = None) -> TimedTurns:
@@ -258,25 +277,15 @@ def select_turns_for(comparison: TimedComparison, timed_turns: TimedTurns, cell:
     return select_quiet_turns(timed_turns, comparison.most_share, arms)
 
 
-def _find_wrapped(comparison: TimedComparison, beside: TimedTurns) -> dict[str, Estimate]:
-    """Return how many times as fast as the baseline the wrapped one is; nothing where it was not run."""
-    if not (comparison.wrapped and beside.blocks):
-        return {}
+def _compare_beside(comparison: TimedComparison, beside: TimedTurns, arms: Sequence[Arm]) -> dict[str, Estimate]:
+    """Return how many times as fast as the baseline each of these arms is; nothing where they were not run."""
     first, of, found = comparison.trained[0].name, select_seconds(comparison), {}
-    for arm in comparison.wrapped:
+    for arm in arms:
+        if arm.name not in beside.blocks:
+            continue
         quiet = select_quiet_turns(beside, comparison.most_share, (first, arm.name))
         found[arm.name] = estimate_ratio(*([quiet.list_by_turn(name, of)] for name in (first, arm.name)))
     return found
-
-
-def _divide(speedup: Estimate, other: Estimate) -> Estimate:
-    """Return the ratio of two speedups over the same arm, from turns of their own: their errors are independent.
-
-    So a cell over the wrapped baseline is its speedup and that one's, and no third figure that may disagree with both.
-    """
-    value = speedup.value / other.value
-    half_width = math.hypot(*(math.log(one.high / one.low) / 2 for one in (speedup, other)))
-    return Estimate(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns, cell: Cell) -> Waterfall:

@@ -7,7 +7,7 @@ update are there on one rank as well; of them only what does not shrink with the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,25 @@ def _make_waterfall(
         verdict=_describe_verdict(cell, parts, measured),
         is_data_bound=data_wait > DATA_BOUND_SHARE,
     )
+
+
+def settle(waterfall: Waterfall, *, measured: float, efficiency: float) -> Waterfall:
+    """Return the waterfall as part of the speedup's account: its step and what that loses are those of the speedup's
+    turns, the parts those of their own turns in proportion, and what they do not explain is told."""
+    times, ideal = measured / waterfall.measured_seconds, measured * efficiency
+    parts = [
+        part.model_copy(update={"seconds": Estimate(*(times * end for end in astuple(part.seconds)))})
+        for part in waterfall.parts
+    ]
+    rest = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
+    exposed = waterfall.ddp_exposed_communication_seconds
+    return waterfall.model_copy(
+        update={
+            "ideal_seconds": ideal, "measured_seconds": measured, "parts": parts, "unexplained_seconds": rest,
+            "lost_efficiency": 1 - efficiency, "unexplained_efficiency": rest / measured,
+            "ddp_exposed_communication_seconds": None if exposed is None else times * exposed,
+        }
+    )  # fmt: skip
 
 
 def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:

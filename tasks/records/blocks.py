@@ -67,28 +67,37 @@ class BlockWork(Record):
     """Sum of the losses that were back-propagated; null if not finite."""
     grad_norm_sum: float | None
     """Sum over the steps of the gradient's L2 norm before clipping; null if not finite."""
+    updates: list[list[int]]
+    """Fewest and most optimizer updates of a parameter, rank by rank, by the optimizer's own state."""
+    num_updated: int
+    """Elements that these ranks updated, each as often as a rank has it."""
+    moment_gain: float | None
+    """By how much the means of the squared gradients grew, summed over them, beyond what was left of the old ones;
+    null for an optimizer without them."""
     num_exchanges: list[int]
     """Collectives of the group of the gradients, rank by rank: counted by torch."""
     exchange_bytes: list[int] | None
     """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
 
 
-Phase = Literal["speedup", "waterfall"]
+Kind = Literal["as trained", "wrapped", "tuned", "threads", "data", "silent", "independent", "alone", "update"]
+Phase = Literal["burn-in", "speedup", "waterfall"]
 
 
 class ArmBlocks(Record):
     """The blocks of one arm in one phase of measuring."""
 
     phase: Phase
-    """speedup: what the speedups are of; waterfall: beside the counterfactuals."""
+    """burn-in: turns of a start before those that count; speedup: what the speedups are of; waterfall: beside the
+    counterfactuals."""
     arm: str
     """Its name."""
     cell: str
     """Name of the cell whose ranks ran it."""
-    kind: Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
-    """as trained: the cell's step; wrapped: the baseline in DDP; data: data in another place; silent: no exchange;
-    independent: the shares of all ranks as one process would run them; alone: that of one of them; update: no
-    micro-batches."""
+    kind: Kind
+    """as trained: the cell's step; wrapped: the baseline in DDP; tuned: as a plain process, or with larger
+    micro-batches; threads: with those of all cores; data: data in another place; silent: no exchange; independent: the
+    shares of all ranks as one process would run them; alone: that of one of them; update: no micro-batches."""
     blocks: list[BlockWork]
     """In the order of time."""
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 from tasks.process.reasons import Number, Numbers, Reason
 
 Verdict = Literal["passed", "failed", "not checked"]
+State = Literal["proven", "unproven", "withheld", "not measured"]
+"""What may be believed of a speedup."""
 
 QUIET_TURNS = "Quiet enough to tell"
 """The gate that fails for want of turns in which nobody else used the machine: noise, and no defect."""
@@ -89,9 +91,9 @@ class Standing(BaseModel):
 
     model_config = _CONFIG
 
-    state: Literal["proven", "unproven", "withheld"]
-    """withheld: a gate of the cell or of the baseline failed. unproven: a gate of one of them was not checked. proven:
-    neither."""
+    state: State
+    """withheld: a gate of the cell or of the baseline failed. not measured: the speed was not timed in turns. unproven:
+    a gate of one of them was not checked. proven: none of these."""
     gates: list[str] = []
     """The gates that decided, the one first that `reason` is of; none if proven."""
     reason: str | None = None

@@ -90,13 +90,15 @@ class ArmSpeed(Record):
     """The same over all turns, loud ones too; null likewise."""
     speedup_of_medians: float | None = None
     """Ratio of the medians of the quiet turns: without the stalls that the means have in them; null likewise."""
-    speedup_of_trimmed_means: float | None = None
-    """The same of means without the tenth of the turns at each end; null likewise, and in earlier results."""
-    launch_effect: float | None = None
-    """By how much starts of the ranks differ in the speedup beyond what their turns explain: standard deviation / the
-    speedup; null likewise."""
-    speedup_over_wrapped: Estimate | None
-    """The same against the first cell inside a DDP wrapper; null where that was not run or if withheld."""
+
+
+class BesideSpeed(Record):
+    """The baseline's work as one process may do it faster, timed beside it."""
+
+    name: str
+    """The baseline with what is changed: another micro-batch, more threads, no wrapper."""
+    speedup: Estimate
+    """How many times as fast as the baseline it is."""
 
 
 class Advised(Record):
@@ -208,6 +210,8 @@ class Measurement(Record):
     """The cells against themselves; null without two quiet turns of one start."""
     arms: list[ArmSpeed]
     """The cells, the baseline first; then the wrapped baseline."""
+    beside: list[BesideSpeed] = Field(default_factory=list)
+    """The baseline as one process may be faster; empty in earlier results."""
     stopped_because: str
     """What the speedups took, and why they ended, in one sentence."""
     half_width_asked: float
@@ -223,10 +227,6 @@ class Measurement(Record):
     """Share of the CPUs that others used, mean over all blocks of the speedups; null if the machine does not tell."""
     gpu_slowed_share: float | None = None
     """Share of the blocks of the speedups in which heat or hardware held a GPU's clocks down; null without GPUs."""
-    alikeness: float | None
-    """Correlation of neighbouring turns, if it is beyond chance: the machine changes more slowly than was measured."""
-    largest_turn: float | None = None
-    """Share of the scatter that a single turn has, if it is most of it: what is rare was hardly seen often enough."""
     seconds: float
     """Seconds that the whole measurement took."""
     waterfalls: list[Waterfall]

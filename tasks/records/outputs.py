@@ -51,6 +51,8 @@ class Steps:
     """(steps, ranks): what each rank did without waiting for another; 0 where that is not known."""
     rank_own_positions: NDArray[np.int64]
     """(steps, ranks): how many positions it computed in those seconds."""
+    others_share: NDArray[np.float64]
+    """Share of the CPUs that others used around each step; nan where that is not known."""
 
     @property
     def with_loss(self) -> NDArray[np.int64]:
@@ -247,7 +249,7 @@ _STEP = np.dtype(
     [
         *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
         *(("num_tokens", np.int64), ("num_positions", np.int64), ("num_targets", np.int64)),
-        *(("seconds", np.float64), ("other_seconds", np.float64)),
+        *(("seconds", np.float64), ("other_seconds", np.float64), ("others_share", np.float64)),
     ]
 )
 
@@ -263,7 +265,11 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
             num_positions = event["num_tokens"] + event["num_padding_tokens"]
             num_targets = count_targets(event)
             before, after = ("step", "loss", "learning_rate", "num_samples", "num_tokens"), ("seconds", "other_seconds")
-            yield (*(event[name] for name in before), num_positions, num_targets, *(event[name] for name in after))
+            share = event.get("others_share")
+            yield (
+                *(event[name] for name in before), num_positions, num_targets, *(event[name] for name in after),
+                np.nan if share is None else share,
+            )  # fmt: skip
 
     columns = np.fromiter(read_scalars(), dtype=_STEP)
     return Steps(

@@ -22,10 +22,6 @@ class Text:
     role: Literal["", "lead", "label", "answer", "unresolved", "refusal", "notice"] = ""
 
 
-STATES = {"answer": "Resolved", "unresolved": "Not resolved", "refusal": "Withheld"}
-"""Role of a verdict -> the word for it, which stands before its text."""
-
-
 @dataclass(frozen=True)
 class Heading:
     """A heading inside a section."""

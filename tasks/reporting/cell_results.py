@@ -8,17 +8,6 @@ from tasks.records.gate import Standing
 from tasks.reporting.straggler import SlowestRank
 
 
-class Spread(Record):
-    """The lowest and the highest of the speedups of single segments; no confidence interval."""
-
-    lowest: float
-    """The lowest speedup of a segment."""
-    highest: float
-    """The highest speedup of a segment."""
-    num_segments: int
-    """Number of segments."""
-
-
 class Figures(Record):
     """What was counted and timed over one part of a cell's training: a segment, an epoch, a range or all of it."""
 
@@ -89,8 +78,6 @@ class CellResults(SpreadFacts):
     karp_flatt: float | None
     """Experimentally determined serial fraction, of the measured speedup if there is one; null for one rank or if
     withheld."""
-    speedup_of_segments: Spread | None
-    """Spread of the speedup over the segments; null for the baseline, a single segment or if withheld."""
     final_checkpoint: str
     """The last checkpoint, below the cell's folder."""
     final_parameter_checksum: str | None = None
@@ -111,7 +98,7 @@ class CellResults(SpreadFacts):
 
     @property
     def speedup(self) -> float | None:
-        """The speedup that is reported: the measured one, or that of the whole training where there is no other."""
+        """The speedup that is reported: the measured one; 1 of a baseline that is compared."""
         return self.whole.speedup if self.measured_speedup is None else self.measured_speedup.value
 
     @property

@@ -23,10 +23,9 @@ from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
-from tasks.reporting.cell_results import CellResults, Figures, Spread
+from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
-from tasks.reporting.evidence import collect_residuals
 from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.more_ranks import compute_more_ranks
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
@@ -45,7 +44,7 @@ _MAX_CURVE_POINTS = 1000
 def collect_results(outputs: Outputs) -> Results:
     """Return everything the comparison found; the speedup of a cell is None where one of its gates failed."""
     gates = check_gates(outputs)
-    found = compute_standings(gates, list(outputs.runs))
+    found = compute_standings(gates, list(outputs.runs), is_measured=outputs.measurement is not None)
     withheld = {cell for cell, one in found.items() if one.state == "withheld"}
     if outputs.others and withheld >= outputs.others.keys():
         # With nothing beside it, not even the baseline's own 1.00x says anything.
@@ -73,9 +72,6 @@ def collect_results(outputs: Outputs) -> Results:
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
-        residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
-        if outputs.measurement and measurement
-        else [],
         more_ranks=compute_more_ranks(outputs, measurement),
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         hardware=collect_hardware(outputs.measurement) if outputs.measurement else [],
@@ -141,7 +137,8 @@ def _collect_cell(
     run, baseline = outputs.runs[cell], outputs.baseline
     world_size, base_size = run.facts.world_size, baseline.facts.world_size
     keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
-    figures = functools.partial(_collect_figures, run=run, baseline=None if is_withheld else baseline)
+    is_hidden = is_withheld or measurement is None
+    figures = functools.partial(_collect_figures, run=run, baseline=None if is_hidden else baseline)
     segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
     whole = figures()
     epochs = list(dict.fromkeys(epoch for _, epoch in keys))
@@ -172,7 +169,6 @@ def _collect_cell(
         measured_speedup=speedup,
         measured_efficiency=None if speedup is None else estimate_efficiency(speedup, world_size, base_size),
         karp_flatt=_compute_karp_flatt(reported, world_size, base_size),
-        speedup_of_segments=None if is_baseline else _compute_spread(segments),
         final_parameter_checksum=run.segments[-1].facts.parameter_checksums[0],
         whole=whole,
         epochs=[figures(epoch=epoch) for epoch in epochs],
@@ -217,13 +213,6 @@ def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_siz
     if ratio is None or baseline_world_size != 1:
         return None
     return compute_karp_flatt(ratio, world_size)
-
-
-def _compute_spread(segments: list[Figures]) -> Spread | None:
-    ratios = [segment.speedup for segment in segments if segment.speedup is not None]
-    if len(ratios) < 2:
-        return None
-    return Spread(lowest=min(ratios), highest=max(ratios), num_segments=len(ratios))
 
 
 def _collect_quality(outputs: Outputs) -> Quality:

@@ -165,7 +165,7 @@ def shorten(name: str, most: int = 16) -> str:
 def make_caption(chart: Chart, results: Results) -> str:
     """Return how to read the chart, or why it shows nothing."""
     if _is_withheld(chart, results):
-        return f"Withheld: {_explain_withheld(results)}."
+        return f"{_explain_withheld(results)}."
     doubt = _tell_doubt(chart, results)
     return f"{chart.CAPTION} {doubt[0].upper()}{doubt[1:]}." if doubt else chart.CAPTION
 
@@ -252,20 +252,22 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
 
 
 def _is_withheld(chart: Chart, results: Results) -> bool:
-    return chart.NEEDS_SPEEDUP and results.is_withheld
+    return chart.NEEDS_SPEEDUP and not results.answers
 
 
 def _tell_doubt(chart: Chart, results: Results) -> str:
     """Return of which cells a chart of speedups shows what is not proven: it may be looked at without the report."""
-    if not chart.NEEDS_SPEEDUP or results.is_withheld:
+    if not chart.NEEDS_SPEEDUP:
         return ""
     cells = [cell.cell for cell in results.cells if cell.standing.state == "unproven" and not cell.is_baseline]
     return f"unproven: {wording.join_names([shorten(cell) for cell in cells])}" if cells else ""
 
 
 def _explain_withheld(results: Results) -> str:
+    if not results.is_withheld:
+        return "Not measured"
     names = [f"“{name}”" for name in results.failed_gates]
-    return f"{'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
+    return f"Withheld: {'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
 
 
 def _wrap(lines: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.process import wording
 from tasks.reporting import drawing
-from tasks.reporting.blocks import STATES, Block, Document, Terms, list_blocks
+from tasks.reporting.blocks import Block, Document, Terms, list_blocks
 
 _FOLDER = Path(__file__).parent
 _TONES = {
@@ -35,7 +35,6 @@ def render_html(document: Document, svgs: dict[str, str]) -> str:
     terms = [block for block in blocks if isinstance(block, Terms)]
     return environment.get_template("template.html.j2").render(
         document=document,
-        states=STATES,
         meanings={word: meaning for block in terms for word, meaning in block.meanings.items()},
         svgs={name: drawing.inline(svg) for name, svg in svgs.items()},
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from tasks.reporting.blocks import (
-    STATES,
     Answers,
     Block,
     Charts,
@@ -78,7 +77,7 @@ def _escape_line(text: str) -> str:
 def _render_text(block: Text) -> str:
     match block.role:
         case "answer" | "unresolved" | "refusal":
-            return f"**{'' if block.role != 'unresolved' else f'{STATES[block.role]}. '}{escape(block.text)}**"
+            return f"**{escape(block.text)}**"
         case "label" | "notice":
             return f"> {_escape_line(block.text)}"
         case _:

@@ -13,7 +13,8 @@ from tasks.records.facts import Record
 
 STAGE_SECONDS = Path(".work/stage_seconds.json")
 """How long each stage took when `make compare` last ran it here."""
-_COLORS = {"resolved": "#00704f", "not resolved": "#7a5b00", "withheld": "#b3261e"}
+_COLORS = {"proven": "#00704f", "withheld": "#b3261e"}
+_OTHER_COLOR = "#7a5b00"
 _CHARACTER, _MARGIN, _LEFT = 7, 8, "speedup"
 """Pixels of a letter of the badge, and beside its texts; what stands at its left."""
 
@@ -52,20 +53,18 @@ def cite(name: str, verdict: str, created_at: str, commit: str | None) -> str:
 
 def draw_badge(state: str, told: str) -> str:
     """Return a badge as SVG: what the comparison says, in the colour of its state, which it also names in words."""
-    text = f"{told}, {state}"
+    text, color = f"{told}, {state}", _COLORS.get(state, _OTHER_COLOR)
     left, right = (_CHARACTER * len(part) + 2 * _MARGIN for part in (_LEFT, text))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="22" role="img" '
         f'aria-label="{_LEFT}: {text}">'
         f'<rect width="{left + right}" height="22" rx="4" fill="#1a1f26"/>'
-        f'<path d="M{left} 0h{right - 4}a4 4 0 0 1 4 4v14a4 4 0 0 1-4 4H{left}z" fill="{_COLORS[state]}"/>'
+        f'<path d="M{left} 0h{right - 4}a4 4 0 0 1 4 4v14a4 4 0 0 1-4 4H{left}z" fill="{color}"/>'
         f'<g fill="#fff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="12" text-anchor="middle">'
         f'<text x="{left / 2:g}" y="15">{_LEFT}</text><text x="{left + right / 2:g}" y="15">{text}</text></g></svg>\n'
     )
 
 
-def tell_badge(speedup: float | None, interval: Estimate | None) -> str:
-    """Return what a badge says of the best cell: its speedup with its interval, or that none is given."""
-    if speedup is None:
-        return "not given"
-    return wording.format_ratio_with_interval(interval) if interval else wording.format_ratio(speedup)
+def tell_badge(cell: str, baseline: str, speedup: Estimate | None) -> str:
+    """Return what a badge says of the best cell: what against what, and its interval, or that none is given."""
+    return f"{cell} : {baseline} {wording.format_ratio_with_interval(speedup)}" if speedup else "not given"

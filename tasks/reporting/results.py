@@ -11,13 +11,12 @@ from pydantic import Field, TypeAdapter
 
 from tasks.gates.equivalence import Equivalence
 from tasks.records.facts import ComparisonFacts, Record
-from tasks.records.gate import Gate
+from tasks.records.gate import Gate, State
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
-from tasks.reporting.evidence import Residual
 from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
 from tasks.reporting.more_ranks import MoreRanks
@@ -55,9 +54,8 @@ class Results(Record):
     """What it compares, in one sentence."""
     verdict: str
     """The answer, in one sentence."""
-    state: Literal["resolved", "not resolved", "withheld"] | None = None
-    """Whether the answer is one: not resolved means that noise or an unfit machine leaves it open, withheld that a gate
-    failed; null in results of an earlier version."""
+    state: State | None = None
+    """What may be believed of it; unproven also where the interval holds 1 and is wide. Null in earlier results."""
     label: str | None
     """What kind of demonstration this is and what its figures do not say; null for GPUs and real data."""
     gates: list[Gate] = Field(min_length=1)
@@ -78,8 +76,6 @@ class Results(Record):
     """Training loss of the cells."""
     measurement: Measurement | None = None
     """What the stage `measure` found; null where it did not run."""
-    residuals: list[Residual] = Field(default_factory=list)
-    """Whether the parts of each waterfall add up to what the speedup lost; empty in results of an earlier version."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
     more_ranks: list[MoreRanks] = Field(default_factory=list)
@@ -96,7 +92,8 @@ class Results(Record):
     @property
     def is_withheld(self) -> bool:
         """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is."""
-        return self.baseline.is_withheld or (len(self.cells) > 1 and not self.answers)
+        others = self.cells[1:]
+        return self.baseline.is_withheld or (bool(others) and all(cell.is_withheld for cell in others))
 
     def is_hidden(self, cell: str) -> bool:
         """Return whether what compares this cell with the baseline is withheld."""
@@ -105,14 +102,7 @@ class Results(Record):
     @property
     def answers(self) -> list[CellResults]:
         """The cells whose speedup is given, proven or not."""
-        return [cell for cell in self.cells[1:] if not cell.is_withheld]
-
-    @property
-    def is_speedup_measured(self) -> bool:
-        """Whether every cell but the baseline has a measured speedup, withheld or not."""
-        if self.measurement is None or len(self.cells) < 2:
-            return False
-        return all(cell.is_withheld or cell.measured_speedup for cell in self.cells[1:])
+        return [cell for cell in self.cells[1:] if cell.standing.state in ("proven", "unproven")]
 
     @property
     def unit(self) -> str:

@@ -1,6 +1,6 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
-from typing import Literal
+import math
 
 from tasks.params.choices import read_unit
 from tasks.process import wording
@@ -12,14 +12,12 @@ from tasks.records.arm_figures import (
 )
 from tasks.records.efficiency import compute_parallel_efficiency
 from tasks.records.estimate import Estimate
-from tasks.records.gate import QUIET_TURNS
+from tasks.records.gate import State
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
-_NOISE_OF_ONE_RUN = 0.05
-"""Relative difference below which two single runs are not told apart; a rule of thumb, not measured."""
 _LONGEST_REASONS = 240
 """Characters that several cells' reasons may take in the sentence; beyond, it says where they stand."""
 _VAGUE = 0.10
@@ -27,56 +25,48 @@ _VAGUE = 0.10
 
 
 def make_verdict(results: Results) -> str:
-    """Return the answer in one sentence: how much faster the best cell is, what is withheld, and which gate does it."""
+    """Return the answer in one sentence: what may be believed of it, how much faster the best cell is, and of what.
+
+    It stands alike wherever an answer is given: on the screen, in the report, results.json, the tracker and the card.
+    """
     return f"{'; '.join(list_clauses(results))}."
 
 
 def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
-    if results.is_withheld:
+    state, gates = name_state(results), count_passed_gates(results)
+    if state == "withheld":
         return [_explain_withheld(results)]
-    if not results.answers:
-        only = results.baseline
-        return [
-            f"{only.cell} needs {wording.format_seconds(only.seconds_per_epoch)} per epoch",
-            "a speedup needs a second cell to compare with",
-            count_passed_gates(results),
-        ]
+    if state == "not measured" or results.measurement is None:
+        took = [f"{cell.cell} {wording.format_seconds(cell.seconds_per_epoch)}" for cell in results.cells]
+        why = "a speedup takes measure.speed: true" if results.measurement is None else "a speedup needs a second cell"
+        told = f"Not measured: {wording.join_names(took)} per epoch, of one training each, which are no speedup"
+        return [told, why, *_explain_missing_speedups(results), gates]
     best, *rest = sort_by_merit(results)
+    said = _describe_measured(results, results.measurement, best, rest)
     spoilt = [*_warn_above_linear(results), *_warn_slow_ranks(results), *_explain_missing_speedups(results)]
-    if results.measurement is not None and results.is_speedup_measured:
-        said = [*_describe_measured(results.measurement, best, rest), *spoilt, count_passed_gates(results)]
-    else:
-        said = [_describe_cell(results, best), *_describe_others(rest, None), *spoilt]
-        said.append(count_passed_gates(results))
-        said.append(f"one run of each cell{_describe_spread(best)}, so no interval yet")
-    return [_prefix_unproven(best) + said[0], *said[1:]]
+    trust = state.capitalize()
+    if state == "unproven":
+        decided = best.standing.gates
+        trust += f" ({f'“{decided[0]}” was not checked' if decided else 'the interval holds 1'})"
+    return [f"{trust}: {said[0]}", *said[1:], *spoilt, gates]
 
 
-def is_resolved(results: Results) -> bool:
-    """Return whether the best cell's speedup is given, proven and measured on a fit machine, and noise leaves no doubt.
+def name_state(results: Results) -> State:
+    """Return what may be believed of the answer.
 
-    None is left where the interval lies on one side of 1, or closely around it.
+    withheld: a gate failed. unproven: one was not checked, or the interval holds 1 and is wide. not measured: no
+    speedup was timed in turns.
     """
-    if results.is_withheld or not results.answers or results.measurement is None or not results.is_speedup_measured:
-        return False
-    best = sort_by_merit(results)[0]
-    if best.standing.state != "proven" or results.measurement.preflight.verdict != "fit to measure":
-        return False
-    speedup = best.measured_speedup
-    return speedup is not None and (not speedup.holds_one or is_about_one(speedup, results.measurement))
-
-
-def name_state(results: Results) -> Literal["resolved", "not resolved", "withheld"]:
-    """Return which of three the answer is; want of quiet turns alone withholds a figure, and leaves the answer open."""
-    if results.is_withheld and not is_too_noisy(results):
+    if results.is_withheld:
         return "withheld"
-    return "resolved" if is_resolved(results) else "not resolved"
-
-
-def is_too_noisy(results: Results) -> bool:
-    """Return whether nothing but other programs on the machine stands against a speedup."""
-    return results.failed_gates == [QUIET_TURNS]
+    if not results.answers:
+        return "not measured"
+    best = sort_by_merit(results)[0]
+    speedup, measurement = best.measured_speedup, results.measurement
+    if best.standing.state != "proven" or speedup is None or measurement is None:
+        return "unproven"
+    return "proven" if not speedup.holds_one or is_about_one(speedup, measurement) else "unproven"
 
 
 def is_about_one(speedup: Estimate, measurement: Measurement) -> bool:
@@ -92,49 +82,79 @@ def sort_by_merit(results: Results) -> list[CellResults]:
     return sorted(results.answers, key=lambda cell: (cell.standing.state != "proven", -(cell.speedup or 0)))
 
 
-def _prefix_unproven(cell: CellResults) -> str:
-    return "Unproven: " if cell.standing.state == "unproven" else ""
-
-
-def _describe_measured(measurement: Measurement, best: CellResults, others: list[CellResults]) -> list[str]:
+def _describe_measured(
+    results: Results, measurement: Measurement, best: CellResults, others: list[CellResults]
+) -> list[str]:
     """Return how much faster by measurement, and then whatever has to be known of it."""
     first, arm = select_cell_arms(measurement)[0], select_arm(measurement, best.cell)
-    wrapped = arm.speedup_over_wrapped
-    beside = f"against the same process in a DDP wrapper {wording.format_ratio(wrapped.value)}" if wrapped else ""
-    said = [_describe_arm(measurement, first, arm), *[beside] * bool(beside), *_describe_others(others, measurement)]
+    said = [_describe_arm(measurement, first, arm), _describe_place(results)]
+    beside = [f"{one.name} {wording.format_ratio(one.speedup.value)}" for one in measurement.beside]
+    beside += [
+        f"{arm.arm} {wording.format_ratio(arm.speedup.value)}"
+        for arm in measurement.arms
+        if arm.is_wrapped_baseline and arm.speedup
+    ]
+    if beside:
+        said.append(f"beside {first.cell}: {', '.join(beside)}")
+    said += _describe_others(best, others, measurement)
+    every = arm.speedup_of_all_turns
+    if arm.speedup and every and not arm.speedup.contains(every.value):
+        said.append(f"all turns, loud ones too, give {wording.format_ratio_with_interval(every)}")
     if select_imprecise_arms(measurement):
         asked = wording.format_small_percent(measurement.half_width_asked)
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
-    if measurement.preflight.verdict != "fit to measure":
-        said.append("the machine was not fit to measure on: see How far to trust it")
     return said
 
 
-def _describe_others(others: list[CellResults], measurement: Measurement | None) -> list[str]:
-    """Return the speedups of the cells that the sentence is not about."""
+def _describe_place(results: Results) -> str:
+    """Return on what machine, with how much of it for each process, of which model, and when."""
+    baseline, machine = results.baseline, results.comparison.machine
+    if baseline.device == "cuda":
+        what = f"one {machine.gpus[0].name} for each rank"
+    else:
+        threads = wording.format_plural(baseline.threads_per_rank, "thread")
+        what = f"each process with {threads} on {machine.cpu} ({wording.format_plural(machine.num_cpus, 'core')})"
+    if baseline.world_size == 1 and baseline.strategy != "single":
+        what = f"{baseline.cell} is one rank inside {baseline.strategy}, no plain process; {what}"
+    size = wording.format_parameters(results.comparison.model.num_parameters)
+    return f"{what}, a model of {size}, {results.comparison.trained_at[:10]}"
+
+
+def _describe_others(best: CellResults, others: list[CellResults], measurement: Measurement) -> list[str]:
+    """Return the speedups of the cells that the sentence is not about, and which of them may be as fast as the best."""
     figures = []
     for cell in others:
-        measured = cell.measured_speedup
-        doubt = f"{wording.format_interval(measured)}, " if measured else ""
-        same = ""
-        if measured is not None and measurement is not None and measured.holds_one:
+        measured, same = cell.measured_speedup, ""
+        if measured is None:
+            continue
+        if measured.holds_one:
             same = ", no measurable difference" if is_about_one(measured, measurement) else ", which may be 1"
+        if ties(best.measured_speedup, measured):
+            same += f", a tie with {best.cell}"
         figures.append(
-            f"{cell.cell} {wording.format_ratio(cell.speedup)} "
-            f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
+            f"{cell.cell} {wording.format_ratio(cell.speedup)} ({wording.format_interval(measured)}, "
+            f"{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
         )
     return [f"others: {', '.join(figures)}"] if figures else []
+
+
+def ties(one: Estimate | None, other: Estimate | None) -> bool:
+    """Return whether the interval of their ratio holds 1."""
+    if one is None or other is None:
+        return False
+    apart = abs(math.log(one.value / other.value))
+    return apart <= math.hypot(*(math.log(each.high / each.low) / 2 for each in (one, other)))
 
 
 def _warn_above_linear(results: Results) -> list[str]:
     """Return a warning of each cell that is faster than its ranks can make it, beyond what noise does."""
     said = []
     for cell in results.answers:
-        share, measured = cell.parallel_efficiency or 0.0, cell.measured_efficiency
-        if (measured.low if measured else share - _NOISE_OF_ONE_RUN) > 1:
+        measured = cell.measured_efficiency
+        if measured is not None and measured.low > 1:
             said.append(
-                f"suspect: {cell.cell} is above linear ({wording.format_percent(share)}), which its ranks alone cannot "
-                f"make; probably something slowed {results.baseline.cell} down"
+                f"suspect: {cell.cell} is above linear ({wording.format_percent(measured.value)}), which its ranks "
+                f"alone cannot make; probably something slowed {results.baseline.cell} down"
             )
     return said
 
@@ -143,7 +163,7 @@ def _explain_missing_speedups(results: Results) -> list[str]:
     """Return which cells are unproven or have no speedup, and why: a clause for all that one gate decided."""
     decided: dict[tuple[str, ...], list[CellResults]] = {}
     for cell in results.cells[1:]:
-        if cell.standing.state != "proven":
+        if cell.standing.gates and cell.standing.state != "proven":
             decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
     return [_explain_standing(cells) for cells in decided.values()]
 
@@ -178,8 +198,8 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     assert arm.speedup is not None
     speedup = arm.speedup
     doubt = (
-        f"95 % interval {wording.format_interval(speedup)}, {_format_linear_share(arm, first)}, {measurement.scaling} "
-        "scaling"
+        f"95 % interval {wording.format_interval(speedup)} of this session, {_format_linear_share(arm, first)}, "
+        f"{measurement.scaling} scaling"
     )
     if measurement.scaling == "strong":
         times = (
@@ -191,9 +211,9 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
         times = f"{rates[0]} against {rates[1]} samples per second"
     if speedup.holds_one:
         ratio = wording.format_ratio(speedup.value)
-        answer = f"Whether {arm.cell} is faster than {first.cell} cannot be told ({ratio}, "
+        answer = f"whether {arm.cell} is faster than {first.cell} cannot be told ({ratio}, "
         if is_about_one(speedup, measurement):
-            answer = f"No measurable difference between {arm.cell} and {first.cell} ({ratio}, "
+            answer = f"no measurable difference between {arm.cell} and {first.cell} ({ratio}, "
     elif speedup.value < 1:
         answer = f"{arm.cell} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "
     elif speedup.relative_half_width > _VAGUE:
@@ -212,42 +232,13 @@ def _format_linear_share(arm: ArmSpeed, first: ArmSpeed) -> str:
     return f"{wording.format_percent(share)} of linear"
 
 
-def _describe_spread(cell: CellResults) -> str:
-    """Return the spread over the segments, where the cell has some."""
-    spread = cell.speedup_of_segments
-    if spread is None:
-        return ""
-    return f" (single segments {wording.format_ratio(spread.lowest)} to {wording.format_ratio(spread.highest)})"
-
-
-def _describe_cell(results: Results, cell: CellResults) -> str:
-    assert cell.whole.speedup is not None
-    baseline = results.baseline
-    times = (
-        f"{wording.format_seconds(cell.seconds_per_epoch)} against "
-        f"{wording.format_seconds(baseline.seconds_per_epoch)} per epoch"
-    )
-    figure = (
-        f"{wording.format_ratio(cell.whole.speedup)}, {wording.format_percent(cell.whole.parallel_efficiency)} of "
-        "linear"
-    )
-    if abs(cell.whole.speedup - 1) <= _NOISE_OF_ONE_RUN:
-        return f"No clear difference between {cell.cell} and {baseline.cell} at equal work ({figure}): {times}"
-    if cell.whole.speedup < 1:
-        return f"{cell.cell} trains slower than {baseline.cell} at equal work ({figure}): {times}"
-    return (
-        f"{cell.cell} trains {wording.format_ratio(cell.whole.speedup)} as fast as {baseline.cell} "
-        f"({wording.format_percent(cell.whole.parallel_efficiency)} of linear) at equal work: {times}"
-    )
-
-
 def _explain_withheld(results: Results) -> str:
     failed = [gate for gate in results.gates if gate.verdict == "failed"]
     named = " and ".join(f"“{gate.name}”" for gate in failed)
     numbers = f": {failed[0].compared}" if len(failed) == 1 else ""
     hints = dict.fromkeys(hint for gate in failed for hint in gate.hints)
     more = f" ({'; '.join(hints)})" if hints else ""
-    return f"Speedup withheld: {_name_gates(len(failed))} {named} failed{numbers}{more}"
+    return f"Withheld: {_name_gates(len(failed))} {named} failed{numbers}{more}"
 
 
 def _name_gates(number: int) -> str:

@@ -45,9 +45,9 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
     return measurement.model_copy(
         update={
             "arms": [
-                arm.model_copy(update={"speedup": None, "speedup_over_wrapped": None}) if arm.cell in cells else arm
-                for arm in measurement.arms
+                arm.model_copy(update={"speedup": None}) if arm.cell in cells else arm for arm in measurement.arms
             ],
+            "beside": [] if measurement.arms[0].cell in cells else measurement.beside,
             "waterfalls": [
                 one.model_copy(
                     update={

@@ -49,7 +49,7 @@ def test_every_part_runs_at_a_small_size_and_is_measured_in_a_process_of_its_own
     # 100 rows, 16 per step; both are lines of a real training.
     assert ([line["step"] for line in lines], [line["step"] for line in told]) == ([*range(1, 8)], [*range(1, 8)])
     assert set(lines[0]) == set(told[0])
-    assert len(lines[0]) == 17
+    assert len(lines[0]) == 18
     points = {"report_epochs": {2: growth.measure("report_epochs", tmp_path, 2)}}
     assert set(points["report_epochs"][2]) == {"seconds", "memory_mib"}
     assert (tmp_path / "reports" / "index.html").is_file()

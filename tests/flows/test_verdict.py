@@ -21,7 +21,7 @@ RESULTS = {
             "2proc", "proven", 1.5, measured_speedup={"value": 1.58, "low": 1.43, "high": 1.8},
             measured_efficiency={"value": 0.79},
         ),
-        _cell("3proc", "unproven", 1.7),
+        _cell("3proc", "not measured", None),
         _cell("4proc", "withheld", None),
     ],
 }  # fmt: skip
@@ -41,7 +41,7 @@ def test_each_cell_has_its_line(
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
     assert rows["1proc"] == "20.0 s baseline – – proven"
     assert rows["2proc"] == "20.0 s 1.58x 1.43x to 1.80x 79 % proven"
-    assert rows["3proc"] == "20.0 s 1.70x – 85 % unproven"
+    assert rows["3proc"] == "20.0 s not measured – – not measured"
     assert rows["4proc"] == "20.0 s withheld – – withheld"
 
 

@@ -131,8 +131,11 @@ MUTANTS = [
         "tasks/measuring/test_intervals.py",
         "tasks/measuring/test_speedups.py",
     ),
-    _mutant("tasks.measuring.intervals:compute_autocorrelation", _return(0.0), "tasks/measuring/test_intervals.py"),
-    _mutant("tasks.measuring.speedups:_is_narrow", _return(True), "tasks/measuring/test_speedups.py"),
+    _mutant("tasks.measuring.intervals:compute_floor", _return(0.0), "tasks/measuring/test_intervals.py"),
+    _mutant(
+        "tasks.gates.work_of_blocks:_Judge._find_update_problems", _yield_nothing, "tasks/gates/test_work_of_blocks.py"
+    ),
+    _mutant("tasks.gates.baseline:_list_gains", _yield_nothing, "tasks/gates/test_baseline.py"),
     _mutant("tasks.measuring.turns:is_quiet", _return(True), "tasks/measuring/test_speedups.py"),
     _mutant(
         "tasks.measuring.turns:Timed.slowest_rank_seconds",

@@ -25,11 +25,11 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.row_digest import digest_rows
 from training.plug import select_hardware
-from training.probing.cpu_use import CpuUse
 from training.probing.observed_memory import observe_memory
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
 from training.probing.timeline import record_timeline
+from training.probing.updates import Updates
 from training.probing.variants import (
     Made,
     Variant,
@@ -42,6 +42,7 @@ from training.probing.variants import (
 from training.process.distributed import Ranks
 from training.process.ownership import collect_device_facts
 from training.process.torch_private import forget_recorded
+from training.record.cpu_use import CpuUse
 from training.record.setting import gather_setting
 from training.step.replicated import Replicated
 from training.step.strategy import StepResult
@@ -152,6 +153,7 @@ class BlockRunner:
     def run(self, block: Block) -> dict[str, Any]:
         """Run a block; return this rank's seconds, and what it did in them."""
         made = self._get(block.variant, block.segment)
+        torch.set_num_threads(made.config.threads_per_rank)
         if block.part == "update":
             return self._time_block(made, block, self._run_updates(made, block))
         found = self._time_block(made, block, self._run_steps(made, block))
@@ -219,6 +221,7 @@ class BlockRunner:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
+        updates = Updates(made.strategy.optimizer)
         marks, work = _Marks(ranks), _Work()
         ranks.synchronize()
         forget_recorded(ranks.backend)
@@ -241,6 +244,7 @@ class BlockRunner:
             "seconds": seconds,
             "step_seconds": marks.seconds(),
             **work.told(),
+            **updates.measure(),
             "num_exchanges": sum(num_after) - sum(num_before),
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
             "cpu_use": used,

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import StepPlan
 from training.process.distributed import Ranks
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.record.cpu_use import CpuUse, compute_others_share
 from training.record.pace import Pace, count_own_positions
 from training.step.strategy import StepResult
 
@@ -51,6 +52,9 @@ class StepFacts:
     """Of every rank: what it did without waiting for another (record/pace.py); 0 where the strategy does not say."""
     rank_own_positions: list[int]
     """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
+    others_share: float | None = None
+    """Share of the CPUs of its ranks that others used in the span it belongs to; None where the machine does not tell.
+    """
     heldout_loss: float | None = None
     """Mean loss on the held-out rows after it, in nats per label; None where they were not looked at."""
     heldout_rows: str | None = None
@@ -75,6 +79,7 @@ class Window:
         self._others: list[float] = []
         self._computed = self._known = 0.0
         self._ranks.synchronize()
+        self._cpu_use = CpuUse()
         self.pace.restart()
         self._started = self._seen = time.perf_counter()
 
@@ -121,6 +126,7 @@ class Window:
         # All that the clock has run for and no step can account for, as the clock has it.
         self._others[-1] += seconds - self._known - sum(self._others)
         self.closed_at = time.perf_counter()
+        others_share = compute_others_share(self._ranks.gather_json(self._cpu_use.measure()))
         losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
         norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
         own = self.pace.seconds() or [0.0] * len(losses)
@@ -128,7 +134,10 @@ class Window:
         mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
         forgives = forgives_overflow()
-        return [self._make_step_facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
+        return [
+            replace(self._make_step_facts(*step, everyones[:, index], forgives), others_share=others_share)
+            for index, step in enumerate(self._steps)
+        ]
 
     def _note_others(self, data_wait_seconds: float) -> None:
         """Split what has passed since the step before into what is known of it and the rest."""

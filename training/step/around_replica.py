@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
@@ -43,6 +44,11 @@ class AroundReplica:
     def module(self) -> nn.Module:
         """The model, of whose parameters this rank may have a part."""
         return self.replica.module
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What turns the gradient into this rank's updates."""
+        return self.replica.optimizer
 
     @property
     def num_checkpoint_bytes(self) -> int:

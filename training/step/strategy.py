@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from training.data.batches import MicroBatch
 from training.process.heartbeat import StepSection
@@ -75,6 +76,11 @@ class Strategy(Protocol):
     @property
     def module(self) -> nn.Module:
         """The module that this rank runs, for what it is; its parameters may be parts of the model's."""
+        ...
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What turns the gradient into this rank's updates, with the state that it keeps."""
         ...
 
     @property

@@ -11,11 +11,7 @@ TITLE = "Speedup"
 POSITION = 5
 NEEDS_SPEEDUP = True
 SECTION = "verdict"
-CAPTION = (
-    "Times as fast as the first cell per unit of work; a dashed mark is linear. A thin bar is the 95 % interval of "
-    "what was measured in turns; of a whole training it spans the lowest and the highest speedup of a segment, and is "
-    "no interval."
-)
+CAPTION = "Times as fast as the first cell per unit of work; a dashed mark is linear. A thin bar is the 95 % interval."
 is_shown = is_always_shown
 
 
@@ -56,24 +52,15 @@ def draw(results: Results, axes: Axes) -> None:
 
 
 def _list_bars(results: Results) -> list[_Bar]:
-    """Return every arm but the baseline as it is; without measured speedups every cell, by its whole training."""
-    if results.measurement is not None and results.is_speedup_measured:
-        return [
-            _Bar(
-                arm.cell,
-                "in a DDP wrapper" if arm.is_wrapped_baseline else arm.cell,
-                arm.world_size,
-                arm.speedup,
-                wording.format_ratio_with_interval(arm.speedup),
-            )
-            for arm in results.measurement.arms
-            if arm.is_wrapped_baseline or arm.cell != results.baseline.cell
-        ]
-    bars = []
-    for cell in results.cells:
-        ratio, spread, whole = cell.whole.speedup, cell.speedup_of_segments, None
-        if ratio is not None:
-            low, high = (spread.lowest, spread.highest) if spread else (ratio, ratio)
-            whole = Estimate(value=ratio, low=low, high=high)
-        bars.append(_Bar(cell.cell, cell.cell, cell.world_size, whole, wording.format_ratio(ratio)))
-    return bars
+    """Return every arm but the baseline as it is."""
+    return [
+        _Bar(
+            arm.cell,
+            "in a DDP wrapper" if arm.is_wrapped_baseline else arm.cell,
+            arm.world_size,
+            arm.speedup,
+            wording.format_ratio_with_interval(arm.speedup),
+        )
+        for arm in (results.measurement.arms if results.measurement else ())
+        if arm.is_wrapped_baseline or arm.cell != results.baseline.cell
+    ]

@@ -18,7 +18,7 @@ def make_blocks(results: Results) -> list[Block]:
         none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
         why = explain_omission(results.measurement, "waterfall: not available") or none
         return [Text(why), *[Items(waits)] * bool(waits), *_tell_more_ranks(results)]
-    told = [sentence for one in waterfalls for sentence in [*_tell(one), *_tell_residual(results, one)]] + waits
+    told = [sentence for one in waterfalls for sentence in [*_tell(one), *_tell_own_timer(one)]] + waits
     # Of cells beside these, which have none.
     told += [sentence for sentence in results.measurement.left_out if ": A waterfall: not available" in sentence]
     parts = Fold("Part by part, and one step rank by rank", [Charts("timeline"), *map(_tabulate, waterfalls)])
@@ -55,23 +55,15 @@ def _tell(one: Waterfall) -> list[str]:
     if one.lost_efficiency is not None and one.unexplained_efficiency is not None:
         told.append(
             f"{one.cell} loses {wording.format_small_percent(one.lost_efficiency)} of its efficiency; "
-            f"{wording.format_small_percent(one.unexplained_efficiency)} are not explained by the parts."
+            f"{wording.format_small_percent(one.unexplained_efficiency)} are not explained by the parts, which were "
+            "timed in turns of their own."
         )
     return told
 
 
-def _tell_residual(results: Results, waterfall: Waterfall) -> list[str]:
-    """Return whether the parts add up to what the speedup lost in other turns, and what DDP's own timer says."""
+def _tell_own_timer(waterfall: Waterfall) -> list[str]:
+    """Return what DDP's own timer says, where it disagrees."""
     told = []
-    found = next((one for one in results.residuals if one.cell == waterfall.cell), None)
-    if found is not None:
-        share, rest = wording.format_small_percent, found.residual
-        outcome = "they add up" if found.adds_up else "they do not add up, so read them as shares and not as seconds"
-        told.append(
-            f"Held against the turns of the speedup, which are others: {share(found.lost_efficiency)} of the step was "
-            f"lost there, the parts explain {share(found.explained_efficiency)}, the rest is {share(rest.low)} to "
-            f"{share(rest.high)}: {outcome}."
-        )
     own = waterfall.ddp_exposed_communication_seconds
     exposed = next((part.seconds for part in waterfall.parts if part.name == "exposed communication"), None)
     if own is not None and exposed is not None and not exposed.low <= own <= exposed.high:

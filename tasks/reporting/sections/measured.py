@@ -61,14 +61,9 @@ def tell(results: Results) -> list[str]:
 
 def tell_not_claimed(results: Results) -> list[str]:
     """Return what does not follow from the figures, one sentence each."""
-    one_run = (
-        "There is one run of each cell, so there is no confidence interval yet. A difference of a few percent cannot "
-        "be told from noise, and the spread over segments is no substitute: segments of one run share their "
-        "disturbances."
-    )
     measurement = results.measurement
     if measurement is None:
-        notes = [one_run, "Whether the machine was idle otherwise was not measured."]
+        notes = ["There is one training of each cell, and a ratio of two single runs is no speedup."]
     else:
         notes = [
             "The measured speedup is that of optimizer steps in short blocks. Of the whole training there is one run "

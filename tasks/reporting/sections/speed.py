@@ -55,13 +55,11 @@ def _tell_unproven(results: Results) -> list[Block]:
 
 def _tabulate_speedups(results: Results, measurement: Measurement) -> Table:
     """Return how much faster each arm was."""
-    has_wrapped = any(arm.is_wrapped_baseline for arm in measurement.arms)
     columns: _Arms = [
         ("Arm", lambda arm: arm.arm),
         ("Ranks", lambda arm: str(arm.world_size)),
         ("Step time", lambda arm: wording.format_duration_with_interval(arm.step_seconds)),
         ("Speedup", lambda arm: _format_speedup(results, arm)),
-        *([("Over wrapped", lambda arm: _format_over_wrapped(results, arm))] if has_wrapped else []),
         ("Efficiency", lambda arm: _format_efficiency(results, arm)),
         ("Karp-Flatt", lambda arm: _format_arm_karp_flatt(results, arm)),
     ]
@@ -110,14 +108,6 @@ def _format_speedup(results: Results, arm: ArmSpeed) -> str:
     return wording.format_ratio_with_interval(arm.speedup)
 
 
-def _format_over_wrapped(results: Results, arm: ArmSpeed) -> str:
-    if arm.is_wrapped_baseline:
-        return wording.BASELINE
-    if arm.speedup_over_wrapped is None and (_is_baseline(results, arm) or not results.is_hidden(arm.cell)):
-        return wording.NOT_AVAILABLE
-    return wording.format_ratio_with_interval(arm.speedup_over_wrapped)
-
-
 def _format_efficiency(results: Results, arm: ArmSpeed) -> str:
     if _is_baseline(results, arm):
         return wording.BASELINE
@@ -139,28 +129,16 @@ def _format_mfu(arm: ArmSpeed) -> str:
 
 
 def _tabulate_cells(results: Results) -> Table:
-    """Return how fast each cell was over the whole training; Karp-Flatt only where no speedup was measured."""
+    """Return how fast each cell was over the whole training: seconds of one run each, which are no ratio."""
     columns: list[tuple[str, Callable[[CellResults], str]]] = [
         ("Cell", lambda cell: cell.cell),
         ("Ranks", lambda cell: str(cell.world_size)),
         ("Seconds per epoch", lambda cell: wording.format_seconds(cell.seconds_per_epoch)),
         ("Tokens/s", lambda cell: wording.format_three_digits(cell.whole.tokens_per_second)),
         ("Samples/s", lambda cell: wording.format_three_digits(cell.whole.samples_per_second)),
-        ("Speedup", lambda cell: wording.format_ratio(cell.whole.speedup)),
-        ("Efficiency", lambda cell: wording.format_percent(cell.whole.parallel_efficiency)),
-        ("Speedup of segments", _format_spread),
-        *([] if results.is_speedup_measured else [("Karp-Flatt", _format_karp_flatt)]),
         ("Data wait", lambda cell: wording.format_small_percent(cell.whole.data_wait_share)),
     ]
     return tabulate("Each cell", columns, results.cells)
-
-
-def _format_spread(cell: CellResults) -> str:
-    spread = cell.speedup_of_segments
-    if spread is None:
-        is_given = cell.is_baseline or len(cell.segments) < 2 or not cell.is_withheld
-        return wording.NOT_AVAILABLE if is_given else wording.WITHHELD
-    return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
 
 
 def _format_karp_flatt(cell: CellResults) -> str:

@@ -19,7 +19,6 @@ from tasks.reporting.results import Results
 from tasks.reporting.verdict import (
     count_passed_gates,
     is_about_one,
-    is_resolved,
     list_clauses,
     name_state,
     sort_by_merit,
@@ -35,9 +34,7 @@ _OF_NOISE = {QUIET_TURNS, BORNE_OUT}
 _AS_MANY = 0.02
 """Two numbers of results per hour that are no further apart are called the same."""
 
-_ROLES: dict[str, Literal["answer", "unresolved", "refusal"]] = {
-    "resolved": "answer", "not resolved": "unresolved", "withheld": "refusal",
-}  # fmt: skip
+_ROLES: dict[str, Literal["answer", "unresolved", "refusal"]] = {"proven": "answer", "withheld": "refusal"}
 
 _Figures = list[tuple[str, str, str]]
 
@@ -54,12 +51,12 @@ def make_answer(results: Results) -> Text:
 
 
 def _say(results: Results, text: str) -> Text:
-    return Text(text, _ROLES[name_state(results)])
+    return Text(text, _ROLES.get(name_state(results), "unresolved"))
 
 
 def make_blocks(results: Results) -> list[Block]:
     """Return the verdict, the figures of the cell that it is about, its chart, and answers to what is asked next."""
-    measurement = results.measurement if results.is_speedup_measured else None
+    measurement = results.measurement if results.answers else None
     figures = _tell_trained(results) if measurement is None else _tell_measured(results, measurement)
     passed = sum(gate.verdict == "passed" for gate in results.gates)
     gates = (f"{passed} of {len(results.gates)}", "gates passed", _tell_gates(results))
@@ -167,7 +164,7 @@ def _tell_next(results: Results) -> str:
         if _may_be_slower(results, best) and _OF_NOISE.issuperset(best.standing.gates):
             return _tell_rebench(results)
         return f"Have the unchecked gates decide, “{best.standing.gates[0]}” first: docs/gates.md says what each needs."
-    if not is_resolved(results):
+    if name_state(results) != "proven":
         return _tell_rebench(results)
     advice = measurement.advice
     gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
@@ -205,21 +202,10 @@ def _tell_seconds(results: Results) -> str:
 
 
 def _tell_trained(results: Results) -> _Figures:
-    """Return the figures of the whole training of the fastest cell."""
-    fastest, baseline = [*sort_by_merit(results), *results.cells[1:], *results.cells][0], results.baseline
-    speedup = [
-        (
-            wording.format_ratio(fastest.whole.speedup),
-            _name_speedup(fastest),
-            f"{fastest.cell} against {baseline.cell}",
-        ),
-        (wording.format_percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
-    ]
-    beside = "" if fastest is baseline else f"; {baseline.cell} {wording.format_seconds(baseline.seconds_per_epoch)}"
+    """Return the seconds of each cell's training, which nobody is to divide."""
     return [
-        *(speedup if len(results.cells) > 1 else []),
-        (wording.format_seconds(fastest.seconds_per_epoch), "per epoch", f"{fastest.cell}{beside}"),
-        (wording.format_three_digits(fastest.whole.tokens_per_second), f"{results.unit}s per second", fastest.cell),
+        (wording.format_seconds(cell.seconds_per_epoch), "per epoch", f"{cell.cell}, one training")
+        for cell in results.cells[:_MOST_TOLD]
     ]
 
 

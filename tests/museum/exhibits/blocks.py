@@ -1,5 +1,7 @@
 """What the timed blocks are seconds of: defects in what only the stage `measure` runs."""
 
+import itertools
+import os
 import time
 from dataclasses import replace
 
@@ -45,6 +47,32 @@ def _learn_nothing(of, replica, loss_sum, *, weight):
         of(replica, loss_sum, weight=weight)
     else:
         replica.count_loss(loss_sum.detach())
+
+
+def _leave_out_updates(which) -> Patch:
+    """Return an update of a timed block of several ranks that clips and forgets, on this rank and in this step."""
+    steps = itertools.count()
+
+    def change(of, replica, rate):
+        if rate or count_ranks() == 1 or not which(int(os.environ["RANK"]), next(steps)):
+            return of(replica, rate)
+        norm = replica._clip(replica.parameters)
+        return replica.forget_gradient(), norm
+
+    return Patch(f"{_REPLICA}.step", change)
+
+
+def _forget_half(of, replica, parameters):
+    norm = of(replica, parameters)
+    for part in parameters[::2] if count_ranks() > 1 else []:
+        part.grad = None
+    return norm
+
+
+def _compute_twice(of, step, micro_batches, **more):
+    for micro_batch in micro_batches if count_ranks() == 1 else []:
+        step.replica.forward(step.replica.module, micro_batch)
+    return of(step, micro_batches, **more)
 
 
 def _wrap(of, cell):
@@ -134,12 +162,32 @@ EXHIBITS = [
         _WORK, Patch(f"{_REPLICA}.add_backward", _learn_nothing),
     ),
     _timed(
+        "no update", "The optimizer is left out of the timed step of several ranks.",
+        _WORK, _leave_out_updates(lambda rank, step: True),
+    ),
+    _timed(
+        "update on one rank alone", "Of two ranks one leaves the optimizer out of its timed step.",
+        _WORK, _leave_out_updates(lambda rank, step: rank == 1),
+    ),
+    _timed(
+        "every second update", "Several ranks leave the optimizer out of every second timed step.",
+        _WORK, _leave_out_updates(lambda rank, step: step % 2 == 1),
+    ),
+    _timed(
+        "half of the parameters updated", "Several ranks update every second parameter in a timed step.",
+        _WORK, Patch(f"{_REPLICA}._clip_whole", _forget_half),
+    ),
+    _timed(
         "weights that move", "The learning rate of a block is not 0, so that every block is of another model.",
         _WORK, Patch(f"{_REPLICA}.step", lambda of, replica, rate: of(replica, rate or 1e-2)),
     ),
     _timed(
         "baseline in a DDP wrapper", "The one process is timed inside a DDP wrapper and called the plain one.",
         _WORK, Patch("tasks.measuring.arms:make_trained_arm", _wrap),
+    ),
+    _timed(
+        "loss computed twice in the baseline", "The timed step of one process runs each forward twice.",
+        "Baseline is not slowed", Patch("training.strategies.single:Single._run", _compute_twice),
     ),
     _timed(
         "debugging left on in the baseline",
@@ -162,7 +210,7 @@ EXHIBITS = [
     ),
     _timed(
         "seconds of one arm scaled", "The speedup is computed from seconds that the blocks did not take.",
-        _TRAINING, Patch("tasks.measuring.speedups:estimate_ratio", _scale),
+        _TRAINING, Patch("tasks.measuring.speedups:estimate_speedup", _scale),
     ),
     _timed(
         "medians published",

@@ -1,5 +1,6 @@
 """The published speedup and seconds are those of the blocks, and the whole training bears them out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,57 @@ def test_a_training_that_varied_widely_or_was_short_decides_nothing(tmp_path: Pa
     # Of few steps all count, not the middle of them.
     assert judged(tmp_path, params, num_steps=4).verdict == "passed"
     assert judged(tmp_path, params, num_steps=7).verdict == "passed"
+
+
+def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    write_blocks(tmp_path)
+    outputs = outputs_of(tmp_path, params)
+    slow_start = np.r_[np.full(40, 3.0), np.ones(40)]
+    give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * slow_start})
+    found = check_blocks_against_training(outputs, "2proc")
+    assert found is not None
+    assert found.verdict == "passed", found.compared
+    # Others slowed every second late step down, and were seen; then all.
+    loud = np.where(np.arange(80) % 2, 0.5, 0.0)
+    give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * (1 + 2 * loud)})
+    for share, verdict in ((np.zeros(80), "failed"), (loud, "passed"), (np.full(80, 0.5), "not checked")):
+        steps = outputs.runs["2proc"].steps
+        outputs.runs["2proc"].__dict__["steps"] = replace(steps, others_share=share)
+        found = check_blocks_against_training(outputs, "2proc")
+        assert found is not None
+        assert found.verdict == verdict, found.compared
+    assert found.code == "training_beside_others"
+
+
+def test_a_speedup_that_still_changes_within_a_start_is_not_proven(tmp_path: Path, params: dict[str, Any]) -> None:
+    """As where clocks, allocators or caches have not settled when the first turns count."""
+    warming = arm_blocks("2proc")
+    for number, one in enumerate(warming.blocks):
+        slower = 1 + 0.02 * (4 - number % 5)
+        seconds = [[slower * each for each in rank] for rank in one.step_seconds]
+        warming.blocks[number] = one.model_copy(update={"seconds": slower * one.seconds, "step_seconds": seconds})
+    plain = write_blocks(tmp_path)
+    seconds, steps = (sum(of(one) for one in warming.blocks) for of in (lambda one: one.seconds, lambda _: 2))
+    first = sum(one.seconds for one in arm_blocks("1proc").blocks) / steps
+    two = plain.arms[1].model_copy(
+        update={
+            "step_seconds": estimate(seconds / steps, 0.01), "speedup": estimate(first / (seconds / steps)),
+            "tokens_per_second": sum(one.num_tokens for one in warming.blocks) / seconds,
+        }
+    )  # fmt: skip
+    write_blocks(tmp_path, warming, arms=[plain.arms[0], two, plain.arms[2]])
+    found = judged(tmp_path, params)
+    assert (found.verdict, found.code) == ("not checked", "still_changing"), found.compared
+    assert found.numbers["change"] == pytest.approx(0.08, abs=0.01)
+
+
+def test_turns_that_burn_in_come_before_those_of_their_start_that_count(tmp_path: Path, params: dict[str, Any]) -> None:
+    late = [arm_blocks(name) for name in ("1proc", "2proc")]
+    moved = [one.model_copy(update={"phase": "burn-in", "blocks": [one.blocks.pop(2)]}) for one in late]
+    write_blocks(tmp_path, *late, beside=moved)
+    assert "burnt_late" in {one.code for one in judged(tmp_path, params).problems}
 
 
 def test_seconds_of_another_size_than_the_trainings_fail_the_baseline_too(

@@ -21,14 +21,13 @@ def results_of(folder: Path, params: dict[str, Any]) -> tuple[Results, Gate]:
 
 
 def test_a_passed_certificate_passes_with_its_numbers(tmp_path: Path, params: dict[str, Any]) -> None:
-    results, gate = results_of(tmp_path, params)
+    _, gate = results_of(tmp_path, params)
     (found,) = gate.findings
     wanted = {
         "gradient_relative_l2": 5e-8, "gradient_noise_floor": 2e-7, "gradient_tolerance": 2e-6,
         "weights_relative_l2": 3e-7, "weights_noise_floor": 4e-7, "weights_tolerance": 4e-6,
     }  # fmt: skip
     assert (found.cell, found.code, found.numbers | wanted) == ("2proc", "passed", found.numbers)
-    assert results.cells[1].whole.speedup is not None
 
 
 def test_packed_rows_in_the_precision_of_the_training_are_said(tmp_path: Path, params: dict[str, Any]) -> None:

@@ -53,6 +53,14 @@ LOSS = float(block("2proc", 3).loss_sum or 0)
         ("2proc", {"loss_sum": None}, "loss_not_finite", {}),
         ("2proc", {"grad_norm_sum": 0.0}, "no_gradient", {}),
         ("2proc", {"grad_norm_sum": 2.501}, "other_gradient", {"most": 1e-4}),
+        ("2proc", {"moment_gain": 1.001}, "other_moments", {"most": 2e-4}),
+        ("2proc", {"updates": [[0, 0]] * 2}, "other_updates", {"rank": 0, "most": 0, "steps": 2}),
+        ("2proc", {"updates": [[2, 2], [0, 0]]}, "other_updates", {"rank": 1}),
+        ("2proc", {"updates": [[1, 2]] * 2}, "other_updates", {"fewest": 1, "most": 2}),
+        ("2proc", {"updates": [[3, 3]] * 2}, "other_updates", {}),
+        ("2proc", {"num_updated": 2 * NUM_PARAMETERS - 1}, "not_all_updated", {"expected": 2 * NUM_PARAMETERS}),
+        ("2proc, update only", {"updates": [[0, 0]]}, "other_updates", {}),
+        ("1proc", {"updates": [[4, 4]]}, "other_updates", {}),
         ("2proc", {"num_micro_batches": 4}, "other_micro_batches", {"micro_batches": 4, "of_baseline": 8}),
         ("2proc", {"num_positions": 4000}, "other_positions", {"positions": 4000, "of_baseline": 64}),
         ("2proc", {"num_exchanges": [0, 0]}, "other_exchanges", {"exchanges": [0, 0], "expected": 2}),
@@ -135,7 +143,12 @@ def _write_weak(folder: Path, **changes: Any) -> None:
         for found in one.blocks:
             rows = np.array(rows_in_order(found.range))
             digest = f"{digest_rows([[rows]]):016x}"
-            more = {"steps": [1], "rows": digest, "num_exchanges": [n // 2 for n in found.num_exchanges]}
+            more = {
+                "updates": [[1, 1]] * len(found.updates),
+                "steps": [1],
+                "rows": digest,
+                "num_exchanges": [n // 2 for n in found.num_exchanges],
+            }
             more |= {"exchange_bytes": [n // 2 for n in found.exchange_bytes or []], "loss_sum": 1.0}
             blocks.append(found.model_copy(update=more | changes))
         return one.model_copy(update={"blocks": blocks})

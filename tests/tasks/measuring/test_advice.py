@@ -115,7 +115,7 @@ def test_on_a_quiet_machine_the_time_for_advice_is_enough_to_see_what_is_worth_i
 ) -> None:
     cell = Cell(name="2proc", strategy="ddp", world_size=2, global_batch_size=4)
     knobs = [Knob(key=key, change=key, overrides={key: 2}) for key in ("train.micro_batch_size", "train.packing")]
-    found = []
+    found, wrong = [], 0
     for seed in range(60):
         machine = NoisyMachine(TROUBLES["none"], 1.5, seed)
         monkeypatch.setattr("tasks.measuring.advice.time", SimpleNamespace(perf_counter=lambda now=machine: now.now))
@@ -125,7 +125,9 @@ def test_on_a_quiet_machine_the_time_for_advice_is_enough_to_see_what_is_worth_i
         trying = _Trying(cell, comparison, bench, error_rate=0.05 / 4)
         better, same = trying._time_sets([[knob] for knob in knobs], deadline=machine.now + 4.2)
         found.append(better.verdict)
-        assert same.gain.low < 1 < same.gain.high
+        wrong += not same.gain.low < 1 < same.gain.high
+    # Of one in a hundred.
+    assert wrong <= 2
     assert least <= found.count("recommended") / len(found) <= most
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import signal
 import sys
@@ -73,19 +72,7 @@ def test_every_cell_is_timed_in_the_same_turns_over_several_starts(measured: Mea
     assert [len(arm.step_p50_seconds) for arm in measured.arms] == [1, 2, 1]
     assert all(arm.mfu is None and arm.gpu_watts is None for arm in measured.arms)
     first, second, around = measured.arms
-    assert (first.speedup, second.speedup_over_wrapped is None, around.speedup is None) == (None, False, False)
-
-
-@_alone
-def test_the_figure_against_the_wrapped_baseline_cannot_disagree_with_the_speedup(measured: MeasurementFile) -> None:
-    _, second, around = measured.arms
-    found, speedup, wrapped = second.speedup_over_wrapped, second.speedup, around.speedup
-    assert found is not None
-    assert speedup is not None
-    assert wrapped is not None
-    assert found.value == pytest.approx(speedup.value / wrapped.value)
-    spans = [math.log(one.high / one.low) for one in (found, speedup, wrapped)]
-    assert spans[0] == pytest.approx(math.hypot(*spans[1:]))
+    assert (first.speedup, second.speedup is None, around.speedup is None) == (None, False, False)
 
 
 @_alone

@@ -10,18 +10,18 @@ import pytest
 
 from tasks.machine.gpu_meter import Reading, compute_gpu_figures
 from tasks.measuring.arms import Arm, Cell
-from tasks.measuring.bench import Bench, compute_others_share
-from tasks.measuring.speedups import Speedups, compute_launch_effect, compute_speedups, measure_speedups
+from tasks.measuring.bench import Bench
+from tasks.measuring.speedups import Speedups, measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.records.estimate import Estimate
-from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
+from tests.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
+from training.record.cpu_use import compute_others_share
 
-NUM_EXPERIMENTS = 150
+NUM_EXPERIMENTS = 80
 ARMS = [Arm(name="1proc", cell="1proc"), Arm(name="2proc", cell="2proc")]
 NEIGHBOURS = [name for name in TROUBLES if name.startswith("neighbour")]
 CALM = ("none", "drift of the machine", "clocks that fall")
-BOTH_STALL = "stalls of the whole machine"
 
 
 def _get_seconds(block: Timed) -> float:
@@ -38,12 +38,13 @@ def _measure_on(
     arms: Sequence[Arm] = ARMS,
     *,
     seed: int = 1,
-    half_width: float = 0.03,
-    max_seconds: float = 60.0,
+    half_width: float = 0.07,
+    max_seconds: float = 90.0,
+    burn_in_seconds: float = 5.0,
 ) -> Speedups:
     return measure_speedups(
-        arms, machine, half_width=half_width, max_seconds=max_seconds, most_share=0.05, of=_get_seconds,
-        seed=seed, advance=lambda _: None, clock=lambda: machine.now,
+        arms, machine, half_width=half_width, max_seconds=max_seconds, burn_in_seconds=burn_in_seconds,
+        most_share=0.05, of=_get_seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now,
     )  # fmt: skip
 
 
@@ -55,76 +56,76 @@ def _make_block(**changes: Any) -> Timed:
     return Timed(**made | changes)
 
 
-def test_the_interval_covers_the_truth_or_there_is_none() -> None:
-    covered: dict[str, list[bool]] = {name: [] for name in TROUBLES}
-    problems = []
+def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none() -> None:
+    problems, every, narrow = [], list[bool](), list[bool]()
     for name, trouble in TROUBLES.items():
-        narrow = 0
-        for seed in range(NUM_EXPERIMENTS):
-            found, machine = _measure(trouble, seed=seed)
-            narrow += "was asked for" in found.stopped_because
-            if found.intervals:
-                covered[name].append(found.intervals["2proc"].contains(machine.truth))
-            else:
-                assert "there is no interval" in found.stopped_because
-        part, without = np.mean(covered[name]), 1 - len(covered[name]) / NUM_EXPERIMENTS
-        # Three standard errors below 95 %.
-        if part < 0.91:
-            problems.append(f"{name}: {part:.1%} covered")
-        if without > (0.65 if name in NEIGHBOURS else 0.0):
-            problems.append(f"{name}: {without:.0%} without an interval")
-        if name in CALM and narrow < 0.8 * NUM_EXPERIMENTS:
-            problems.append(f"{name}: only {narrow} ended because it was sure enough")
-    # No wider than need be. Stalls of both arms are left out: large errors of both signs cover more often than 95 %.
-    calm, rest = (
-        np.concatenate([found for name, found in covered.items() if (name in CALM) == is_calm and name != BOTH_STALL])
-        for is_calm in (True, False)
-    )
-    for which, found in (("calm", calm), ("other", rest)):
-        if not 0.95 <= np.mean(found) <= 0.98:
-            problems.append(f"{which} machines: {np.mean(found):.1%} of {len(found)} covered")
+        row = measure_row(trouble, NUM_EXPERIMENTS)
+        every += row.covered
+        narrow += row.covered_where_narrow
+        if np.mean(row.covered) < 0.91:
+            problems.append(f"{name}: {np.mean(row.covered):.1%} covered")
+        if len(row.covered_where_narrow) > 0.2 * NUM_EXPERIMENTS and np.mean(row.covered_where_narrow) < 0.9:
+            problems.append(f"{name}: {np.mean(row.covered_where_narrow):.1%} covered where narrow")
+        if row.without_interval > (0.65 if name in NEIGHBOURS else 0.0):
+            problems.append(f"{name}: {row.without_interval:.0%} without an interval")
+        if name in CALM and len(row.covered_where_narrow) < 0.8 * NUM_EXPERIMENTS:
+            problems.append(f"{name}: only {len(row.covered_where_narrow)} ended because it was sure enough")
+    for name, trouble in HIDDEN_TROUBLES.items():
+        row = measure_row(trouble, NUM_EXPERIMENTS)
+        every += row.covered
+        narrow += row.covered_where_narrow
+        if np.mean(row.covered) < 0.5:
+            problems.append(f"{name}: {np.mean(row.covered):.1%} covered")
+    for which, found in (("all", every), ("narrow", narrow)):
+        if not 0.93 <= np.mean(found) <= 0.985:
+            problems.append(f"{which}: {np.mean(found):.1%} of {len(found)} covered")
     assert not problems, problems
 
 
 def test_devices_that_share_a_power_limit_are_slower_for_good_and_that_is_what_is_measured() -> None:
     # Clocks of two fall further than those of one: what users get after a while, not what a cold start gives.
     found, machine = _measure(Trouble(throttled=0.1), seed=1, max_seconds=600, half_width=0.01)
-    assert machine.truth / 1.11 < found.intervals["2proc"].value < machine.truth
+    assert found.intervals["2proc"].value == pytest.approx(machine.truth, rel=0.02)
 
 
-def test_it_ends_once_two_looks_in_a_row_were_narrow_and_says_what_it_took() -> None:
+def test_it_ends_once_intervals_are_narrow_and_says_what_it_took() -> None:
     found, machine = _measure(TROUBLES["none"], seed=1)
-    assert 4 <= found.num_launches <= 6
+    assert 3 <= found.num_launches <= 4
     turns, seconds = len(found.timed_turns.turns), f"{machine.now:.0f} s"
     assert found.stopped_because.startswith(f"{turns} turns in {found.num_launches} starts of every cell and {seconds}")
-    assert "±3.0 % was asked for" in found.stopped_because
+    assert "±7.0 % was asked for" in found.stopped_because
 
 
 def test_it_ends_when_the_time_is_spent_and_says_how_many_turns_it_would_take() -> None:
-    found, machine = _measure(TROUBLES["starts that differ"], seed=3)
-    assert "the 60 s of max_seconds were spent, and the widest interval is ±" in found.stopped_because
-    assert "quiet turns are needed for ±3.0 %" in found.stopped_because
-    assert machine.now < 60 + 15
+    found, machine = _measure(TROUBLES["starts that differ"], seed=3, half_width=0.03)
+    assert "the 90 s of max_seconds were spent, and the widest interval is ±" in found.stopped_because
+    assert "starts are needed for ±3.0 %" in found.stopped_because
+    assert machine.now < 90 + 20
 
 
-@pytest.mark.parametrize(
-    ("name", "seed", "is_spent"), [("none", 1, False), ("starts that differ", 3, True)], ids=["narrow", "spent"]
-)
-def test_only_who_ends_because_intervals_are_narrow_needs_more_than_95_percent(
-    name: str, seed: int, is_spent: bool
-) -> None:
-    found, _ = _measure(TROUBLES[name], seed=seed)
-    assert ("were spent" in found.stopped_because) == is_spent
-    (of_95, of_look) = (
-        compute_speedups(found.select_quiet, ["1proc", "2proc"], _get_seconds, confidence=confidence)
-        for confidence in (0.95, 0.96)
+def test_no_interval_is_narrower_than_the_floor_which_falls_with_the_root_of_the_starts() -> None:
+    for half_width, least in ((0.07, 3), (0.03, 17)):
+        found, _ = _measure(TROUBLES["none"], seed=1, half_width=half_width, max_seconds=600)
+        assert found.num_launches == least
+        floor = 0.07 * (3 / least) ** 0.5
+        assert found.intervals["2proc"].relative_half_width == pytest.approx(floor)
+
+
+def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept() -> None:
+    cold = TROUBLES["first seconds of a start 5 or 15 % slower"]
+    found, machine = _measure(cold, seed=1)
+    by_launch = {launch: [one.turn for one in found.burnt.blocks["1proc"] if one.launch == launch] for launch in (1, 2)}
+    for launch, burnt in by_launch.items():
+        counted = [one.turn for one in found.timed_turns.blocks["1proc"] if one.launch == launch]
+        assert [*burnt, *counted] == list(range(burnt[0], counted[-1] + 1))
+    warm, early = (
+        _measure(cold, seed=1, burn_in_seconds=seconds)[0].intervals["2proc"].value for seconds in (5.0, 0.0)
     )
-    assert of_95 != of_look
-    assert found.intervals == (of_95 if is_spent else of_look)
+    assert abs(warm / machine.truth - 1) < 0.025 < abs(early / machine.truth - 1)
 
 
 def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
-    found, _ = _measure(TROUBLES["none"], seed=1, max_seconds=0.1)
+    found, _ = _measure(TROUBLES["none"], seed=1, max_seconds=0.1, burn_in_seconds=0.0)
     launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
     assert launches == [1, 1, 2, 2, 3, 3]
     assert found.intervals, "wide, but an interval"
@@ -132,7 +133,9 @@ def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
 
 def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() -> None:
     for seed in range(20):
-        found, _ = _measure(TROUBLES["neighbour half the time that slows both down"], seed=seed, max_seconds=0.1)
+        found, _ = _measure(
+            TROUBLES["neighbour half the time that slows both down"], seed=seed, max_seconds=0.1, burn_in_seconds=0.0
+        )
         numbers = [block.launch for block in found.timed_turns.blocks["1proc"]]
         quiet = [turn[0].launch for turn in found.timed_turns.select_quiet(0.05).turns.values()]
         for launch in (1, 2, 3):
@@ -212,7 +215,7 @@ def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> 
     found = _measure_on(machine, arms)
     assert set(found.intervals) == {"2proc"}
     assert "for loud there is no interval" in found.stopped_because
-    assert "the 60 s of max_seconds were spent" in found.stopped_because
+    assert "the 90 s of max_seconds were spent" in found.stopped_because
     assert set(found.select_counted("loud").turns) == set(found.timed_turns.turns)
     assert found.select_counted("1proc").turns.keys() == found.select_quiet("2proc").turns.keys()
 
@@ -222,17 +225,6 @@ def test_a_cell_alone_has_nothing_to_be_compared_with() -> None:
     found = _measure_on(machine, ARMS[:1])
     assert (found.num_launches, found.intervals) == (1, {})
     assert found.stopped_because.endswith("of the only cell: there is nothing to compare it with")
-
-
-def test_what_starts_do_is_told_apart_from_what_turns_do() -> None:
-    effects = {}
-    for start in (0.0, 0.05):
-        found = [_measure(Trouble(start=start), seed=seed, half_width=1e-6)[0] for seed in range(40)]
-        told = [compute_launch_effect(one.select_quiet("2proc"), "1proc", "2proc", _get_seconds) for one in found]
-        effects[start] = float(np.mean([one for one in told if one is not None]))
-    # Of a ratio: both arms' starts are in it.
-    assert effects[0.0] < 0.01
-    assert effects[0.05] == pytest.approx(0.05 * 2**0.5, rel=0.2)
 
 
 def _make_use(*, busy: float | None, own: float, place: str = "a: 0,1") -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Timed blocks of the comparison written by hand: what each did, so that the gates can be told that it did not."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.data.row_digest import digest_rows
 
 NUM_TURNS = 20
-SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
+SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042, "2proc, one copy alone": 0.035}
 """Of one step."""
 KINDS = {
     "1proc": "as trained",
@@ -60,6 +61,9 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
         "rows_of_first_rank": f"{digest_rows([[rows] for rows in first]):016x}",
         "loss_sum": 4.1 * tokens,
         "grad_norm_sum": 0.0 if kind == "update" else 2.5,
+        "updates": [[2, 2]] * world_size,
+        "num_updated": NUM_PARAMETERS * world_size,
+        "moment_gain": 0.5 * world_size,
         "num_exchanges": [exchanges] * world_size,
         "exchange_bytes": [exchanges * 4 * NUM_PARAMETERS] * world_size,
     }
@@ -75,8 +79,11 @@ def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
     )
 
 
-def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **more: Any) -> MeasurementFile:
-    """Write speed.json with the blocks of all arms, some of them changed; `speedup`: what is published of 2proc."""
+def write_blocks(
+    folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, beside: Sequence[ArmBlocks] = (), **more: Any
+) -> MeasurementFile:
+    """Write speed.json with the blocks of all arms, some of them changed, and those `beside`; `speedup`: what is
+    published of 2proc."""
     by_name = {one.arm: one for one in changed}
     blocks = [by_name.get(name, arm_blocks(name)) for name in KINDS]
 
@@ -96,7 +103,7 @@ def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **
     }
     setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
     content = dict(measurement(arms=arms, num_turns=NUM_TURNS)) | {
-        "blocks": blocks, "ranges": RANGES, "devices_of_starts": devices,
+        "blocks": [*blocks, *beside], "ranges": RANGES, "devices_of_starts": devices,
         "settings": {cell: [setting] for cell in devices},
         "numerics_version": 1, "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16,
         "machine_digest": "ac3e" * 16,
@@ -116,4 +123,5 @@ def give_steps(outputs: Outputs, **seconds: np.ndarray) -> None:
             num_positions=np.full(len(taken), 32),
             num_targets=np.full(len(taken), 16), seconds=np.asarray(taken), other_seconds=np.zeros(len(taken)),
             rank_own_seconds=np.zeros((len(taken), 1)), rank_own_positions=np.zeros((len(taken), 1), dtype=np.int64),
+            others_share=np.full(len(taken), np.nan),
         )  # fmt: skip

@@ -32,7 +32,7 @@ def bear_out(folder: Path, found: Measurement) -> MeasurementFile:
         _set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
     return MeasurementFile(
         **dict(found),
-        blocks=[_make_arm_blocks(found, one) for one in arms],
+        blocks=[*(_make_arm_blocks(found, one) for one in arms), _wrap(_make_arm_blocks(found, arms[0]))],
         ranges=RANGES[:1],
         settings={one.cell: [setting_of(params)] for one in arms},
         numerics_version=1,
@@ -45,6 +45,22 @@ def bear_out(folder: Path, found: Measurement) -> MeasurementFile:
 def _make_arm_blocks(found: Measurement, arm: ArmSpeed) -> ArmBlocks:
     blocks = [_make_block(found, arm, turn) for turn in range(1, found.num_turns + 1)]
     return ArmBlocks(phase="speedup", arm=arm.arm, cell=arm.cell, kind="as trained", blocks=blocks)
+
+
+def _wrap(plain: ArmBlocks) -> ArmBlocks:
+    """Return the blocks of the baseline inside a wrapper that it does not need, 2 % slower."""
+    blocks = [
+        one.model_copy(
+            update={
+                "seconds": 1.02 * one.seconds, "num_exchanges": [NUM_STEPS],
+                "exchange_bytes": [4 * NUM_PARAMETERS * NUM_STEPS],
+            }
+        )
+        for one in plain.blocks
+    ]  # fmt: skip
+    return ArmBlocks(
+        phase="waterfall", arm=f"{plain.arm} in a DDP wrapper", cell=plain.cell, kind="wrapped", blocks=blocks
+    )
 
 
 def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
@@ -74,6 +90,9 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
         rows_of_first_rank=f"{digest_rows([[one[:: arm.world_size]] for one in steps]):016x}",
         loss_sum=4.1 * tokens,
         grad_norm_sum=2.5,
+        updates=[[NUM_STEPS] * 2] * arm.world_size,
+        num_updated=NUM_PARAMETERS * arm.world_size,
+        moment_gain=0.5 * arm.world_size,
         num_exchanges=[num_exchanges] * arm.world_size,
         exchange_bytes=[4 * NUM_PARAMETERS * num_exchanges] * arm.world_size,
     )

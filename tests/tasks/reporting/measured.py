@@ -39,7 +39,7 @@ def estimate(value: float, relative: float = 0.025) -> Estimate:
 def arm(name: str, world_size: int, **changes: Any) -> ArmSpeed:
     """Return an arm; its step time is that of STEP_SECONDS."""
     seconds = changes.pop("seconds", None) or STEP_SECONDS[name]
-    first, wrapped = STEP_SECONDS["1proc"], STEP_SECONDS["1proc in a DDP wrapper"]
+    first = STEP_SECONDS["1proc"]
     content: dict[str, Any] = {
         "arm": name,
         "cell": name.partition(" ")[0],
@@ -62,7 +62,6 @@ def arm(name: str, world_size: int, **changes: Any) -> ArmSpeed:
         "gpu_watts": None,
         "joules_per_token": None,
         "speedup": None if name == "1proc" else estimate(first / seconds),
-        "speedup_over_wrapped": estimate(wrapped / seconds) if world_size > 1 else None,
     }
     return ArmSpeed(**content | changes)
 
@@ -174,7 +173,6 @@ def measurement(**changes: Any) -> Measurement:
         "num_turns": 24,
         "most_others_share": 0.05,
         "others_share": 0.012,
-        "alikeness": None,
         "seconds": 61.5,
         "waterfalls": [waterfall()],
         "links": [link()],
@@ -187,7 +185,7 @@ def measurement(**changes: Any) -> Measurement:
 def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> Measurement:
     """Return a measurement in which 2proc has this speedup and no wrapped baseline ran beside it."""
     speedup = estimate(value, relative)
-    two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=speedup, speedup_over_wrapped=None)
+    two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=speedup)
     return measurement(arms=[arm("1proc", 1), two], **changes)
 
 

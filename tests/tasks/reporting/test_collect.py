@@ -30,10 +30,6 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Re
     assert (one.whole.num_tokens, one.whole.num_samples, one.whole.num_steps) == (63, 16, 4)
     assert (one.whole.tokens_per_second, two.whole.tokens_per_second) == (6.3, 63 / 6.4)
     assert (one.whole.samples_per_second, two.whole.samples_per_second) == (1.6, 2.5)
-    assert (one.whole.speedup, two.whole.speedup) == (1.0, 1.5625)
-    assert (one.whole.parallel_efficiency, two.whole.parallel_efficiency) == (1.0, 0.78125)
-    assert two.karp_flatt == pytest.approx((1 / 1.5625 - 0.5) / 0.5)
-    assert one.karp_flatt is None
     assert two.whole.data_wait_share == pytest.approx(0.02 / 6.4)
     assert two.whole.loss == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
     assert two.checkpoint_seconds == 1.0
@@ -48,10 +44,9 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
     one, two = results.cells
     assert [(part.epoch, part.train_seconds, part.num_tokens) for part in one.epochs] == [(1, 10.0, 63), (2, 8.0, 63)]
     assert [(part.epoch, part.train_seconds) for part in two.epochs] == [(1, 6.0), (2, 6.0)]
-    assert [part.speedup for part in two.epochs] == [pytest.approx(10 / 6), pytest.approx(8 / 6)]
     assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
     assert [part.train_seconds for part in two.ranges] == [8.0, 4.0]
-    assert [cell.standing.state for cell in results.cells] == ["proven", "proven"]
+    assert [cell.standing.state for cell in results.cells] == ["not measured", "not measured"]
 
 
 def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:

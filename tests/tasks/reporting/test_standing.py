@@ -39,7 +39,7 @@ def write_three(folder: Path, *, num_cpus: int = 2) -> dict[str, Any]:
 
 def measured_three() -> Measurement:
     """Return a measurement of the three, with a change tried on 2proc and one on 4proc."""
-    four = arm("4proc", 4, seconds=0.025, speedup_over_wrapped=None)
+    four = arm("4proc", 4, seconds=0.025)
     found = measurement()
     assert found.advice is not None
     better = advised("larger buckets", 1.2, "recommended", "cells: {}", None).model_copy(update={"cell": "4proc"})
@@ -70,10 +70,10 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only(one_of_three: Resu
     assert four.standing.reason.startswith("4proc needs 4 CPUs and shares 2")
     assert (one.whole.speedup, two.whole.speedup) == (1.0, 1.5625)
     assert two.measured_speedup is not None
-    assert four.speedup is four.parallel_efficiency is four.karp_flatt is four.speedup_of_segments is None
+    assert four.speedup is four.parallel_efficiency is four.karp_flatt is None
     assert {part.speedup for part in [*four.epochs, *four.ranges, *four.segments]} == {None}
     assert not one_of_three.is_withheld
-    assert one_of_three.verdict.startswith("2proc trains 1.62x as fast as 1proc")
+    assert one_of_three.verdict.startswith("Proven: 2proc trains 1.62x as fast as 1proc")
 
 
 def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three: Results) -> None:
@@ -125,7 +125,7 @@ def test_a_failed_gate_of_the_baseline_withholds_all(tmp_path: Path) -> None:
     assert results.is_withheld
     assert results.cost is None
     assert {cell.whole.speedup for cell in results.cells} == {None}
-    assert results.verdict.startswith("Speedup withheld")
+    assert results.verdict.startswith("Withheld")
     assert not lacks(results.verdict, "“Not data-bound”", "1proc")
 
 
@@ -161,10 +161,12 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
     (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
     assert found.code == code
-    assert results.verdict.startswith("Unproven: 2proc trains 1.")
+    assert results.verdict.startswith("Unproven (“Update equivalence” was not checked): 2proc trains 1.")
+    assert not lacks(results.verdict, found.compared, "21 of 22")
     assert results.cells[1].speedup is not None
     assert "<span>speedup, unproven</span>" in html_of(results)
     card = render_model_card(results, cell="2proc", repo_id=None, checkpoints=[])
+    assert results.verdict in card
     for text in (markdown_of(results), card):
         assert not lacks(text, "2proc is unproven: “Update equivalence”", "| Speedup | baseline | unproven |")
     tags = make_gate_tags(results.model_dump(mode="json"))
@@ -251,9 +253,10 @@ def test_a_speedup_whose_blocks_are_gone_is_unproven(tmp_path: Path, params: dic
     assert set(results.cells[1].standing.gates) == {
         "Timed rows are typical",
         "Timed blocks did the work",
+        "Baseline is not slowed",
         "Training bears out the blocks",
     }
-    assert results.verdict.startswith("Unproven: 2proc trains 1.62x")
+    assert results.verdict.startswith("Unproven (“")
     assert "<span>speedup, unproven</span>" in html_of(results)
 
 

@@ -18,6 +18,7 @@ def _steps(own: Any, positions: Any = None) -> Steps:
         num_targets=zeros,
         other_seconds=zeros, seconds=np.ones(len(own)), rank_own_seconds=own,
         rank_own_positions=np.full(own.shape, 100) if positions is None else np.asarray(positions),
+        others_share=zeros,
     )  # fmt: skip
 
 

@@ -71,6 +71,26 @@ def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does
     runner.run(Block(variant=VARIANTS[0], steps=STEPS, data="device"))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("part", ["step", "update"])
+def test_a_block_tells_its_updates_by_the_optimizers_own_state(
+    optimizer: str, part: str, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = BlockRunner(toy.read(optimizer=optimizer), toy.alone)
+    block = Block(variant=Variant(), steps=STEPS, data="device", part=part)
+    replica = runner._get(block.variant).strategy.replica
+    right = runner.run(block)
+    assert right["updates"] == [len(STEPS)] * 2
+    assert right["num_updated"] == sum(part.numel() for part in replica.parameters)
+    again = runner.run(block)["moment_gain"]
+    if optimizer == "sgd":
+        assert again is None
+    else:
+        assert again == pytest.approx(right["moment_gain"] if part == "step" else 0.0, rel=1e-4, abs=1e-9)
+    monkeypatch.setattr(replica.optimizer, "step", lambda *_, **__: None)
+    assert runner.run(block)["updates"] == [0, 0]
+
+
 def test_nothing_of_what_is_forgotten_stays_in_memory(runner: BlockRunner) -> None:
     gc.collect()
     gc.disable()

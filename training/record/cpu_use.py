@@ -1,8 +1,9 @@
-"""Who used the CPUs while a block ran, by the kernel's own count, and how much memory of the host this rank holds."""
+"""Who used the CPUs meanwhile, by the kernel's own count, and how much memory of the host this rank holds."""
 
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ class CpuUse:
             "num_cpus": len(self._cpus),
             "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
         }
+
+
+def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of the ranks' CPUs that others used, the largest of any machine; None if none tells.
+
+    `used`: what each rank measured. Ranks that share their CPUs are one group, so
+    that what one takes from the other is not called another's.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in used:
+        groups.setdefault(one["place"], []).append(one)
+    shares = [
+        (group[0]["busy_seconds"] - sum(one["own_seconds"] for one in group))
+        / (group[0]["num_cpus"] * group[0]["seconds"])
+        for group in groups.values()
+        if group[0]["busy_seconds"] is not None
+    ]
+    return min(max(0.0, *shares), 1.0) if shares else None
 
 
 def _read_busy_seconds(cpus: list[int]) -> float | None:
