@@ -173,7 +173,7 @@ MUTANTS = [
     _mutant(
         "tasks.equivalence.reference.update:OneProcess._rescale",
         _return(None),
-        "tasks/test_measure.py::test_right_trainers_pass",
+        "training/step/test_optimizer.py",
     ),
     _mutant(
         "tasks.equivalence.reference.causal_lm:compute_loss_behind",

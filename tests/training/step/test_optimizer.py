@@ -69,3 +69,11 @@ def test_a_stopped_run_of_sgd_goes_on_to_the_same_bits(momentum: float, toy: Toy
     assert {name for moments in kept.values() for name in moments} == ({"momentum_buffer"} if momentum else set())
     train_here(stopped)
     assert are_bitwise_equal(weights_at_end(stopped), weights_at_end(whole))
+
+
+def test_the_second_computation_skips_an_fp16_step_that_overflows_and_halves_the_scale(toy: Toy) -> None:
+    one_process = OneProcess(toy.read(precision="fp16"))
+    one_process._scale = 2.0**60
+    (gradient,) = one_process.gradient(1, order_as_one_rank).by_order
+    assert not one_process.apply(gradient, 1)
+    assert one_process._scale == 2.0**59
