@@ -75,7 +75,7 @@ search: $(READY)  ## Which parameters are best? Trials, halved by rungs
 	@ddp-compare search
 
 audit: $(READY)  ## Is a script right on N ranks? SCRIPT="train.py" CELLS=1,2
-	@python -m tasks.auditing
+	@python -m ddp_audit
 
 report: $(READY)  ## Render the report again from reports/results.json
 	@ddp-compare report

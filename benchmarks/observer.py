@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_pairs, compute_ratio, generate_rounds
-from tasks.auditing.rank_record import read_rank
+from ddp_audit.rank_record import read_rank
 
 _WARM_UP = 70
 """Steps before those that are timed: the first 64 are looked at more closely."""
@@ -78,7 +78,7 @@ class Switch:
         """Remember what the observer has put in place since this was made."""
         for place, before in zip(self._places, self._before, strict=True):
             for name, now in vars(place).items():
-                if isinstance(now, FunctionType) and "ddp_compare_observer" in now.__code__.co_filename:
+                if isinstance(now, FunctionType) and "ddp_audit.observer" in now.__code__.co_filename:
                     self._found.append((place, name, before.get(name), now))
         self._kept = [dict(hooks) for hooks in self._hooks]
         assert {name for _, name, _, _ in self._found} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
@@ -121,7 +121,7 @@ def _in_child(work: Callable[[Path], Any]) -> tuple[Any, Any]:
 
 def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[str, list[float]]:
     from benchmarks.observed_training import Training
-    from ddp_compare_observer.arming import arm_when_torch_comes
+    from ddp_audit.observer.arming import arm_when_torch_comes
 
     switch = Switch()
     arm_when_torch_comes(str(folder), rank=0, heartbeat=None)
@@ -149,7 +149,7 @@ def measure_in_process(width: int, *, blocks: int, steps: int) -> dict[str, Any]
 
 def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tuple[float, int]:
     from benchmarks.observed_training import Training
-    from ddp_compare_observer.arming import arm_when_torch_comes
+    from ddp_audit.observer.arming import arm_when_torch_comes
 
     if is_observed:
         arm_when_torch_comes(str(folder), rank=0, heartbeat=None)

@@ -18,7 +18,7 @@ SEAMS = {
     "tasks/equivalence/reference": "tasks.equivalence.reference.Reference",
     "tasks/data/slicing": "tasks.data.slicing.SlicingFile",
     "tasks/services/trackers": "tasks.services.trackers.Tracker",
-    "tasks/auditing/findings": "tasks.auditing.findings.Question",
+    "ddp_audit/findings": "ddp_audit.findings.Question",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
     "tasks/reporting/sections": "tasks.reporting.sections.SectionFile",
 }

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ADAPTERS = ("training/process/torch_private.py", "ddp_compare_observer/torch_private.py")
+ADAPTERS = ("training/process/torch_private.py", "ddp_audit/observer/torch_private.py")
 
 PUBLIC = {
     "torch.utils._python_dispatch.TorchDispatchMode": "torch's notes on extending it have no other name for it",
@@ -59,7 +59,7 @@ def is_excused(name: str) -> bool:
 def test_only_the_adapters_use_what_torch_has_no_public_name_for(project: Path) -> None:
     found = [
         (str(path.relative_to(project)), name)
-        for package in ("training", "tasks", "flows", "ddp_compare_observer")
+        for package in ("training", "tasks", "flows", "ddp_audit")
         for path in sorted((project / package).rglob("*.py"))
         for name in find_private_names(path.read_text())
     ]

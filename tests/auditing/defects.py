@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.auditing.findings import (
+from ddp_audit.findings import (
     clipping,
     clock,
     epochs,

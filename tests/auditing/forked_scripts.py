@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.auditing.launched import Launched
-from tasks.auditing.rank_record import read_rank
+from ddp_audit.launched import Launched
+from ddp_audit.rank_record import read_rank
 
 # Not that of tests/conftest.py, which makes a folder for a worker's scratch: each rank would remove it at its end.
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -78,8 +78,8 @@ def _serve() -> None:
         import pytorch_lightning
 
         assert pytorch_lightning.Trainer
-    import ddp_compare_observer.around
-    import ddp_compare_observer.computed  # noqa: F401
+    import ddp_audit.observer.around
+    import ddp_audit.observer.computed  # noqa: F401
 
     gc.freeze()  # or each rank that looks for garbage copies the memory of all this
     answers = os.dup(1)
@@ -116,7 +116,7 @@ def _run(asked: dict[str, Any], rank: int, port: int) -> int:
     """Run the script as this rank; return its exit code."""
     import atexit
 
-    from ddp_compare_observer.arming import arm_when_torch_comes
+    from ddp_audit.observer.arming import arm_when_torch_comes
 
     os.chdir(asked["folder"])
     is_alone = asked.get("is_alone")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.__main__ import require_steps
-from tasks.auditing.checks import ask_all
-from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.request import parse_request
-from tasks.auditing.speed import compute_speeds
-from tasks.process.failure import ConfigurationError, DistributedError
+from ddp_audit.__main__ import require_steps
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.failure import ConfigurationError, ScriptError
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.speed import compute_speeds
 from tests.auditing.forked_scripts import ForkedScripts
 
 _ONE_STEP = """
@@ -47,7 +47,7 @@ assert type(torch.load("whole.pt", weights_only=False)) is torch.nn.Linear
 import copy, pickle, time
 copy.deepcopy(model)
 assert pickle.loads(pickle.dumps(time.time)) is time.time
-assert b"ddp_compare" not in open("whole.pt", "rb").read()
+assert b"ddp_audit" not in open("whole.pt", "rb").read()
 """
 
 
@@ -85,7 +85,7 @@ def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(
 ) -> None:
     launched = launch(f"{_ONE_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
-    with pytest.raises(DistributedError, match=f"it was started in {tmp_path} "):
+    with pytest.raises(ScriptError, match=f"it was started in {tmp_path} "):
         require_steps(launched, started_in=tmp_path)
 
 

@@ -91,7 +91,7 @@ def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProc
         "TMPDIR": str(folder), "INTERPRETER": sys.executable, **asked,
     }  # fmt: skip
     return subprocess.run(
-        [sys.executable, "-m", "tasks.auditing"], cwd=folder, env=environment, text=True, capture_output=True
+        [sys.executable, "-m", "ddp_audit"], cwd=folder, env=environment, text=True, capture_output=True
     )
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_training_costs_one_line_and_its_output_is_kept(
     assert done.returncode == code
     assert list(reports.iterdir()) == [], "what stood there is no report of this script"
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("audit: ")
+    assert last.startswith("ddp-audit: ")
     assert says in last
     logs = list(tmp_path.glob(".work/audits/*/*/logs/**/*.log"))
     assert 0 < sum(log.stat().st_size for log in logs) < 20_000_000

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tasks.auditing.checks import QUESTIONS
+from ddp_audit.checks import QUESTIONS
 from tasks.params.choices import list_file_names
 
 
@@ -14,4 +14,4 @@ def test_the_page_of_the_audit_has_every_question(project: Path) -> None:
 
 
 def test_every_file_of_findings_is_asked() -> None:
-    assert sorted(one.__name__.rpartition(".")[2] for one in QUESTIONS) == list_file_names("tasks/auditing/findings")  # type: ignore[attr-defined]
+    assert sorted(one.__name__.rpartition(".")[2] for one in QUESTIONS) == list_file_names("ddp_audit/findings")  # type: ignore[attr-defined]

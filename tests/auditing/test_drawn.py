@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_compare_observer.drawn import has_drawn_since, name_computed, read_random_states
-from tasks.auditing.checks import ask_all
-from tasks.auditing.findings import same_step
-from tasks.auditing.launched import Audit
-from tasks.auditing.request import parse_request
-from tasks.records.gate import Gate
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.findings import same_step
+from ddp_audit.launched import Audit
+from ddp_audit.observer.drawn import has_drawn_since, name_computed, read_random_states
+from ddp_audit.verdicts import Finding
 from tests.auditing.forked_scripts import ForkedScripts
 from tests.auditing.test_findings import needs_lightning
 
@@ -26,7 +26,7 @@ _CHECKPOINTED = """(lambda ids: F.dropout(self.embedding(ids), {0})
             ))(input_ids) *"""
 
 
-def _ask(forked: ForkedScripts, folder: Path, script: str, **edits: str) -> Gate:
+def _ask(forked: ForkedScripts, folder: Path, script: str, **edits: str) -> Finding:
     """Return what the question finds in a script of scripts/ in which `edits` were made."""
     text = (_SCRIPTS / f"{script}.py").read_text()
     for right, wrong in edits.items():
@@ -39,7 +39,7 @@ def _ask(forked: ForkedScripts, folder: Path, script: str, **edits: str) -> Gate
         assert found.exit_code == 0, found.ending
         assert all(rank.is_whole for rank in found.ranks), [rank.lines.get("broken") for rank in found.ranks]
         audit.launches[cell] = [found]
-    return next(gate for gate in ask_all(audit) if gate.name == same_step.NAME)
+    return next(gate for gate in ask_all(audit) if gate.name == same_step.NAME).findings["2proc"]
 
 
 @pytest.mark.slow

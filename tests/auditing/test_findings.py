@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.auditing.checks import QUESTIONS, ask_all, judge_cells, list_faults
-from tasks.auditing.findings import (
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import QUESTIONS, ask_all, judge_cells, list_faults
+from ddp_audit.findings import (
     CLASSES,
     clipping,
     data_wait,
@@ -30,9 +31,8 @@ from tasks.auditing.findings import (
     same_parameters,
     start_weights,
 )
-from tasks.auditing.launched import Audit
-from tasks.auditing.request import parse_request
-from tasks.records.gate import CellFinding, Gate
+from ddp_audit.launched import Audit
+from ddp_audit.verdicts import Answers, Finding
 from tests.auditing.defects import DEFECTS, EARLY_CLIPPING
 from tests.auditing.forked_scripts import ForkedScripts
 
@@ -105,20 +105,18 @@ def correct(audit_script: Callable[..., Audit]) -> Callable[[str], Audit]:
     return get
 
 
-def _list_failed(gates: list[Gate]) -> dict[str, CellFinding]:
+def _list_failed(gates: list[Answers]) -> dict[str, Finding]:
     """Return name -> the finding of the last cell that failed."""
     return {
         gate.name: one
         for gate in gates
-        for one in gate.findings
+        for one in gate.findings.values()
         if one.verdict == "failed" and gate.name not in TOLD_BY_SECONDS
     }
 
 
-def _ask(audit: Audit, name: str, cell: str = "2proc") -> CellFinding:
-    found = next(gate for gate in ask_all(audit) if gate.name == name).find_cell_finding(cell)
-    assert found is not None
-    return found
+def _ask(audit: Audit, name: str, cell: str = "2proc") -> Finding:
+    return next(gate for gate in ask_all(audit) if gate.name == name).findings[cell]
 
 
 @pytest.mark.slow
@@ -148,7 +146,7 @@ def test_of_numbers_with_a_fraction_there_are_no_ids_and_a_mean_of_squares_is_we
     correct: Callable[[str], Audit],
 ) -> None:
     audit = correct("regression")
-    assert next(gate for gate in ask_all(audit) if gate.name == same_ids.NAME).findings == []
+    assert next(gate for gate in ask_all(audit) if gate.name == same_ids.NAME).findings == {}
     weights, clip = _ask(audit, loss_weights.NAME), _ask(audit, clipping.NAME)
     assert (weights.code, weights.numbers["steps_compared"]) == ("passed", 16)
     assert (clip.code, clip.numbers["steps"], clip.numbers["compared"]) == ("passed", 10, 0)
@@ -213,9 +211,7 @@ def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Calla
     unseen = {name for name, gate in gates.items() if gate.verdict == "not checked"} - TOLD_BY_SECONDS
     # It is not told to go on from anything.
     assert unseen == {start_weights.NAME}
-    exchanges, rows = (gates[name].find_cell_finding("2proc") for name in (exchange.NAME, rows_of_its_own.NAME))
-    assert exchanges is not None
-    assert rows is not None
+    exchanges, rows = (gates[name].findings["2proc"] for name in (exchange.NAME, rows_of_its_own.NAME))
     assert (exchanges.numbers["exchanges"], exchanges.numbers["micro_batches"]) == (1, 2)
     assert exchanges.numbers["gradients_exchanged"] == pytest.approx(1, abs=5e-3)
     assert (rows.numbers["different_rows"], rows.numbers["rows"]) == (48, 48)
@@ -302,5 +298,5 @@ def test_a_script_that_never_steps_or_has_no_torch_is_not_observable(
     launched = audit.first("2proc")
     ranks = [dataclasses.replace(rank, steps=[]) for rank in launched.ranks]
     empty = Audit(audit.request, {**audit.launches, "2proc": [dataclasses.replace(launched, ranks=ranks)]})
-    found = [one for gate in ask_all(empty) for one in gate.findings if one.cell == "2proc"]
+    found = [gate.findings["2proc"] for gate in ask_all(empty) if "2proc" in gate.findings]
     assert {one.code for one in found} <= {"no_steps", "too_few_steps"}, found

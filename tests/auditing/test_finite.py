@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.findings import finite
-from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.rank_record import RankRecord
-from tasks.auditing.request import parse_request
+from ddp_audit.asked import parse_request
+from ddp_audit.findings import finite
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.rank_record import RankRecord
 
 
 @pytest.mark.parametrize(

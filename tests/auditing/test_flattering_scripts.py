@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.checks import ask_all, judge_cells
-from tasks.auditing.findings import clock, global_batch, plausible_speed, same_parameters, same_step
-from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.page import make_document, tell_verdict
-from tasks.auditing.request import parse_request
-from tasks.auditing.speed import compute_speeds
-from tasks.auditing.split import split_steps, sum_other_work
-from tasks.records.gate import CellFinding
-from tasks.reporting.markdown import render_markdown
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all, judge_cells
+from ddp_audit.document import render_markdown
+from ddp_audit.findings import clock, global_batch, plausible_speed, same_parameters, same_step
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.speed import compute_speeds
+from ddp_audit.split import split_steps, sum_other_work
+from ddp_audit.verdicts import Finding
 from tests.auditing.forked_scripts import ForkedScripts
 
 _TRAIN = """
@@ -69,10 +69,8 @@ def _audit(forked: ForkedScripts, folder: Path, script: str, *, num_launches: in
     return Audit(request, launches)
 
 
-def _ask(audit: Audit, name: str, cell: str) -> CellFinding:
-    found = next(gate for gate in ask_all(audit) if gate.name == name).find_cell_finding(cell)
-    assert found is not None
-    return found
+def _ask(audit: Audit, name: str, cell: str) -> Finding:
+    return next(gate for gate in ask_all(audit) if gate.name == name).findings[cell]
 
 
 @pytest.mark.slow

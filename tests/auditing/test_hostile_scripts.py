@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.checks import ask_all
-from tasks.auditing.launched import Audit
-from tasks.auditing.request import parse_request
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.launched import Audit
 from tests.auditing.forked_scripts import ForkedScripts
 
 _TRAIN = """
@@ -40,7 +40,7 @@ _HOSTILE = {
     "forges lines": _OPEN_RECORD + _FORGED,
     "compiles losses": "import torch\nfor loss in (torch.nn.CrossEntropyLoss(), torch.nn.MSELoss()):\n"
     "    torch.jit.script(loss)\n",
-    "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_compare')]:\n"
+    "has no modules": "import sys, torch\nfor name in [one for one in sys.modules if one.startswith('ddp_audit')]:\n"
     "    del sys.modules[name]\n",
 }
 

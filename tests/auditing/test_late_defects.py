@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_compare_observer.clocks import Clocks, ScriptLines
-from ddp_compare_observer.record import Guard, Record
-from ddp_compare_observer.timeline import Place, Timeline
-from tasks.auditing.checks import ask_all
-from tasks.auditing.evidence import list_first_pass
-from tasks.auditing.findings import global_batch, gradient_scale, labels, loss_weights, same_parameters
-from tasks.auditing.launched import Audit
-from tasks.auditing.rank_record import RankRecord
-from tasks.auditing.request import parse_request
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.evidence import list_first_pass
+from ddp_audit.findings import global_batch, gradient_scale, labels, loss_weights, same_parameters
+from ddp_audit.launched import Audit
+from ddp_audit.observer.clocks import Clocks, ScriptLines
+from ddp_audit.observer.record import Guard, Record
+from ddp_audit.observer.timeline import Place, Timeline
+from ddp_audit.rank_record import RankRecord
 from tests.auditing.forked_scripts import ForkedScripts
 
 _SCRIPT = Path(__file__).parent / "scripts" / "plain_ddp.py"
@@ -138,8 +138,7 @@ def test_a_defect_of_some_steps_is_no_pass(forked: ForkedScripts, tmp_path: Path
         launched = forked.launch(request.words_for(cell), cell=cell, world_size=world_size, folder=tmp_path)
         assert launched.exit_code == 0, launched.ending
         audit.launches[cell] = [launched]
-    gate = next(gate for gate in ask_all(audit) if gate.name == question)
-    found = next(one for one in gate.findings if one.cell == "2proc")
+    found = next(gate for gate in ask_all(audit) if gate.name == question).findings["2proc"]
     assert (found.verdict, found.code, found.numbers | numbers) == ("not checked", code, found.numbers)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing import fresh_folder
-from tasks.auditing.findings import launches_alike
-from tasks.auditing.fresh_folder import make_fresh_folder
-from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.request import Request, parse_request
-from tasks.auditing.running import launch_script
+from ddp_audit import fresh_folder
+from ddp_audit.asked import Request, parse_request
+from ddp_audit.findings import launches_alike
+from ddp_audit.fresh_folder import make_fresh_folder
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.running import launch_script
 
 _RESUMES = """
 import os

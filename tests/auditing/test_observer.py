@@ -5,8 +5,8 @@ import weakref
 
 import torch
 
-from ddp_compare_observer.clocks import _list_floats
-from ddp_compare_observer.samples import (
+from ddp_audit.observer.clocks import _list_floats
+from ddp_audit.observer.samples import (
     count_tokens,
     digest_rows,
     digest_tensors,

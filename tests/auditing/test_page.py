@@ -4,23 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.auditing.checks import ask_all, judge_cells
-from tasks.auditing.launched import Audit, Launched
-from tasks.auditing.page import make_document
-from tasks.auditing.rank_record import RankRecord, read_rank
-from tasks.auditing.request import parse_request
-from tasks.auditing.running import count_new_steps
-from tasks.auditing.speed import compute_speeds
-from tasks.ranks.live import EventReader
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all, judge_cells
+from ddp_audit.document import render_html, render_markdown
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.page import make_document
+from ddp_audit.rank_record import RankRecord, read_rank
+from ddp_audit.running import StepCounter
+from ddp_audit.speed import compute_speeds
 
 _MARKUP = "<img src=x onerror=alert(1)>"
 
 
 def _write_record(path: Path, lines: list[dict[str, Any]], *, after: bytes = b"") -> RankRecord:
-    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + after)
+    path.write_bytes(b"".join(map(_encode, lines)) + after)
     return read_rank(path, 0)
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return json.dumps({"mark": "1", **line}, separators=(",", ":")).encode() + b"\n"
 
 
 def _make_step(number: int, **more: Any) -> dict[str, Any]:
@@ -32,17 +34,17 @@ def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) 
     (tmp_path / f"{_MARKUP}.py").touch()
     request = parse_request({"SCRIPT": f"'{_MARKUP}.py' {_MARKUP!r}", "CELLS": "1", "FOLDER": str(tmp_path)})
     assert request.told.startswith(f"'{_MARKUP}.py'")
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"kind": "start", "pid": 1, "python": _MARKUP},
         {"kind": "asked", "where": "arguments", "names": {"epochs": 3, "resume": _MARKUP}, "are_there": {}},
-        {"kind": "open", "path": f"/{_MARKUP}.csv", "mode": "a", "bytes_before": 5},
+        {"kind": "open", "path": f"/{_MARKUP}.csv", "mode": "a"},
         *(_make_step(number, optimizer=_MARKUP, backend=_MARKUP) for number in range(1, 30)),
     ]
     rank = _write_record(tmp_path / "rank-0.jsonl", lines)
     audit = Audit(request, {"1proc": [Launched("1proc", tmp_path, [rank], 0)]})
     gates = ask_all(audit)
     document = make_document(audit, gates, compute_speeds(audit), judge_cells(gates, [], ["1proc"]))
-    page = render_html(document, {})
+    page = render_html(document)
     assert "<img" not in page
     assert page.count("&lt;img src=x") > 3
     assert "<img" not in render_markdown(document)
@@ -51,10 +53,10 @@ def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) 
 def test_what_a_script_itself_writes_into_its_record_is_no_step(tmp_path: Path) -> None:
     forged = [b"[" * 100_000, b"7", b'{"kind": ["step"]}', b'{"kind": "step", "step": 3, "micros": [7], "seconds": {}}']
     forged.append(b'{"kind": "step", "step": 4, "micros": [{}], "seconds": {"forward": "long"}}')
-    reader = EventReader(tmp_path / "rank-0.jsonl")
+    counter = StepCounter(tmp_path / "rank-0.jsonl")
     rank = _write_record(tmp_path / "rank-0.jsonl", [_make_step(1), _make_step(2)], after=b"\n".join([*forged, b""]))
-    assert count_new_steps(reader) == 0
-    with (tmp_path / "rank-0.jsonl").open("a") as file:
-        file.write(json.dumps(_make_step(5)) + "\n")
-    assert count_new_steps(reader) == 1
+    assert counter.count() == 2
+    with (tmp_path / "rank-0.jsonl").open("ab") as file:
+        file.write(_encode(_make_step(5)))
+    assert counter.count() == 3
     assert [step["step"] for step in rank.steps] == [1, 2]

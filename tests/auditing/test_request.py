@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.request import parse_request
-from tasks.process.failure import ConfigurationError
+from ddp_audit.asked import parse_request, read_words
+from ddp_audit.failure import ConfigurationError
 
 
 @pytest.fixture
@@ -43,6 +43,12 @@ def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
     assert request.words_for("2proc", 3)[1:] == told
     assert request.words_for("1proc")[-2:] == ["--accumulate", "4"]
     assert request.launcher_for("2proc", 1) == [request.python, "-u", "-m", "spawn", "--num", "2"]
+
+
+def test_options_stand_anywhere_and_all_else_is_the_scripts() -> None:
+    words = ["train.py", "--epochs", "2", "--cells", "1,2", "--speed", "--name", "a b", "--", "--steps", "3"]
+    assert read_words(words) == {"CELLS": "1,2", "SPEED": "1", "SCRIPT": "train.py --epochs 2 --name 'a b' --steps 3"}
+    assert read_words([]) == {}
 
 
 def test_a_module_is_left_as_it_is(folder: Path) -> None:

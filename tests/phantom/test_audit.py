@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.auditing.checks import ask_all
-from tasks.auditing.findings import exchange, rows_of_its_own
-from tasks.auditing.launched import Audit
-from tasks.auditing.request import parse_request
-from tasks.auditing.running import launch_script
+from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.findings import exchange, rows_of_its_own
+from ddp_audit.launched import Audit
+from ddp_audit.running import launch_script
 from tests.auditing.forked_scripts import read_launched
 from tests.conftest import PROJECT
 
@@ -119,6 +119,6 @@ def test_defects_that_need_no_number_of_a_card_are_found_on_one_that_is_not_ther
     audit = _audit(tmp_path, _change(wrong))
     assert _list_draws(audit) == {True}
     gates = {gate.name: gate for gate in ask_all(audit)}
-    assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].compared
-    assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].compared
+    assert "rank 0 and rank 1 learned from the same rows" in gates[rows_of_its_own.NAME].findings["2proc"].compared
+    assert "2 exchanges per update of 2 micro-batches" in gates[exchange.NAME].findings["2proc"].compared
     assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "failed"

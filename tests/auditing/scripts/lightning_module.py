@@ -6,7 +6,7 @@ import pytorch_lightning as lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_compare_observer.lightning import AuditCallback
+from ddp_audit.observer.lightning import AuditCallback
 
 
 class Language(lightning.LightningModule):

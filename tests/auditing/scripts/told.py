@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from ddp_compare_observer import say_asked, step
+from ddp_audit import say_asked, step
 
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()

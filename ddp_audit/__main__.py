@@ -1,0 +1,149 @@
+"""`ddp-audit train.py --epochs 2 --cells 1,2`: is a training script right on several ranks, without changing it?
+
+What is asked for stands in options before, between or behind the script's own arguments, or, without any word, in the
+environment (asked.py). Exit codes: 0 nothing wrong was found; 1 the training is wrong, or, where its speed is compared,
+its cells are unlike; 2 for what cannot be audited; 6 where the script itself failed or hung.
+"""
+
+import datetime
+import json
+import logging
+import os
+import sys
+import threading
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from ddp_audit import wording
+from ddp_audit.asked import NAMES, Request, parse_request, read_words
+from ddp_audit.checks import ask_all, judge_cells, list_faults
+from ddp_audit.document import render_html, render_markdown
+from ddp_audit.failure import ConfigurationError, ScriptError, redact, run_in_one_line, stop_on_signals
+from ddp_audit.findings import CLASSES
+from ddp_audit.findings.plain_baseline import is_wrapped
+from ddp_audit.launched import Audit, Launched
+from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.running import launch_script
+from ddp_audit.speed import compute_speeds
+
+_log = logging.getLogger(__name__)
+
+WORK = Path(".work/audits")
+REPORTS = Path("reports/audit")
+_WRITTEN = ("index.html", "report.md", "findings.json")
+
+
+def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Event) -> tuple[str, bool]:
+    """Launch every cell, in turns, write the report; return what is printed, and whether the training was found wrong.
+
+    Raises ConfigurationError where there was nothing to observe, ScriptError where the script failed.
+    """
+    for name in _WRITTEN:
+        # What stands there is of another audit, and would be taken for this one's if it fails.
+        (reports / name).unlink(missing_ok=True)
+    folder = work / datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%f")
+    audit = Audit(request, {cell: [] for cell in request.cells})
+    launch = partial(launch_script, request, stop=stop, leave_out=work)
+    is_alone = False
+    for turn in range(request.num_launches):
+        # There and back, so that what changes slowly does not always meet the same cell.
+        for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
+            _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
+            place, is_baseline = folder / f"{cell}-{turn + 1}", cell == request.baseline
+            launched = launch(cell, place, number=turn + 1, is_alone=is_baseline and is_alone)
+            if turn == 0 and is_baseline and not request.launcher and is_wrapped(launched):
+                _log.info("%s: its model is wrapped where torchrun starts it; once more, started by python", cell)
+                alone = launch(cell, place.with_name(f"{place.name}-alone"), is_alone=True)
+                is_alone = bool(alone.num_steps) and not alone.is_failed
+                launched = alone if is_alone else replace(launched, fails_alone=True)
+            audit.add(launched)
+            require_steps(launched, started_in=request.folder)
+    answers, speeds = ask_all(audit), compute_speeds(audit) if request.compares_speed else []
+    standings = judge_cells(answers, speeds, list(request.cells))
+    document = make_document(audit, answers, speeds, standings)
+    found = {"script": request.told, "findings": [{**asdict(one), "verdict": one.verdict} for one in answers]}
+    reports.mkdir(parents=True, exist_ok=True)
+    texts = (render_html(document), render_markdown(document), json.dumps(found, indent=1) + "\n")
+    for name, text in zip(_WRITTEN, texts, strict=True):
+        (reports / name).write_text(_make_public(text), encoding="utf-8")
+    lines = [
+        tell_verdict(audit, answers, speeds, standings),
+        *(f"{one.kind}: {one.question.NAME}: {one.found.compared}" for one in list_faults(answers, CLASSES)),
+        f"Report: {reports / _WRITTEN[0]}",
+    ]
+    is_wrong = bool(list_faults(answers, CLASSES[: 2 if request.compares_speed else 1]))
+    return _make_public("".join(f"{line}\n" for line in lines)), is_wrong
+
+
+def _make_public(text: str) -> str:
+    """Return the text without secrets, and without what no page can show: a script may be named by any bytes."""
+    return wording.replace_unprintable(redact(text))
+
+
+def require_steps(launched: Launched, *, started_in: Path) -> None:
+    """Raise the error of a launch that says nothing about a training."""
+    told = (
+        f"{launched.cell}: it was started in {started_in} (FOLDER=... starts it elsewhere), its output is in "
+        f"{launched.folder / 'logs'}"
+    )
+    if launched.is_failed:
+        ending, _, words = launched.ending.partition("\n")
+        if words:
+            _log.error("%s", words)
+        raise ScriptError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {told}")
+    ranks = launched.ranks
+    if all(rank.start is None for rank in ranks):
+        raise ConfigurationError(
+            f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {told}"
+        )
+    if not any(rank.has_imported_torch for rank in ranks):
+        raise ConfigurationError(
+            f"the script ended with exit code 0 and never imported torch: nothing to observe; {told}"
+        )
+    if broken := [rank for rank in ranks if "broken" in rank.lines]:
+        error = broken[0].lines["broken"][0]
+        _log.warning("rank %d was observed up to step %d: %s", broken[0].rank, len(broken[0].steps), error.get("error"))
+    if replaced := [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]:
+        raise ConfigurationError(
+            f"the script became another program ({replaced[0].lines['replaced'][-1].get('program')}) after "
+            f"{wording.format_plural(len(replaced[0].steps), 'step')} on rank {replaced[0].rank}, of which nothing is "
+            f"observed: what it trained there is not known; {told}"
+        )
+    if (
+        any(rank.steps for rank in ranks)
+        and not all(rank.steps for rank in ranks)
+        and all(rank.start is None for rank in ranks if not rank.steps)
+    ):
+        seen = wording.format_plural(sum(bool(rank.steps) for rank in ranks), "rank")
+        more = f", and {len(launched.beside_ranks)} processes more that each took themselves for one of them"
+        raise ConfigurationError(
+            f"{seen} trained where {len(ranks)} were asked for{more if launched.beside_ranks else ''}; {{ranks}} in "
+            f"SCRIPT or LAUNCHER stands for their number; {told}"
+        )
+    if not any(rank.steps for rank in ranks):
+        children = sum(int(one["number"]) for rank in ranks for one in rank.lines.get("children", []))
+        forked = f"; it forked {children} processes, which are not observed" if children else ""
+        raise ConfigurationError(
+            f"the script ended with exit code 0, and no optimizer step of torch.optim was seen in the processes that "
+            f"torchrun started{forked}; {told}"
+        )
+
+
+def main() -> None:
+    """Audit what the command line and the environment ask for, and exit."""
+    run_in_one_line(_run)
+
+
+def _run() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    asked = read_words(sys.argv[1:])
+    # What was meant for the audit is none of the script's environment.
+    request = parse_request(asked or {name: os.environ.pop(name) for name in NAMES if name in os.environ})
+    said, is_wrong = run_audit(request, work=WORK, reports=REPORTS, stop=stop_on_signals())
+    sys.stdout.write(said)
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    main()

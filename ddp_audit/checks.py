@@ -1,0 +1,169 @@
+"""All questions of an audit, the gravest first: is the training right, are the cells alike, is the figure clean?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddp_audit.findings import (
+    CLASSES,
+    Question,
+    clipping,
+    clock,
+    data_wait,
+    epochs,
+    exchange,
+    finite,
+    global_batch,
+    gradient_scale,
+    labels,
+    launches_alike,
+    learning,
+    loss_weights,
+    one_file,
+    own_device,
+    plain_baseline,
+    plausible_speed,
+    rows_of_its_own,
+    same_ids,
+    same_parameters,
+    same_rows,
+    same_start,
+    same_step,
+    start_weights,
+)
+from ddp_audit.launched import Audit
+from ddp_audit.speed import FEWEST_LAUNCHES, Speed
+from ddp_audit.verdicts import Answers, Finding, Standing
+from ddp_audit.wording import explain
+
+QUESTIONS: Sequence[Question] = (
+    same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,
+    start_weights, epochs, launches_alike, same_start, same_rows, global_batch, same_step, plausible_speed,
+    plain_baseline, exchange, clock, data_wait, own_device, one_file,
+)  # fmt: skip
+_OF_EVERY_LAUNCH: Sequence[Question] = (
+    same_parameters, learning, rows_of_its_own, gradient_scale, finite, same_rows, global_batch, same_step,
+    plain_baseline, exchange,
+)  # fmt: skip
+"""What a step does, and is timed doing in every launch; all else is asked of the first one."""
+_OF_THE_SCRIPT_ALONE = (epochs.NAME,)
+"""What this asks bears on what the script says; the speedup is of steps, by the audit's own clock."""
+_FOLLOWS = {
+    **dict.fromkeys(
+        (same_parameters.NO_GROUP, same_parameters.SAME_WORK),
+        (rows_of_its_own.NAME, same_rows.NAME, global_batch.NAME, gradient_scale.NAME, exchange.NAME),
+    ),
+    same_parameters.UNWRAPPED: (exchange.NAME,),
+    learning.NO_GRADIENT: (gradient_scale.NAME,),
+    **dict.fromkeys(same_ids.SAYS, (same_rows.NAME,)),
+}
+"""Code of a finding -> what would only be said again of the same cell by other names."""
+_HYGIENE = {same_start.UNSEEDED}
+"""Codes that are less grave than what their question is about."""
+_NOTHING_TOLD = 1.1
+"""How many times its lower end an interval's upper one is, at least, if it tells nothing where it holds 1."""
+_WORST = ("failed", "not checked", "passed")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failed finding, as the report names it."""
+
+    question: Question
+    cell: str
+    found: Finding
+
+    @property
+    def kind(self) -> str:
+        """Which of CLASSES it is of."""
+        return "hygiene" if self.found.code in _HYGIENE else self.question.CLASS
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in one sentence."""
+        template = self.question.SAYS.get(self.found.code, "{compared}")
+        numbers = {**self.found.numbers, "cell": self.cell, "compared": self.found.compared}
+        return explain(self.found.code, template, **numbers).sentence
+
+
+def ask_all(audit: Audit) -> list[Answers]:
+    """Return what was found of every cell, question by question, without what only follows from a graver finding."""
+    found: dict[str, dict[str, Finding]] = {}
+    for question in QUESTIONS:
+        ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
+        answers = {cell: ask(question, audit, cell) for cell in audit.request.cells}
+        found[question.NAME] = {cell: one for cell, one in answers.items() if one is not None}
+    causes = [(cell, one.code) for of_cells in found.values() for cell, one in of_cells.items()]
+    for cell, name in ((cell, name) for cell, code in causes for name in _FOLLOWS.get(code, ())):
+        found[name].pop(cell, None)
+    return [Answers(question.NAME, question.QUESTION, found[question.NAME]) for question in QUESTIONS]
+
+
+def list_faults(answers: Sequence[Answers], kinds: Sequence[str] = CLASSES[:2]) -> list[Fault]:
+    """Return the failed findings of these classes, the gravest first."""
+    questions = {question.NAME: question for question in QUESTIONS}
+    faults = [
+        Fault(questions[gate.name], cell, one)
+        for gate in answers
+        for cell, one in gate.findings.items()
+        if one.verdict == "failed"
+    ]
+    return sorted((one for one in faults if one.kind in kinds), key=lambda one: CLASSES.index(one.kind))
+
+
+def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequence[str]) -> dict[str, Standing]:
+    """Return cell -> what the findings leave of its speedup; `cells` has all of them, the baseline first.
+
+    A wrong training and unlike cells withhold it, the gravest is the reason. What could not be seen of these leaves it
+    unproven, unless it is about nothing but what the script says of itself; so does a speedup without an interval, or
+    with one that tells nothing.
+    """
+    standings = {cell: _judge(answers, (cell, cells[0])) for cell in cells}
+    for speed in speeds:
+        doubt = _find_doubt(speed)
+        if doubt and standings[speed.cell].state == "proven":
+            standings[speed.cell] = Standing("unproven", f"{speed.cell}: {doubt}")
+    return standings
+
+
+def _judge(answers: Sequence[Answers], concerned: Sequence[str]) -> Standing:
+    if faults := [one for one in list_faults(answers) if one.cell in concerned]:
+        return Standing("withheld", faults[0].sentence)
+    bearing = {one.NAME for one in QUESTIONS if one.CLASS != "hygiene" and one.NAME not in _OF_THE_SCRIPT_ALONE}
+    for gate in answers:
+        for cell, one in gate.findings.items():
+            if gate.name in bearing and cell in concerned and one.verdict == "not checked":
+                return Standing("unproven", one.compared)
+    return Standing("proven")
+
+
+def _find_doubt(speed: Speed) -> str:
+    """Return why the launches do not tell how fast a cell is; empty where they do."""
+    if speed.speedup is None:
+        return ""
+    if not speed.has_interval:
+        return f"fewer than {FEWEST_LAUNCHES} launches of a cell give no interval"
+    low, high = speed.speedup.low, speed.speedup.high
+    if low < 1 < high and high > _NOTHING_TOLD * low:
+        return (
+            f"the launches differ so much that it may be slower or faster ({low:.2f} to {high:.2f} times as fast); "
+            "LAUNCHES=... takes more of them"
+        )
+    return ""
+
+
+def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
+    return question.find(audit, cell)
+
+
+def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Finding | None:
+    """Return what is found of the cell in the first launch, or what is worse in a later one."""
+    worst = question.find(audit, cell)
+    for turn in range(1, min(map(len, audit.launches.values()))):
+        later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
+        found = question.find(later, cell)
+        # What says nothing of the first one may have something to say of a later one.
+        verdict = "passed" if worst is None else worst.verdict
+        if found is None or _WORST.index(found.verdict) >= _WORST.index(verdict):
+            continue
+        worst = replace(found, compared=f"{found.compared} (in launch {turn + 1}, and not in those before)")
+    return worst

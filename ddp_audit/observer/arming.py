@@ -1,0 +1,147 @@
+"""How the observer comes to life in a rank: when the script has imported torch, and not before."""
+
+import atexit
+import faulthandler
+import fcntl
+import importlib.abc
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ddp_audit.observer import telling
+from ddp_audit.observer.record import Guard, Record
+
+_MODULES = ("torch", "safetensors.torch")
+
+
+class Observer:
+    """What a process that is observed holds."""
+
+    def __init__(self, record: Record, *, heartbeat: str | None) -> None:
+        self._record, self._heartbeat = record, heartbeat
+        self.guard = Guard(record)
+        self.times: Any = None
+        self.steps: Any = None
+        self._around: Any = None
+
+    def see_imported(self, module: ModuleType) -> None:
+        """Watch a module that has just been imported."""
+        if module.__name__ == "torch":
+            if self.steps is None:  # else it was loaded anew
+                self.guard(self.arm)
+        elif self._around is not None:
+            self.guard(self._around.watch_safetensors, module)
+
+    def tell(self, **said: Any) -> None:
+        """Keep what the script says of the step that is under way."""
+        if self.steps is not None:
+            self.guard(self.steps.told.update, said)
+
+    def tell_asked(self, names: dict[str, Any]) -> None:
+        """Write what the script says that it was asked for."""
+        if self._around is not None:
+            self.guard(self._around.see_asked, names, "told")
+
+    def arm(self) -> None:
+        """Watch torch, the clocks and what happens around."""
+        import torch
+
+        from ddp_audit.observer.around import Surroundings
+        from ddp_audit.observer.clocks import Clocks, ScriptLines
+        from ddp_audit.observer.computed import Computing
+        from ddp_audit.observer.device_clock import DeviceClock
+        from ddp_audit.observer.fed import Loaders
+        from ddp_audit.observer.steps import Steps
+        from ddp_audit.observer.timeline import Place, Timeline
+        from ddp_audit.observer.torch_private import start_recorder
+
+        place = Place(self._heartbeat)
+        self.times, lines = Timeline(place), ScriptLines()
+        device_clock = DeviceClock(self.guard)
+        self.steps = Steps(self._record, self.guard, self.times, place, lines)
+        self.steps.on_begin = lambda: device_clock.start(self.times)
+        self.steps.take_device_seconds = device_clock.take
+        clocks = Clocks(self._record, self.guard, self.times, lines)
+        clocks.count_steps = lambda: self.steps.number
+        self.steps.on_flush = clocks.match
+        around = self._around = Surroundings(self._record, self.guard, self.times, self.steps.flush)
+        loaders = Loaders(self._record, self.guard, self.times)
+        loaders.count_steps = clocks.count_steps
+        computing = Computing(self.guard, self.times, self.steps, loaders, lines)
+
+        def see_first(parameters: list[torch.Tensor]) -> None:
+            around.match_loaded(parameters)
+            around.see_globals()
+
+        self.steps.on_first, self.steps.on_step, self.steps.on_lost = (
+            see_first, computing.stop_learning, computing.learn_models
+        )  # fmt: skip
+        for part in (self.steps, clocks, around, loaders, computing):
+            part.watch()
+        start_recorder()
+        self._record.write("torch", version=torch.__version__, device_count=torch.cuda.device_count())
+
+        def finish() -> None:
+            self.steps.flush()
+            clocks.finish()
+            loaders.finish()
+            around.finish()
+            self._record.write("end", seconds=self.times.take(self.times.copy()))
+
+        atexit.register(self.guard, finish)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as the others do, and tells the observer once those that it waits for have been imported."""
+
+    def __init__(self, see: Callable[[ModuleType], Any]) -> None:
+        self._see = see
+        self._is_looking = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in _MODULES or self._is_looking:
+            return None
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute: Any = spec.loader.exec_module
+
+        def execute_and_tell(module: ModuleType) -> None:
+            execute(module)
+            self._see(module)
+
+        spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        return spec
+
+
+def arm_when_torch_comes(folder: str, *, rank: int | None, heartbeat: str | None) -> Observer:
+    """Begin the record of this rank; watch it as soon as the script imports torch.
+
+    Without a rank it is that of the process group at the first step, or 0.
+    """
+    record = Record(folder, rank=rank)
+    record.write(
+        "start", pid=os.getpid(), rank=rank, python=sys.version.split()[0],
+        hash_seed=os.environ.get("PYTHONHASHSEED"), is_hash_salted=bool(sys.flags.hash_randomization),
+        environment={name: os.environ.get(name) for name in ("WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
+    )  # fmt: skip
+    for stream in (1, 2):
+        # Logs that grow too long are cut; what is written next would leave a hole before it.
+        fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    observer = Observer(record, heartbeat=heartbeat)
+    telling.observer = observer
+    os.register_at_fork(after_in_child=lambda: setattr(observer.guard, "is_on", False))
+    if "torch" in sys.modules:
+        observer.see_imported(sys.modules["torch"])
+    sys.meta_path.insert(0, _Finder(observer.see_imported))
+    return observer

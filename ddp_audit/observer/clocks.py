@@ -1,0 +1,186 @@
+"""What happens inside whatever the script itself times.
+
+The script is given clocks that say what the real ones say. At each reading it is looked which variables in its reach
+hold an earlier reading, to the bit: from there to here is what it can be timing.
+"""
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddp_audit.observer.record import Guard, Line, Record
+from ddp_audit.observer.timeline import OTHERS, Timeline
+
+_CLOCKS = ("time", "perf_counter", "monotonic")
+_FIRST_READINGS, _LAST_READINGS = 2_000, 10_000
+"""So many are known by their value: what was read long ago is held no more, but for what the whole run is timed by."""
+_MOST_VARIABLES = 2_000
+_MOST_KEPT = 200
+_OWN_REFERENCES = 3
+"""To the copy of a frame's variables: the frame's, ours, and that of who counts; more where the script asked for it."""
+_OURS = str(Path(__file__).resolve().parent)
+_FOREIGN = ("site-packages", "dist-packages", "/lib/python")
+
+
+class ScriptLines:
+    """Which lines are the script's own: those of files below its folder that belong to no package."""
+
+    def __init__(self) -> None:
+        script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
+        self._folder = str(script.parent)
+        self._is_own: dict[str, bool] = {}
+        self._short: dict[str, str] = {}
+
+    def owns(self, file: str) -> bool:
+        """Return whether a file is the script's own."""
+        found = self._is_own.get(file)
+        if found is None:
+            whole = str(Path(file).absolute())
+            found = whole.startswith(self._folder) and not any(one in whole for one in _FOREIGN)
+            found = self._is_own[file] = found and not whole.startswith(_OURS)
+        return found
+
+    def find(self) -> Line | None:
+        """Return the innermost line of the script that is being run; None where there is none."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if self.owns(frame.f_code.co_filename):
+                return self.name(frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+        return None
+
+    def name(self, file: str, number: int) -> Line:
+        """Return a line by its file's place below the script's folder."""
+        return Line(self._shorten(file), number)
+
+    def _shorten(self, file: str) -> str:
+        if file not in self._short:
+            self._short[file] = str(Path(file).absolute()).removeprefix(self._folder).lstrip("/")
+        return self._short[file]
+
+
+class _Reading(NamedTuple):
+    """What a clock said, and how far the script was then."""
+
+    place: tuple[str, int]
+    """File and line."""
+    at: float
+    others: tuple[float, ...]
+    """Seconds of each kind of OTHERS."""
+    step: int
+
+
+class _Window:
+    """The spans between two lines that read a clock."""
+
+    def __init__(self, first_step: int) -> None:
+        self.number = self.num_steps = 0
+        self.steps = [first_step, first_step]
+        self.seconds = 0.0
+        self.others = [0.0] * len(OTHERS)
+
+
+def _list_floats(frame: Any) -> list[float]:
+    """Return the floats that a frame has in its variables, and those in the attributes of its `self`.
+
+    A reading is used where it was taken, or kept in an object of the frame.
+    """
+    variables = frame.f_locals
+    found = [one for one in islice(variables.values(), _MOST_VARIABLES) if type(one) is float]
+    owner = variables.get("self")
+    found += [one for one in getattr(owner, "__dict__", {}).values() if type(one) is float]
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
+    if is_copy and sys.getrefcount(variables) <= _OWN_REFERENCES:
+        # Until Python 3.13 the frame keeps its copy: what a step computed would live on into the next one.
+        variables.clear()
+    return found
+
+
+class Clocks:
+    """The clocks of the module `time`, where a line of the script reads them."""
+
+    def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
+        self._record, self._guard, self._times, self._lines = record, guard, times, lines
+        self._first: dict[float, _Reading] = {}
+        self._last: dict[float, _Reading] = {}
+        self._kept: list[tuple[float, _Reading, list[float]]] = []
+        """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
+        self._windows: dict[tuple[tuple[str, int], tuple[str, int]], _Window] = {}
+        self.count_steps: Callable[[], int] = lambda: 0
+
+    def watch(self) -> None:
+        """From now on the clocks are watched."""
+        for name in _CLOCKS:
+            setattr(time, name, self._make_observed(getattr(time, name)))
+
+    def _make_observed(self, original: Callable[[], float]) -> Callable[[], float]:
+        owns, guard, see = self._lines.owns, self._guard, self._see
+
+        @functools.wraps(original)
+        def read() -> float:
+            value = original()
+            frame = sys._getframe(1)
+            if owns(frame.f_code.co_filename):
+                guard(see, value, frame)
+            return value
+
+        return read
+
+    def _see(self, value: float, frame: Any) -> None:
+        at, others = self._times.look()
+        now = _Reading((frame.f_code.co_filename, frame.f_lineno), at, others, self.count_steps())
+        self._kept.append((value, now, _list_floats(frame)))
+        if len(self._kept) >= _MOST_KEPT:
+            self.match()
+
+    def match(self) -> None:
+        """Find what can have been timed by the readings since the last call."""
+        kept, self._kept = self._kept, []
+        for value, now, floats in kept:
+            for one in floats:
+                earlier = self._last.get(one) or self._first.get(one)
+                if earlier is not None and now.step > earlier.step:
+                    self._add_window(earlier, now)
+            if len(self._first) < _FIRST_READINGS:
+                self._first[value] = now
+                continue
+            self._last[value] = now
+            if len(self._last) > _LAST_READINGS:
+                del self._last[next(iter(self._last))]
+
+    def _add_window(self, earlier: _Reading, now: _Reading) -> None:
+        places = (earlier.place, now.place)
+        window = self._windows.get(places)
+        if window is None:
+            window = self._windows[places] = _Window(earlier.step)
+        window.number += 1
+        window.num_steps += now.step - earlier.step
+        window.steps = [min(window.steps[0], earlier.step), max(window.steps[1], now.step)]
+        window.seconds += now.at - earlier.at
+        if now.others != earlier.others:
+            window.others = [
+                sum_ + until - since
+                for sum_, until, since in zip(window.others, now.others, earlier.others, strict=True)
+            ]
+        if window.number & (window.number - 1) == 0:
+            self._write(places)
+
+    def finish(self) -> None:
+        """Write what was found, whole."""
+        self.match()
+        for places in self._windows:
+            self._write(places)
+
+    def _write(self, places: tuple[tuple[str, int], tuple[str, int]]) -> None:
+        window = self._windows[places]
+        found = {kind: round(spent, 6) for kind, spent in zip(OTHERS, window.others, strict=True) if spent > 0}
+        self._record.write(
+            "window", begin=self._lines.name(*places[0]), end=self._lines.name(*places[1]), number=window.number,
+            steps=window.steps, num_steps=window.num_steps,
+            seconds={"training": round(window.seconds - sum(found.values()), 6), **found},
+        )  # fmt: skip

@@ -1,0 +1,306 @@
+"""What the model computes: its outermost calls, the losses, the backward passes."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_audit.observer import timeline
+from ddp_audit.observer.clocks import ScriptLines
+from ddp_audit.observer.drawn import has_drawn_since, name_computed, read_random_states
+from ddp_audit.observer.fed import Loaders
+from ddp_audit.observer.losses import watch_losses
+from ddp_audit.observer.record import Guard, is_main_thread
+from ddp_audit.observer.samples import (
+    count_tokens,
+    digest_rows,
+    holds_whole_numbers,
+    is_on_host,
+    list_tensors,
+    looks_like_mask,
+    put_rows_first,
+)
+from ddp_audit.observer.setting import draws_at_random, find_precision
+from ddp_audit.observer.steps import Micro, Steps
+
+_HEADS = 512
+_HEAD_TOKENS = 64
+_ONE_IN = 64
+"""Of the rows with an index, after the steps that are read, so many have one whose content is digested."""
+_MASK = "attention_mask"
+
+
+@dataclass
+class _Model:
+    """What is known of a module that is called outermost."""
+
+    module: Callable[[], Any]
+    number: int
+    name: str
+    wrapper: Any
+    """What spreads it over ranks: the module itself, or one inside; None for none."""
+    wrapper_name: str = ""
+    learner: Callable[[], Any] = lambda: None
+    """A parameter of it that learned when one was last found."""
+    is_frozen: bool = False
+    """Whether none did when one was last looked for."""
+
+
+class Computing:
+    """Watches models that have something to learn; what else is called is left alone."""
+
+    def __init__(
+        self, guard: Guard, times: timeline.Timeline, steps: Steps, loaders: Loaders, lines: ScriptLines
+    ) -> None:
+        self._guard, self._times, self._steps, self._loaders, self._lines = guard, times, steps, loaders, lines
+        self._known: set[type] = set()
+        self._is_learning = False
+        self._is_inside = False
+        self._is_backward = False
+        self._models: dict[int, _Model] = {}
+        self._num_models = 0
+        self._drawing: tuple[Micro, list[torch.Tensor], torch.device] | None = None
+        self._heads = 0
+
+    def watch(self) -> None:
+        """From now on models, losses and backward passes are watched."""
+        self._plain_call = torch.nn.Module.__call__
+        self.learn_models()
+        backward = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def observed_backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+            if self._is_backward or not is_main_thread():
+                return backward(tensors, *arguments, **named)
+            self._is_backward = True
+            self._times.enter(timeline.OBSERVER)
+            try:
+                if self._steps.is_read:
+                    self._guard(self._read_loss, tensors)
+                else:
+                    self._guard(self._steps.add_backward)
+                if self._steps.is_sampled:
+                    self._guard(self._steps.see_gradient, is_after=False)
+                self._times.switch(timeline.BACKWARD)
+                backward(tensors, *arguments, **named)
+                if self._steps.is_sampled:
+                    self._times.switch(timeline.OBSERVER)
+                    self._guard(self._steps.see_gradient, is_after=True)
+            finally:
+                self._times.leave()
+                self._is_backward = False
+
+        torch.autograd.backward = observed_backward
+        watch_losses(self._guard, self._times, self._steps)
+
+    def learn_models(self) -> None:
+        """Until the next optimizer step has come every model is looked at, to find those that are called outermost."""
+        torch.nn.Module.__call__ = self._make_learning_call()  # type: ignore[method-assign]
+        self._is_learning = True
+        for model in self._models.values():
+            model.is_frozen = False
+
+    def stop_learning(self) -> None:
+        """From now on only models of the kinds that were found are watched."""
+        # Setting it costs every class of a module a look-up.
+        if self._is_learning:
+            torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+            self._is_learning = False
+
+    def _make_learning_call(self) -> Callable[..., Any]:
+        plain = self._plain_call
+
+        @functools.wraps(plain)
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            model = self._find_outermost(module)
+            if model is None:
+                return plain(module, *arguments, **named)
+            # What is called inside is the module as it is: a compiler may look at it.
+            torch.nn.Module.__call__ = plain  # type: ignore[method-assign]
+            self._guard(self._watch_class, type(module))
+            try:
+                return self._run(plain, model, module, arguments, named)
+            finally:
+                if self._steps.number == 0 or self._steps.is_lost:
+                    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+        return call
+
+    def _watch_class(self, kind: type) -> None:
+        if kind in self._known or kind is torch.nn.Module:
+            return
+        self._known.add(kind)
+        original = kind.__call__
+
+        @functools.wraps(original)
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            model = self._find_outermost(module)
+            if model is None:
+                return original(module, *arguments, **named)
+            return self._run(original, model, module, arguments, named)
+
+        kind.__call__ = call  # type: ignore[method-assign]
+
+    def _find_outermost(self, module: Any) -> _Model | None:
+        """Return what is known of it; None inside another call or a backward, where it is traced, or learns nothing."""
+        if self._is_inside or self._is_backward or torch.compiler.is_compiling() or not is_main_thread():
+            return None
+        found: _Model | None = self._guard(self._find_model, module)
+        return found
+
+    def _find_model(self, module: Any) -> _Model | None:
+        model = self._models.get(id(module))
+        if model is None or model.module() is not module:
+            wrapper = next((one for one in module.modules() if _is_wrapper(one)), None)
+            model = self._models[id(module)] = _Model(
+                module=weakref.ref(module), number=self._num_models, name=type(module).__name__,
+                wrapper=None if wrapper is None else weakref.ref(wrapper),
+                wrapper_name="" if wrapper is None else type(wrapper).__name__,
+            )  # fmt: skip
+            self._num_models += 1
+        learner = model.learner()
+        if learner is not None and learner.requires_grad:
+            # A discriminator is frozen in every second step alone.
+            model.is_frozen = False
+            return model
+        if model.is_frozen and not self._steps.is_sampled:
+            return None
+        learner = next((one for one in module.parameters() if one.requires_grad), None)
+        model.is_frozen = learner is None
+        if learner is None:
+            return None
+        model.learner = weakref.ref(learner)
+        return model
+
+    def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:
+        is_training = torch.is_grad_enabled()
+        self._is_inside = True
+        if is_training:
+            self._times.name_the_rest(timeline.SCRIPT)
+        self._times.enter(timeline.OBSERVER)
+        try:
+            self._guard(self._begin_forward, model, module, arguments, named, is_training)
+            self._times.switch(timeline.FORWARD if is_training else timeline.EVALUATION)
+            output = original(module, *arguments, **named)
+            if self._drawing is not None:
+                self._times.switch(timeline.OBSERVER)
+                self._guard(self._see_drawn, *self._drawing)
+            return output
+        finally:
+            self._times.leave()
+            self._is_inside, self._drawing = False, None
+            if not is_training:
+                self._times.name_the_rest(timeline.EVALUATION)
+
+    def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
+        found = put_rows_first([pair for pair in list_tensors((arguments, named)) if pair[1].dim()])
+        given, ids = self._loaders.find([tensor for _, tensor in found], is_training=is_training)
+        if not is_training:
+            return
+        micro = Micro(module=model.number, model=model.name)
+        if given is not None:
+            micro.loader, micro.ids = given.loader, ids
+        wrapper = None if model.wrapper is None else model.wrapper()
+        if wrapper is not None:
+            micro.wrapper = model.wrapper_name
+            if isinstance(wrapper, DistributedDataParallel):
+                micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
+        if self._steps.is_read:
+            micro.line = self._lines.find()
+            micro.precision = find_precision(model.learner(), found)
+            # A wrapper that was made around a model in evaluation mode is itself in training mode.
+            inner = module if wrapper is None else getattr(wrapper, "module", module)
+            micro.is_training = bool(getattr(inner, "training", True))
+            if self._steps.number == 0:
+                micro.is_random = any(draws_at_random(one) for one in module.modules())
+            micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
+        if found:
+            micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
+            if self._steps.number == 0:
+                micro.has_integers = any(
+                    # One number for a row is a class of it, and no text.
+                    one.dim() > 1 and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
+                    for name, one in found
+                )
+            # Rows are compared in the first pass over them, and in the first steps with what they were in it.
+            is_asked = ids is None or not all(one % _ONE_IN for one in ids)
+            if self._steps.is_read or given is None or (given.is_first_pass and is_asked):
+                self._describe(micro, found)
+        # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
+        is_first = self._steps.is_read and all(one.module != model.number for one in self._steps.micros)
+        self._steps.add(micro, module)
+        if is_first and (name := name_computed(module, wrapper)):
+            micro.computed = name
+            device = model.learner().device
+            self._drawing = micro, read_random_states(device), device
+
+    def _see_drawn(self, micro: Micro, before: list[torch.Tensor], device: torch.device) -> None:
+        micro.has_drawn = has_drawn_since(before, device)
+
+    def _describe(self, micro: Micro, found: list[tuple[str, torch.Tensor]]) -> None:
+        first = found[0][1]
+        is_sampled = self._steps.is_sampled
+        if first.device.type != "cpu" and not is_sampled:
+            # It would have to be waited for.
+            return
+        mask = next((tensor for name, tensor in found if name.rpartition(".")[2] == _MASK), None)
+        if mask is None:
+            mask = next((tensor for name, tensor in found[1:] if looks_like_mask(name, tensor, first)), None)
+        labels = next((tensor for name, tensor in found if name.rpartition(".")[2] == "labels"), None)
+        if first.device.type != "cpu":
+            first = first.detach().cpu()
+            mask, labels = (one if one is None else one.detach().cpu() for one in (mask, labels))
+        if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
+            return
+        micro.rows = self._digest(micro.ids, first, mask)
+        room, tokens = _HEADS - self._heads, None
+        # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
+        if self._steps.is_read or not first.is_floating_point():
+            tokens = first if holds_whole_numbers(first) else self._find_tokens(found, mask, labels)
+        micro.has_rows_of_ids = tokens is first
+        if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
+            heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
+            micro.heads = heads.long().tolist()
+            micro.lengths = count_tokens(tokens.reshape(len(tokens), -1), mask)[:room]
+            self._heads += len(micro.heads)
+        if not is_sampled:
+            return
+        micro.mask = mask
+        if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
+            micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
+
+    def _find_tokens(self, found: list[tuple[str, torch.Tensor]], *others: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the first input on the host that may hold ids, where it is not the first one, a mask or labels."""
+        return next(
+            (
+                one for name, one in found[1:]
+                if is_on_host(one) and len(one) == len(found[0][1]) and all(one is not other for other in others)
+                and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
+            ),
+            None,
+        )  # fmt: skip
+
+    def _digest(self, ids: list[int] | None, first: torch.Tensor, mask: torch.Tensor | None) -> list[str]:
+        """Return digests of the rows; once many were seen, of those whose index says so, which every rank picks."""
+        if ids is None or len(ids) != len(first) or self._steps.is_read:
+            return digest_rows(first, mask)
+        return [
+            "" if one % _ONE_IN else digest_rows(first[at : at + 1], None if mask is None else mask[at : at + 1])[0]
+            for at, one in enumerate(ids)
+        ]
+
+    def _read_loss(self, tensors: Any) -> None:
+        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        value = None
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss):
+            value = float(loss.detach())
+        self._steps.add_backward(value, self._lines.find())
+
+
+def _is_wrapper(module: Any) -> bool:
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return bool(names & {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})

@@ -1,0 +1,333 @@
+"""The steps of the script: an optimizer step, and the micro-batches that it learned from."""
+
+import functools
+import math
+import sys
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddp_audit.observer import timeline
+from ddp_audit.observer.clocks import ScriptLines
+from ddp_audit.observer.exchanged import read_traffic
+from ddp_audit.observer.gradient import GradientWatch, digest_gradients
+from ddp_audit.observer.record import Guard, Line, Record
+from ddp_audit.observer.samples import digest_tensors
+from ddp_audit.observer.setting import read_options, read_torch_settings
+from ddp_audit.observer.torch_private import count_collectives, read_ddp_times
+
+_OFTEN_UNTIL = 4
+_READ_UNTIL = 64
+_MOST_UNUSUAL = 12
+_MOST_DIGESTED = 1 << 14
+_KEPT_SECONDS = 0.25
+"""Steps are written together, after so long; longer ones one by one."""
+
+
+class Micro:
+    """One forward and backward. An object holds what is known of it, which is what is written."""
+
+    ids: list[int] | None = None
+    loader: int | None = None
+    module: int = 0
+    wrapper: str = ""
+    model: str = ""
+    line: Line | None = None
+    is_synchronised: bool | None = None
+    precision: str = ""
+    attention: str = ""
+    is_training: bool | None = None
+    computed: str = ""
+    has_drawn: bool | None = None
+    is_random: bool | None = None
+    num_samples: int = 0
+    shape: list[int] | None = None
+    has_integers: bool | None = None
+    has_rows_of_ids: bool | None = None
+    rows: list[str] | None = None
+    heads: list[list[int]] | None = None
+    lengths: list[int] | None = None
+    has_mask: bool = False
+    labels_are_mask: bool = False
+    num_losses: int = 0
+    is_weighted: bool = False
+    num_targets: int | None = None
+    reduction: str = ""
+    loss_of_model: float | None = None
+    loss: float | None = None
+    num_backwards: int = 0
+    mask: Any = None
+
+    def __init__(self, **known: Any) -> None:
+        self.__dict__.update(known)
+
+
+class Steps:
+    """Counts optimizer steps and writes a line for each."""
+
+    def __init__(
+        self, record: Record, guard: Guard, times: timeline.Timeline, place: timeline.Place, lines: ScriptLines
+    ) -> None:
+        self._record, self._guard, self._times, self._place, self._lines = record, guard, times, place, lines
+        self.number = 0
+        """Steps that are over."""
+        self.is_sampled = self.is_read = True
+        """Whether the step that is under way is looked at closely: the first few, then every power of two; and whether
+        numbers of it are read: of the first 64, too."""
+        self.is_lost = False
+        """Whether a backward came that belongs to no call of a model that is watched."""
+        self.micros: list[Micro] = []
+        self.on_begin: Any = lambda: None
+        self.on_first: Any = lambda _parameters: None
+        self.on_step: Any = lambda: None
+        self.on_lost: Any = lambda: None
+        self.on_flush: Any = lambda: None
+        self.take_device_seconds: Any = dict
+        self.told: dict[str, Any] = {}
+        """What the script itself says of the step that is under way."""
+        self._kept: list[dict[str, Any]] = []
+        self._flushed_at = 0.0
+        self._depth = self._num_inside = 0
+        self._counts: dict[str, int] = {}
+        self._num_collectives = self._num_unusual = 0
+        self._clips: list[dict[str, Any]] = []
+        self._gradient: dict[str, Any] | None = None
+        self._gradient_watch = GradientWatch()
+        self._of_gradient: dict[str, bool | None] = {}
+        self._start: dict[str, Any] | None = None
+        self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
+        self._wrapper: Any = None
+        self._backward_line: Line | None = None
+
+    def can_read(self, tensor: torch.Tensor) -> bool:
+        """Return whether numbers of this step are read: on a GPU, which has to be waited for, of sampled ones alone."""
+        return self.is_sampled or (self.is_read and tensor.device.type == "cpu")
+
+    @property
+    def open_micro(self) -> Micro | None:
+        """The micro-batch that went forward last and not yet backward."""
+        return self.micros[-1] if self.micros and not self.micros[-1].num_backwards else None
+
+    def watch(self) -> None:
+        """From now on optimizers and clipping are watched."""
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self._guard(self._begin, optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._guard(self._end, optimizer))
+        self._watch_clipping()
+
+    def add(self, micro: Micro, module: Any) -> None:
+        """A model was called, with gradients to come."""
+        if not self.micros:
+            if self.number == 0:
+                self._take_rank()
+            self._place.begin(self.number + 1)
+            if self.is_read:
+                self.on_begin()
+        self.micros.append(micro)
+        self._num_inside += self._depth > 0
+        self._wrapper = module
+
+    def _take_rank(self) -> None:
+        """Be the rank that the process group says, where the environment did not say any."""
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._place.open(self._record.claim(rank))
+
+    def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
+        """A loss is about to be back-propagated."""
+        waiting = [micro for micro in self.micros if not micro.num_backwards]
+        if line is not None:
+            self._backward_line = line
+        if not waiting and not self.micros:
+            self.is_lost = True
+            self.on_lost()
+            self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
+            return
+        if not waiting:
+            self.micros[-1].num_backwards += 1
+            return
+        joined = waiting[0] if len(waiting) == 1 else _join(waiting)
+        joined.num_backwards = 1
+        if loss is not None:
+            joined.loss = loss
+        if len(waiting) > 1:
+            self.micros = [micro for micro in self.micros if micro.num_backwards]
+
+    def see_gradient(self, *, is_after: bool) -> None:
+        """A backward pass begins or is over."""
+        if self.is_sampled and len(self._optimizers) == 1:
+            watch = self._gradient_watch
+            (watch.see_after_backward if is_after else watch.see_before_backward)(self._list_all_parameters())
+
+    def _begin(self, optimizer: Any) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if self.is_read:
+            self._optimizers.setdefault(optimizer)
+        if not self.is_sampled:
+            self._times.enter(timeline.OPTIMIZER)
+            return
+        self._times.enter(timeline.OBSERVER)
+        parameters = _list_parameters(optimizer)
+        if self._start is None:
+            self._start = digest_tensors(parameters)
+            self.on_first(parameters)
+        self._gradient = digest_gradients(parameters)
+        self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
+        self._times.switch(timeline.OPTIMIZER)
+
+    def _end(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        if self.micros:  # else it is a second optimizer of the same step
+            self._times.switch(timeline.OBSERVER)
+            self._keep(optimizer)
+        self._times.leave()
+
+    def _keep(self, optimizer: Any) -> None:
+        """Keep what the step was: between its kernels a line of Python costs ten times what it costs elsewhere."""
+        counts = count_collectives()
+        num_collectives = sum(counts.values()) - sum(self._counts.values()) if counts else 0
+        fields: dict[str, Any] = {
+            "step": self.number + 1,
+            "lr": [_read_number(group.get("lr")) for group in optimizer.param_groups][:16],
+            "micros": self.micros,
+            "num_collectives": num_collectives,
+        }
+        if self.told:
+            fields["told"], self.told = self.told, {}
+        if self._clips:
+            fields["clips"], self._clips = self._clips, []
+        if self._num_inside:
+            # The optimizer was given a closure, and asked it for gradients: as LBFGS does, and Lightning.
+            fields["num_inside"] = self._num_inside
+        # A step that exchanges more than the one before may be where models are averaged.
+        is_unusual = num_collectives != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
+        self._num_unusual += is_unusual
+        if self.is_sampled:
+            parameters = _list_parameters(optimizer)
+            if self._num_inside:
+                self._gradient = digest_gradients(parameters)
+                self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
+            fields |= {
+                "weights": digest_tensors(self._list_all_parameters()),
+                "gradient": self._gradient,
+                **self._of_gradient,
+                "traffic": read_traffic(self._counts, counts) if counts else {},
+                "ddp": read_ddp_times(self._wrapper),
+            }
+            if self.number == 0:
+                fields |= self._describe_setting(optimizer)
+        elif is_unusual:
+            fields["traffic"] = read_traffic(self._counts, counts)
+        if device_seconds := self.take_device_seconds():
+            fields["device_seconds"] = device_seconds
+        fields["seconds"] = self._times.copy()
+        self._kept.append(fields)
+        if self.is_sampled or self._times.at - self._flushed_at >= _KEPT_SECONDS:
+            self.flush()
+        self._num_collectives, self._counts, self.micros = num_collectives, counts, []
+        self._num_inside, self.is_lost = 0, False
+        self.number += 1
+        self.is_sampled = self.number < _OFTEN_UNTIL or (self.number + 1) & self.number == 0
+        self.is_read = self.is_sampled or self.number < _READ_UNTIL
+        self.on_step()
+
+    def flush(self) -> None:
+        """Write the steps that were kept."""
+        kept, self._kept, self._flushed_at = self._kept, [], self._times.at
+        for fields in kept:
+            micros = [_describe(micro) for micro in fields["micros"]]
+            self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
+        self.on_flush()
+
+    def _list_all_parameters(self) -> list[torch.Tensor]:
+        found = [one for optimizer in list(self._optimizers) for one in _list_parameters(optimizer)]
+        return list({id(one): one for one in found}.values())[:_MOST_DIGESTED]
+
+    def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
+        parameters = _list_parameters(optimizer)
+        return {
+            "start": self._start,
+            "optimizer": type(optimizer).__name__,
+            "optimizer_options": read_options(optimizer),
+            "num_parameters": sum(one.numel() for one in parameters),
+            "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
+            "device": parameters[0].device.type if parameters else "",
+            "seed": torch.initial_seed(),
+            "accelerate": _find_mode_of_accelerate(),
+            "num_threads": torch.get_num_threads(),
+            "torch_settings": read_torch_settings(),
+            "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
+            "world_size": dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1,
+            "step_line": self._lines.find(),
+            "backward_line": self._backward_line,
+        }
+
+    def _watch_clipping(self) -> None:
+        for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
+            original = getattr(torch.nn.utils, name, None)
+            if original is not None:
+                setattr(torch.nn.utils, name, self._make_observed_clip(original))
+
+    def _make_observed_clip(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
+            norm = original(parameters, *arguments, **named)
+            if not self.is_read:
+                return norm
+            # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
+            told = norm if norm is not None else named.get("total_norm", arguments[1] if len(arguments) > 1 else None)
+            limit = named.get("max_norm", arguments[0] if arguments else None)
+            self._guard(self._see_clip, told, limit)
+            return norm
+
+        return clip
+
+    def _see_clip(self, norm: Any, limit: Any) -> None:
+        if isinstance(norm, torch.Tensor):
+            if not self.can_read(norm):
+                return
+            norm = float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).detach())
+        limit = _read_number(limit)
+        if isinstance(norm, float) and math.isfinite(norm):
+            self._clips.append({"norm": norm, "limit": limit, "line": self._lines.find()})
+
+
+def _join(waiting: list[Micro]) -> Micro:
+    """Return what one backward belongs to, of several calls of models before it: the last one that was fed rows."""
+    last = waiting[-1]
+    fed = next((micro for micro in reversed(waiting) if micro.loader is not None), last)
+    fed.is_synchronised = max((one.is_synchronised for one in waiting if one.is_synchronised is not None), default=None)
+    if fed is not last:
+        for name in ("num_losses", "is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
+            setattr(fed, name, getattr(last, name))
+    return fed
+
+
+def _describe(micro: Micro) -> dict[str, Any]:
+    """Return what is known of a micro-batch."""
+    known = vars(micro)
+    if known.pop("mask", None) is not None:
+        micro.has_mask = True
+    return known
+
+
+def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
+
+
+def _find_mode_of_accelerate() -> str:
+    """Return how accelerate spreads a model over ranks, such as NO or MULTI_CPU; empty where it is not used."""
+    state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
+    return str(getattr(state.get("distributed_type"), "value", ""))
+
+
+def _read_number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,172 @@
+"""A script with the observer in it: started on the ranks of a cell, followed, and ended with all that it started."""
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ddp_audit.asked import Request
+from ddp_audit.failure import StoppedError, redact
+from ddp_audit.fresh_folder import make_fresh_folder
+from ddp_audit.hanging import Places
+from ddp_audit.launched import Launched
+from ddp_audit.rank_record import RankRecord, is_step, read_rank
+from ddp_audit.starting import Started, make_torchrun
+
+_log = logging.getLogger(__name__)
+
+_HOOK = Path(__file__).resolve().parent / "observer" / "hook"
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_WORDS = 10.0
+_GRACE_SECONDS = 5.0
+_KILLED_BY_US = -signal.SIGKILL
+
+
+def launch_script(
+    request: Request,
+    cell: str,
+    folder: Path,
+    *,
+    stop: threading.Event,
+    number: int = 1,
+    is_alone: bool = False,
+    leave_out: Path | None = None,
+) -> Launched:
+    """Run the script on the ranks of a cell until it ends, hangs or has made the steps asked for.
+
+    Its record and all that it prints are in `folder`; it runs in a copy of its own folder, as far as that can be
+    copied, so that it finds nothing of the launches before. With `is_alone` python starts its single rank, as without
+    torchrun. Raises StoppedError once `stop` is set.
+    """
+    folder.mkdir(parents=True)
+    world_size = request.cells[cell]
+    readers = [StepCounter(folder / f"rank-{rank}.jsonl") for rank in range(world_size)]
+    num_steps = [0] * world_size
+    hang = ""
+    was_ended = False
+    copy = make_fresh_folder(request.folder, folder / "copy", leave_out=leave_out or folder)
+    if copy is None and number == 1:
+        _log.warning(
+            "%s: %s is too large to be copied, so that launches may meet each other's files", cell, request.folder
+        )
+    with Places(world_size=world_size, patience=request.hang_seconds) as places:
+        command, environment = _make_command(request, cell, folder, number=number, is_alone=is_alone)
+        words = [_move(word, request.folder, copy) for word in request.words_for(cell, number)]
+        launch = Started(
+            [*command, *words],
+            folder=copy or request.folder,
+            environment=_make_environment(folder, places.file) | environment | _limit(request, cell),
+            logs=folder.absolute() / "logs",
+        )
+        said_at = time.monotonic()
+        try:
+            is_running = True
+            while is_running and not stop.is_set() and not hang and not was_ended:
+                is_running = launch.is_running
+                num_steps = [reader.count() for reader in readers]
+                was_ended = is_running and request.most_steps is not None and min(num_steps) >= request.most_steps
+                if time.monotonic() - said_at > _SECONDS_BETWEEN_WORDS:
+                    said_at = time.monotonic()
+                    _log.info("%s: %d optimizer steps", cell, min(num_steps))
+                stop.wait(_SECONDS_BETWEEN_LOOKS)
+                hang = places.find_hang() if is_running else ""
+            if hang:
+                places.ask_for_stacks()
+        finally:
+            launch.stop(grace_seconds=_GRACE_SECONDS if was_ended or stop.is_set() else 0.0)
+            ranks = [read_rank(folder / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
+            others = [read_rank(file, world_size) for file in sorted(folder.glob("process-*.jsonl"))]
+            if copy is not None:
+                shutil.rmtree(folder / "copy", ignore_errors=True)
+    if stop.is_set():
+        raise StoppedError(f"the audit was stopped; what {cell} did until then is in {folder}")
+    exit_code = launch.exit_code()
+    ending = ""
+    if hang:
+        ending = f"{hang}; the stacks of the ranks are in {launch.log_folder}"
+    elif exit_code != 0 and not was_ended:
+        ending = redact(launch.explain_end())
+    if launch.left:
+        _log.warning("%s left running, and was ended: %s", cell, redact(", ".join(launch.left)))
+    return Launched(
+        cell, folder, [_move_paths(rank, copy, request.folder) for rank in ranks],
+        _KILLED_BY_US if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
+        is_apart=copy is not None, left=launch.left, beside_ranks=[one for one in others if one.steps],
+    )  # fmt: skip
+
+
+class StepCounter:
+    """Counts the steps that a rank has written, as it writes them."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._position, self._number = file, 0, 0
+
+    def count(self) -> int:
+        """Return the whole lines of steps until now; what the script itself may have written there is none."""
+        if self._file.exists():
+            with self._file.open("rb") as file:
+                file.seek(self._position)
+                block = file.read()
+            whole = block[: block.rfind(b"\n") + 1]
+            self._position += len(whole)
+            self._number += sum(is_step(line) for line in whole.splitlines())
+        return self._number
+
+
+def _make_command(
+    request: Request, cell: str, folder: Path, *, number: int, is_alone: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return what stands before the words of the script, and what the environment is told beside."""
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(request.cells.values())))}
+    if is_alone:
+        return [request.python], {**threads, "DDP_COMPARE_ANY_PROCESS": "this"}
+    if request.launcher:
+        return request.launcher_for(cell, number), {**threads, "DDP_COMPARE_ANY_PROCESS": "any"}
+    words, environment = make_torchrun(request.python, world_size=request.cells[cell], logs=folder.absolute() / "logs")
+    return words, threads | environment
+
+
+def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
+    """Return the script's environment: ours, without what this project's commands set for themselves, and the hook."""
+    before = os.environ.get("PYTHONPATH", "")
+    return {
+        **{name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
+        "PYTHONPATH": os.pathsep.join([str(_HOOK), *[before] * bool(before)]),
+        "DDP_COMPARE_PYTHONPATH": before,
+        "DDP_COMPARE_AUDIT": str(folder.absolute()),
+        "DDP_COMPARE_HEARTBEAT": str(heartbeat),
+    }
+
+
+def _limit(request: Request, cell: str) -> dict[str, str]:
+    """Return the GPUs of a cell, for a script that takes all that it sees: as many as the cell has ranks."""
+    number = request.cells[cell]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(number)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[:number])} if request.launcher else {}
+
+
+def _move(word: str, folder: Path, copy: Path | None) -> str:
+    """Return a path into the folder as one into its copy."""
+    if copy is None or not word.startswith(f"{folder}/") or not Path(word).parent.is_dir():
+        return word
+    return f"{copy.absolute()}{word.removeprefix(str(folder))}"
+
+
+def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord:
+    """Return a record whose paths lead into the folder, where the script has seen those of its copy."""
+    if copy is None:
+        return rank
+    # As the script sees it: without links.
+    here = str(copy.resolve())
+
+    def move(line: dict[str, Any]) -> dict[str, Any]:
+        path = line.get("path")
+        is_inside = isinstance(path, str) and path.startswith(f"{here}/")
+        return {**line, "path": f"{folder}{str(path).removeprefix(here)}"} if is_inside else line
+
+    return dataclasses.replace(rank, lines={kind: [move(one) for one in found] for kind, found in rank.lines.items()})

@@ -1,0 +1,154 @@
+"""The processes of a launch: started in a session of their own, and ended with whatever they have started."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from ddp_audit.logs import LogCap, find_cause, read_last_words
+
+_LOG = "torchrun.log"
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Found here, since a process that was only just forked must not look for it."""
+_SECONDS_TO_END = 2.0
+_MOST_ROUNDS = 50
+
+
+class Started:
+    """One command line and all that comes of it.
+
+    What it starts stays a descendant of this process however it forks, since whose parent has ended is given to us.
+    """
+
+    def __init__(self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str], logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        _adopt_orphans()
+        self.log_folder, self._before = logs, list_descendants()
+        self.left: list[str] = []
+        """What still ran when the command line had ended by itself: number and words of each process."""
+        self._file = logs / _LOG
+        with self._file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=folder, env=dict(environment),
+                preexec_fn=partial(_end_with, os.getpid()),
+            )  # fmt: skip
+        self._log_cap = LogCap(logs)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether what was started still runs."""
+        return self._process.poll() is None
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """End it (SIGTERM, after the grace time SIGKILL), and all that it has started."""
+        try:
+            if self.is_running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
+                _wait(lambda: not self.is_running, grace_seconds)
+            else:
+                _wait(lambda: not self._list_own(), _SECONDS_TO_END)
+                self.left = [_tell(pid) for pid in self._list_own()]
+        finally:
+            for _ in range(_MOST_ROUNDS):
+                if not (own := self._list_own()):
+                    break
+                for pid in own:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            self._process.wait()
+            self._log_cap.close()
+
+    def exit_code(self) -> int:
+        """Return its exit code: that of the rank that caused the end, where torchrun names one."""
+        code = self._process.wait()
+        cause = find_cause(self._file)
+        return code if code == 0 or cause is None else cause[1]
+
+    def explain_end(self) -> str:
+        """Return who caused the end and how, and on further lines the last words."""
+        rank, code = find_cause(self._file) or (None, self._process.wait())
+        who = "it" if rank is None else f"rank {rank}"
+        ending = f"{who} was ended by signal {-code}" if code < 0 else f"{who} ended with exit code {code}"
+        return f"{ending}; logs in {self.log_folder}\n{read_last_words(self.log_folder, rank)}"
+
+    def _list_own(self) -> list[int]:
+        """Return the processes that came of it and still run; those that have ended are taken leave of."""
+        own = [pid for pid in list_descendants() if pid not in self._before]
+        for pid in own:
+            if pid != self._process.pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        self._process.poll()
+        return [pid for pid in list_descendants() if pid not in self._before]
+
+
+def make_torchrun(python: str, *, world_size: int, logs: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the environment of a torchrun for one machine, to be followed by those of the script.
+
+    It and its ranks meet in a file, which nobody but their owner can read: `--standalone` opens a port to the network.
+    """
+    meeting = logs / "rendezvous"
+    shutil.rmtree(meeting, ignore_errors=True)
+    meeting.mkdir(mode=0o700, parents=True)
+    words = [
+        python, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d",
+        # Every heartbeat would make the file longer. The name of this machine may not resolve.
+        f"--rdzv-endpoint={meeting / 'torchrun'}", "--rdzv-conf=store_type=file,keep_alive_interval=100000000",
+        "--rdzv-id=one-machine", "--local-addr=localhost", f"--nproc-per-node={world_size}", "--max-restarts=0",
+        f"--log-dir={logs}", "--redirects=3",
+    ]  # fmt: skip
+    return words, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def list_descendants() -> list[int]:
+    """Return the processes that this one or its children have started; none where the system does not tell."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            # Who is dead and not ours waits for a parent of its own.
+            if state != "Z" or int(parent) == os.getpid():
+                children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found, at = [], [os.getpid()]
+    while at:
+        below = children.get(at.pop(), [])
+        found += below
+        at += below
+    return found
+
+
+def _adopt_orphans() -> None:
+    if _PRCTL is not None:
+        _PRCTL(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_with(parent: int) -> None:
+    """End with this process, in one that was only just forked."""
+    if _PRCTL is not None:
+        _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return f"{pid} ({words[-80:]})" if words else str(pid)
+    return str(pid)
+
+
+def _wait(is_over: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not is_over() and time.monotonic() < until:
+        time.sleep(0.05)
