@@ -62,7 +62,14 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     answers, speeds = ask_all(audit), compute_speeds(audit) if request.compares_speed else []
     standings = judge_cells(answers, speeds, list(request.cells))
     document = make_document(audit, answers, speeds, standings)
-    found = {"script": request.told, "findings": [{**asdict(one), "verdict": one.verdict} for one in answers]}
+    told = [
+        {
+            "name": one.name, "question": one.question, "verdict": one.verdict,
+            "findings": [{"cell": cell, **asdict(found)} for cell, found in one.findings.items()],
+        }
+        for one in answers
+    ]  # fmt: skip
+    found = {"script": request.told, "findings": told}
     reports.mkdir(parents=True, exist_ok=True)
     texts = (render_html(document), render_markdown(document), json.dumps(found, indent=1) + "\n")
     for name, text in zip(_WRITTEN, texts, strict=True):
