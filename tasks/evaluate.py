@@ -1,9 +1,8 @@
 """Stage `evaluate`: the base model and every cell's last checkpoint on the held-out rows.
 
-Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. The base model
-is also evaluated on the rows of the first optimizer step, for the loss that step has to log. What was found of a model
-stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range evaluates only what
-is new, and the base model once.
+Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. What was found
+of a model stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range evaluates
+only what is new, and the base model once.
 """
 
 import importlib.metadata
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.kept import reuse_or_make
 from tasks.evaluating.loss_arithmetic import compute_perplexity
@@ -27,14 +25,12 @@ from tasks.machine.gpus import open_gpus
 from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.choices import has_labels
-from tasks.params.packages import read_package_versions
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
 from tasks.records.evaluation import (
     EvaluatedEpoch,
     EvaluatedModel,
     EvaluatedSample,
     EvaluationFile,
-    FirstStepFile,
     FoundFile,
 )
 from tasks.records.slices import SliceManifest, SlicesManifest
@@ -138,36 +134,15 @@ def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile
     return reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path) -> dict[str, Any]:
-    """Return everything that the base model's loss on the rows of step 1 depends on."""
-    train, part = params.train, str(params.ranges[0])
-    return {
-        "base_model": BaseModelManifest.read(base_model).digest,
-        "rows": SliceManifest.read(slices / part).digest,
-        "range": part,
-        "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
-        "statistics_rows": params.count_statistics_rows(params.baseline),
-        "workload": params.workload,
-        "adapter": train.adapter and train.adapter.model_dump(),
-        "packages": read_package_versions(params, params.baseline),
-        "added_up_by": _list_what_adds_up(),
-        "found": "first step",
-        "versions": list_versions(),
-    }
+def _count_trained(params: Params, base_model: Path) -> int | None:
+    """Return how many numbers an adapter trains; None where all of a model is trained."""
+    adapter = params.train.adapter
+    if adapter is None:
+        return None
+    from tasks.equivalence.reference.adapter import count_factors
+    from training.workloads import find_workload
 
-
-def _evaluate_first_step(params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path) -> FirstStepFile:
-    """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
-    depends_on = list_first_step_inputs(params, slices=slices, base_model=base_model)
-
-    def compute() -> FirstStepFile:
-        import torch
-
-        require_whole(slices / str(params.ranges[0]))
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        return compute_first_step(params, slices=slices, base_model=base_model, device=_find_device())
-
-    return reuse_or_make("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
+    return count_factors(find_workload(params.workload).load_model(base_model), adapter.model_dump())
 
 
 def _make_summary(
@@ -176,7 +151,6 @@ def _make_summary(
     subjects: list[ModelToEvaluate],
     *,
     runs: Path,
-    first_step: FirstStepFile,
 ) -> EvaluationFile:
     """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
@@ -195,7 +169,7 @@ def _make_summary(
         num_rows=SliceManifest.read(rows.folder).num_rows,
         num_tokens=base.num_tokens,
         seq_len=rows.seq_len,
-        first_step=first_step,
+        num_trained=_count_trained(params, rows.base_model),
         models={
             subject.name: EvaluatedModel(**found[subject.name].figures(), checkpoint=_checkpoint_of(subject, runs))
             for subject in subjects
@@ -239,10 +213,7 @@ def _main() -> None:
     )
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
-    first = _evaluate_first_step(
-        params.alone(params.baseline), snapshot, slices=arguments.slices, base_model=arguments.base_model
-    )
-    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, first_step=first)
+    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 

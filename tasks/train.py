@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.equivalence.draw import draw_updates
+from tasks.equivalence.replay import UpdateReplayer
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
@@ -161,18 +163,27 @@ class CellTraining:
 
     def config(self, *, base_model: Path, slices: Path) -> TrainingConfig:
         """Return what the ranks are told."""
+        train, verify = self.params.train, self.params.verify
+        drawn = draw_updates(
+            [f"{self.cell} {part.range} epoch {part.epoch}" for part in self.segments],
+            [part.num_steps for part in self.segments],
+            updates=verify.updates,
+            seed=train.seed,
+        )
         segments = (
             SegmentConfig(
                 range=part.range, epoch=part.epoch, fingerprint=part.fingerprint,
                 slice_dir=(slices / part.range).resolve(),
                 schedule_begin=part.span.begin, schedule_total=part.span.total,
+                checked_steps=tuple(chosen.required), optional_steps=tuple(chosen.optional),
             )
-            for part in self.segments
+            for part, chosen in zip(self.segments, drawn, strict=True)
         )  # fmt: skip
         told = make_ranks_config(
             self.cell, self.params, device=self.device, base_model=base_model, work=self.work, segments=segments
         )
-        if not self.params.train.eval_every_steps:
+        told = dataclasses.replace(told, max_check_gib=verify.max_gib)
+        if not train.eval_every_steps:
             return told
         heldout = slices / self.params.heldout_name
         return dataclasses.replace(
@@ -280,11 +291,15 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
 
 def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
-    with TrainingProgress(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as progress:
+    with (
+        TrainingProgress(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as progress,
+        UpdateReplayer(run.work) as replayer,
+    ):
 
         def follow(events: list[dict[str, Any]]) -> None:
             progress.show(events)
             follower.send(events)
+            replayer.follow(events)
 
         with stop_on_signals() as stop:
             run_within_memory(

@@ -50,9 +50,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
     parser.add_argument(
-        "--keep-updates", action="store_true", help="also write what each update begins with into the work folder"
-    )
-    parser.add_argument(
         "--heartbeat", type=Path, metavar="FILE", help="tell there where this rank is (training/process/heartbeat.py)"
     )
     parser.add_argument("--code", metavar="SHA256", help="refuse to train with other sources than these")
@@ -141,10 +138,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
             serve(config, ranks, address=arguments.serve)
         return
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
-        train(
-            config, ranks, stop=stop, events=events,
-            keeps_updates=arguments.keep_updates, heartbeat=heartbeat,
-        )  # fmt: skip
+        train(config, ranks, stop=stop, events=events, heartbeat=heartbeat)
 
 
 def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:

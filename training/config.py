@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-UPDATES_FOLDER = "updates"
-"""In the work folder, if asked for on the command line: what each update begins with (state/update_keeper.py)."""
-
 LOSS_CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
 """Device -> rows of logits that exist at once unless params.yaml says so. A CPU's cache holds no more; with fewer on a
 GPU the matrix products become too small to be fast."""
@@ -36,6 +33,10 @@ class SegmentConfig:
     """Steps of the learning rate's schedule before this segment's first."""
     schedule_total: int = 0
     """Steps of the whole schedule; 0: those of the segment, whatever their number."""
+    checked_steps: tuple[int, ...] = ()
+    """Steps, from 1, whose updates are computed a second time (state/update_keeper.py)."""
+    optional_steps: tuple[int, ...] = ()
+    """Further ones, unless the checks so far have taken long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,8 @@ class TrainingConfig:
     log_every_steps: int
     checkpoint_every_steps: int
     eval_every_steps: int
+    max_check_gib: float = 40.0
+    """The most that the state before and after an update may take on disk."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what its JSON file holds."""
@@ -130,11 +133,13 @@ def _parse_object(kind: Any, raw: Any, *, where: str) -> Any:
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: got {type(raw).__name__}; allowed: an object")
     hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
-    unknown, missing = sorted(raw.keys() - set(names)), [name for name in names if name not in raw]
+    fields = dataclasses.fields(kind)
+    names = [field.name for field in fields]
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    unknown, missing = sorted(raw.keys() - set(names)), [name for name in needed if name not in raw]
     if unknown or missing:
         raise ValueError(f"{where}: unknown keys {unknown}, missing keys {missing}; allowed: exactly {names}")
-    return kind(**{name: _parse_value(hints[name], raw[name], where=f"{where}: {name}") for name in names})
+    return kind(**{name: _parse_value(hints[name], raw[name], where=f"{where}: {name}") for name in raw})
 
 
 def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
@@ -149,7 +154,8 @@ def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
         return value
     if origin is tuple and isinstance(value, list):
         item = typing.get_args(kind)[0]
-        return tuple(_parse_object(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
+        parse = _parse_object if dataclasses.is_dataclass(item) else _parse_value
+        return tuple(parse(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
     if origin is Mapping and isinstance(value, dict):
         return value
     if kind is Path and isinstance(value, str):

@@ -12,7 +12,6 @@ from training.process.heartbeat import Heartbeat
 from training.process.stop_request import StopRequest
 from training.record.segment import tell_utc_time
 from training.state.checkpoint import CheckpointStore
-from training.state.update_keeper import UpdateKeeper
 from training.step.strategy import Strategy
 from training.strategies import find_strategy
 from training.workloads import Workload, find_workload
@@ -32,8 +31,6 @@ class TrainingLaunch:
     """What is said to the parent."""
     store: CheckpointStore
     """Where finished and partial work is."""
-    keeps_updates: bool
-    """Whether to write down what each update begins with (training/state/update_keeper.py)."""
     faults: Plan | None
     """What is to go wrong, in tests."""
     heartbeat: Heartbeat
@@ -55,8 +52,6 @@ def build_strategy(launch: TrainingLaunch) -> Strategy:
     strategy.on_section = launch.heartbeat.enter
     if faults is not None:
         faults.inject_into_strategy(strategy, launch.heartbeat)
-    if launch.keeps_updates:
-        strategy.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy)
     return strategy
 
 

@@ -33,6 +33,7 @@ from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
 from training.record.window import StepFacts, Window
 from training.state.checkpoint import CheckpointStore
+from training.state.update_keeper import UpdateKeeper
 from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
 from training.step.strategy import Digests, Strategy
@@ -50,7 +51,6 @@ def train(
     *,
     stop: StopRequest,
     events: EventStream,
-    keeps_updates: bool = False,
     heartbeat: Heartbeat | None = None,
 ) -> None:
     """Train every segment of the run that is not finished, in order, each from where its predecessor ended.
@@ -62,7 +62,7 @@ def train(
         config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events
     )
     launch = TrainingLaunch(
-        config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_updates=keeps_updates,
+        config=config, ranks=ranks, stop=stop, events=events, store=store,
         faults=read_planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
     )  # fmt: skip
     if ranks.is_first:
@@ -76,6 +76,7 @@ def train(
     """Index of the segment at whose end the strategy's state is; -1: the base model."""
     facts: dict[str, Any] = {}
     """segment.json of the predecessor."""
+    train_seconds = check_seconds = 0.0
     for index, segment in enumerate(config.segments):
         start_checksum = facts["parameter_checksums"][0] if facts else None
         finished = ranks.ask_first_rank(partial(store.find_finished, segment, start_checksum=start_checksum))
@@ -103,11 +104,15 @@ def train(
                 ),
                 folder=config.work_dir,
                 is_first_rank=ranks.is_first,
+                earlier_train_seconds=train_seconds,
+                earlier_check_seconds=check_seconds,
             )
             _resume(launch, strategy, record, version_drift=drift)
             finished = train_segment(launch, strategy, record)
             stands_after = index
         facts = finished
+        train_seconds += facts["train_seconds"]
+        check_seconds += facts.get("check_seconds", 0.0)  # a segment of an earlier version has none
     events.send("launch_finished", seconds=time.perf_counter() - started)
 
 
@@ -116,6 +121,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
     source = open_training_rows(launch.workload, config, segment)
     plan, heldout = make_segment_plan(source, config, segment), Heldout(launch)
+    updates = UpdateKeeper(config, ranks, strategy, record, events=launch.events, heartbeat=heartbeat)
 
     def make(segment_step: int) -> list[MicroBatch]:
         run_step = record.first_step + segment_step - 1
@@ -139,6 +145,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
     record.mark_exchanges(ranks, num_steps=record.counters.num_steps)
+    updates.begin(steps.start)
     window = Window(ranks)
     heartbeat.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetch_micro_batches(
@@ -160,6 +167,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_evaluated = heldout.is_due(step)
         is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0
+        is_log_point |= updates.is_due(segment_step) or updates.is_due(segment_step + 1)
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
             heartbeat.enter(StepSection.COLLECTIVE)
             with window.time_computation():
@@ -179,12 +187,14 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
             divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
         record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
-        stop_code = ranks.highest(launch.stop.exit_code)
         record.counters.log_seconds += time.perf_counter() - window.closed_at - (facts[-1].heldout_seconds or 0.0)
+        updates.end(segment_step, facts[-1])
+        stop_code = ranks.highest(launch.stop.exit_code)
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
             raise make_stopped_error(stop_code, before_step=step + 1)
+        updates.begin(segment_step + 1)
         window.open()
         # ---------------------------------------------------- the clock runs again
 

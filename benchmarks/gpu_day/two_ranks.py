@@ -1,8 +1,9 @@
-"""Two ranks on the one card, over gloo, against one: losses, weights, and the certificate of each update.
+"""Two ranks on the one card, over gloo, against one: losses, weights, and each update computed a second time.
 
 Of the model's architecture with few layers, in fp32. NCCL refuses two ranks on one card.
 """
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 
 from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.rows import write_first_rows, write_random_model
-from tasks.equivalence.differences import compute_difference
-from tasks.equivalence.updates import compare_with_one_process, judge
+from tasks.equivalence.differences import Differences
+from tasks.equivalence.updates import check_update
 from tasks.ranks.one_machine import RanksHere
 from training.config import parse_config
 from training.model.weights import load_tensors
 from training.process.files import write_json
+from training.state.update_keeper import FACTS, RESULT, UPDATES_FOLDER
 
 _STRATEGIES = {"1 rank": "single", "2 ranks, ddp": "ddp", "2 ranks, fsdp2": "fsdp2", "2 ranks, zero1": "zero1"}
-_CERTIFIED = "2 ranks, ddp"
+_CHECKED = "2 ranks, ddp"
 _STEPS, _ROWS_PER_STEP = 3, 16
 _SMALL = {"num_hidden_layers": 2, "vocab_size": 8192}
 _MOST_LOSS, _MOST_WEIGHTS = 1e-5, 1e-5
@@ -35,20 +37,22 @@ def run(day: Day) -> None:
     launches, told = dict[str, RanksHere](), dict[str, dict[str, Any]]()
     for name, strategy in _STRATEGIES.items():
         told[name] = _make_config(day, model, rows, strategy=strategy)
+        if name == _CHECKED:
+            told[name]["segments"][0]["checked_steps"] = list(range(1, _STEPS + 1))
         folder = Path(told[name]["work_dir"])
         write_json(folder / "config.json", told[name])
         launches[name] = RanksHere(
             folder / "config.json", world_size=told[name]["world_size"], threads_per_rank=2,
-            log_folder=folder / "logs", arguments=["--keep-updates"] if name == _CERTIFIED else [],
+            log_folder=folder / "logs",
         )  # fmt: skip
     try:
-        found, failed = _follow(day, launches)
+        found, failed = _follow(day, launches, told[_CHECKED])
         base = {name: read_end(Path(told[name]["work_dir"])) for name in found}
         compared = {name: _compare(base[name], base["1 rank"]) for name in found if "1 rank" in base}
-        day.write(ended=found, compared=compared, lines=_format(compared, None))
-        if _CERTIFIED in found:
-            certificate = _certify(told[_CERTIFIED])
-            day.write(ended=found, compared=compared, certificate=certificate, lines=_format(compared, certificate))
+        day.write(ended=found, compared=compared, lines=_format(compared, []))
+        if _CHECKED in found:
+            updates = base[_CHECKED]["updates"]
+            day.write(ended=found, compared=compared, updates=updates, lines=_format(compared, updates))
         if failed:
             raise RuntimeError(f"{failed[0]}: {launches[failed[0]].explain_end()}")
     finally:
@@ -66,8 +70,8 @@ def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[st
     return {**told, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
 
 
-def _follow(day: Day, launches: dict[str, RanksHere]) -> tuple[dict[str, float], list[str]]:
-    """Return the seconds of those that ended well, and the others."""
+def _follow(day: Day, launches: dict[str, RanksHere], checked: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
+    """Return the seconds of those that ended well, and the others; compute updates of `checked` twice meanwhile."""
     started, ended, failed = time.perf_counter(), dict[str, float](), list[str]()
     while len(ended) + len(failed) < len(launches):
         for name, launch in launches.items():
@@ -77,15 +81,30 @@ def _follow(day: Day, launches: dict[str, RanksHere]) -> tuple[dict[str, float],
                     day.write(ended=ended)
                 else:
                     failed.append(name)
+        _replay(checked)
         time.sleep(0.1)
     return ended, failed
 
 
+def _replay(told: dict[str, Any]) -> None:
+    """Compute the update that the ranks wait for, if they do."""
+    folder = Path(told["work_dir"]) / UPDATES_FOLDER
+    if not (folder / FACTS).exists() or (folder / RESULT).exists():
+        return
+    # Here: seconds of imports, while the ranks start.
+    from tasks.equivalence.reference.update import OneProcess
+
+    config = parse_config(told)
+    write_json(folder / RESULT, dataclasses.asdict(check_update(config, OneProcess(config), folder)))
+
+
 def read_end(work: Path) -> dict[str, Any]:
-    """Return the losses of a training's steps, and its weights at the end."""
+    """Return the losses of a training's steps, its weights at the end, and what was found of its updates."""
     lines = [json.loads(line) for line in (work / "steps.jsonl").read_text().splitlines()]
     (weights,) = work.glob("segments/*/*-epoch-1.pt")
-    return {"losses": [line["loss"] for line in lines if line["event"] == "step"], "weights": load_tensors(weights)}
+    updates = json.loads((weights.parent / "segment.json").read_bytes())["checked_updates"]
+    losses = [line["loss"] for line in lines if line["event"] == "step"]
+    return {"losses": losses, "weights": load_tensors(weights), "updates": updates}
 
 
 def _compare(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -93,32 +112,20 @@ def _compare(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     losses = [
         abs(one - other) / max(other, 1e-9) for one, other in zip(found["losses"], expected["losses"], strict=True)
     ]
-    weights = compute_difference(found["weights"], expected["weights"]).relative_l2
+    differences = Differences()
+    for name, part in expected["weights"].items():
+        differences.add(name, found["weights"][name], part, since=0 * part)
+    weights = differences.relative_l2
     return {"loss": max(losses), "weights": weights, "is_equal": max(losses) < _MOST_LOSS and weights < _MOST_WEIGHTS}
 
 
-def _certify(told: dict[str, Any]) -> dict[str, Any]:
-    """Return how far the updates are from those that one process makes by itself, beside re-ordered sums."""
-    updates, problems = compare_with_one_process(parse_config(told), on_update=lambda: None)
-    verdict, problem = judge(updates, problems)
-    gradients = [update.gradient for update in updates if update.gradient]
-    return {
-        "verdict": verdict,
-        "problem": problem,
-        "num_updates": len(updates),
-        "gradient": max((part.found.relative_l2 for part in gradients), default=None),
-        "tolerance": max((part.tolerance for part in gradients), default=None),
-    }
-
-
-def _format(compared: dict[str, dict[str, Any]], certificate: dict[str, Any] | None) -> list[str]:
+def _format(compared: dict[str, dict[str, Any]], updates: list[dict[str, Any]]) -> list[str]:
     lines = [
         f"{name}: {'equal' if one['is_equal'] else 'NOT EQUAL'}, loss {one['loss']:.1e} and weights "
         f"{one['weights']:.1e} from 1 rank's"
         for name, one in compared.items() if name != "1 rank"
     ]  # fmt: skip
-    if certificate is not None:
-        words = f"{certificate['verdict']} over {certificate['num_updates']} updates"
-        problem = f": {certificate['problem']}" if certificate["problem"] else ""
-        lines.append(f"certificate of {_CERTIFIED}: {words}{problem}")
+    for one in updates:
+        found = "; ".join(f"{kind} {its['difference']:.1e}" for kind, its in one["compared"].items())
+        lines.append(f"{_CHECKED}, update {one['step']} a second time: {one['verdict']} {one['problem'] or found}")
     return lines

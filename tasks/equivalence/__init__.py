@@ -1,1 +1,1 @@
-"""Is an update of several ranks that of one process? The second computation, the certificate, the twins."""
+"""Is an update of several ranks that of one process? The second computation, and updates held against it."""

@@ -1,79 +1,113 @@
-"""How far two sets of tensors are apart, and how far they may be, given how far re-ordered sums are apart."""
+"""How far tensors are from what they should be, and how far they may be, given what re-ordered sums and rounding make.
 
-from collections.abc import Mapping
+Tensor by tensor, in fp64: only norms are kept.
+"""
+
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.records.compared_update import Difference
+from tasks.records.checked_update import Compared
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
 MARGIN = 10.0
 """How many times the noise floor may be exceeded."""
 FP32_EPS = 2.0**-23
 """Gradients are added, and weights kept, in fp32 whatever the precision of forward and backward."""
-
-
-def compute_difference(
-    found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"] | None = None
-) -> Difference:
-    """Return how far `found` is from `expected`, over its names; relative to `expected`, or to what it changed `since`.
-
-    Raises ValueError if a tensor is missing or has another shape.
-    """
-    squares: dict[str, float] = {}
-    norm = max_abs = 0.0
-    is_equal = True
-    for name, right in expected.items():
-        left = found.get(name)
-        if left is None or left.shape != right.shape:
-            raise ValueError(f"{name} is {'missing' if left is None else f'of shape {list(left.shape)}'}")
-        exact = right.double()
-        apart = (left.double() - exact).abs_()
-        squares[name] = float((apart * apart).sum())
-        norm += float(((exact if since is None else exact - since[name].double()) ** 2).sum())
-        max_abs = max(max_abs, float(apart.max()) if apart.numel() else 0.0)
-        is_equal = is_equal and left.equal(right)
-    total = sum(squares.values())
-    return Difference(
-        max_abs=max_abs,
-        relative_l2=(total / norm) ** 0.5 if norm else float(total > 0),
-        is_bitwise_equal=is_equal,
-        largest_in=None if is_equal else max(squares, key=lambda name: squares[name]),
-    )
-
-
 EXCHANGE_EPS = {"none": FP32_EPS, "bf16": 2.0**-15, "fp16": 2.0**-17}
 """What the rounding of fp32 becomes in a gradient exchanged in 16 bit.
 
 A sum that is off by 2^-23 falls on the other side of a boundary of bf16 once in 2^15 times, and is then off by 2^-8: in
 the L2 norm of all elements 2^-15.5.
 """
-
-
-def compute_tolerance(noise_floor: float, rounding: float = FP32_EPS) -> float:
-    """Return the relative L2 difference that a right trainer stays below, given that of re-ordered sums.
-
-    MARGIN x the floor; and MARGIN x `rounding`, that of fp32, where the floor is smaller than that, as it is where
-    there are too few terms to re-order.
-    """
-    return MARGIN * max(noise_floor, rounding)
-
-
 _ROUNDINGS = 4
 """Of every weight in an update: decay and step, in two kernels that need not be the same."""
+_ALIKE = 0.05
+"""What is left of a difference, as a share of it, where a factor explains it."""
+_NOTHING_LIKE_IT = 1e30
+"""Stands for a difference that is no number."""
 
 
-def compute_update_rounding(after: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"]) -> float:
-    """Return what rounding every weight once in fp32 comes to, relative to what the update changed in them (L2)."""
-    norm = sum(float((part.double() ** 2).sum()) for part in after.values())
-    change = sum(float(((part.double() - since[name].double()) ** 2).sum()) for name, part in after.items())
-    return FP32_EPS / 2 * (norm / change) ** 0.5 if change else 0.0
+class Differences:
+    """Of one kind of tensor, over all parameters; all differences are relative to what changes."""
+
+    def __init__(self, num_others: int = 0) -> None:
+        self._squares: dict[str, float] = {}
+        self._change = self._size = self._product = 0.0
+        self._others = [0.0] * num_others
+
+    def add(
+        self, name: str, found: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
+    ) -> None:
+        """Take a tensor that was `since`, should be `expected`, or as right one of `others`, and is `found`."""
+        exact, start = expected.double(), since.double()
+        change, own = exact - start, found.double() - start
+        self._squares[name] = float((own - change).square().sum())
+        self._change += float(change.square().sum())
+        self._size += float(exact.square().sum())
+        self._product += float((own * change).sum())
+        for place, other in enumerate(others):
+            self._others[place] += float((other.double() - exact).square().sum())
+
+    @property
+    def relative_l2(self) -> float:
+        """L2 norm of the differences / L2 norm of the change."""
+        return self._relate(sum(self._squares.values()))
+
+    @property
+    def others(self) -> list[float]:
+        """The same of the others that are as right."""
+        return [self._relate(one) for one in self._others]
+
+    @property
+    def rounding(self) -> float:
+        """What rounding every number once in fp32 comes to."""
+        return FP32_EPS / 2 * self._relate(self._size)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as large the change is as it should be, where that is about all that is wrong; else None."""
+        if not self._change:
+            return None
+        times = self._product / self._change
+        rest = self.relative_l2**2 - (times - 1) ** 2
+        return times if rest < (_ALIKE * max(abs(times - 1), _ALIKE)) ** 2 else None
+
+    @property
+    def largest_in(self) -> str | None:
+        """The tensor with the largest difference."""
+        return max(self._squares, key=self._squares.__getitem__) if any(self._squares.values()) else None
+
+    def _relate(self, square: float) -> float:
+        # Of what did not change at all: relative to what it is.
+        norm = self._change or self._size
+        found = math.sqrt(square / norm) if norm else float(square > 0)
+        return found if math.isfinite(found) else _NOTHING_LIKE_IT
+
+    def compare(
+        self, *, num_orders: int | None = None, rounding: float = FP32_EPS, kernel_margin: float = 1.0
+    ) -> Compared:
+        """Return what is to be known of it: MARGIN x the largest of these floors is allowed.
+
+        The floors are how far the first `num_orders` others are from what is expected (None: all), rounding, and
+        `rounding`. The rest of the others, which other kernels have made, may be `kernel_margin` x as far.
+        """
+        orders, kernels = self.others[:num_orders], self.others[len(self.others[:num_orders]) :]
+        floor = max([*orders, self.rounding, rounding])
+        return self._make(max([floor, *kernels]), max([MARGIN * floor, *(kernel_margin * one for one in kernels)]))
+
+    def compare_rounded(self) -> Compared:
+        """Return the same of what comes of the same numbers on both sides: a few roundings of each are allowed."""
+        return self._make(self.rounding, MARGIN * FP32_EPS + _ROUNDINGS * self.rounding)
+
+    def _make(self, floor: float, tolerance: float) -> Compared:
+        return Compared(difference=self.relative_l2, noise_floor=floor, tolerance=tolerance, largest_in=self.largest_in)
 
 
-def compute_update_tolerance(noise_floor: float) -> float:
-    """Return the difference that a right update with the same gradient stays below, relative to what it changes.
-
-    A few roundings of the weights, and MARGIN x the rounding of what is added to them.
-    """
-    return MARGIN * FP32_EPS + _ROUNDINGS * noise_floor
+def compare_numbers(found: float, expected: float, tolerance: float) -> Compared:
+    """Return how far one number is off, relative to what it should be."""
+    size = abs(expected) or 1.0
+    difference = abs(found - expected) / size if math.isfinite(found) else _NOTHING_LIKE_IT
+    return Compared(difference=difference, noise_floor=0.0, tolerance=tolerance)

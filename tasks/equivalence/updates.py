@@ -1,235 +1,383 @@
-"""The updates that a cell's ranks made, each against that of one process from the same weights, moments and scale."""
+"""An update that ranks kept, against what one process makes of the state before it.
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+The moments tell the gradient: what an update changes in the first of them is linear in it. So nothing is asked of the
+ranks in the step itself. The weights are held against what the optimizer's formula makes of the ranks' own moments: a
+sign that rounding turns in a gradient near 0, of which Adam makes a whole step, is no difference there.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks import strategies
-from tasks.equivalence.differences import (
-    EXCHANGE_EPS,
-    compute_difference,
-    compute_tolerance,
-    compute_update_rounding,
-    compute_update_tolerance,
-)
-from tasks.process.failure import DataError, OutOfMemoryError, PreemptedError
-from tasks.records.compared_update import Compared, Update
-from training.config import UPDATES_FOLDER, TrainingConfig
+from tasks.equivalence.differences import EXCHANGE_EPS, Differences, compare_numbers
+from tasks.records.checked_update import NUMBER_TOLERANCE, CheckedUpdate, Compared
+from tasks.strategies import get_exchange_dtype
+from training.config import TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, pydantic is not there where one GPU is measured
     from torch import Tensor
 
     from tasks.equivalence.reference.update import OneProcess
-    from tasks.records.gate import Verdict
 
-_LARGEST_GRADIENT_TOLERANCE = {"none": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
-"""By the dtype of the exchange, none: fp32; the mildest wrong gradient that was tried was 4.5e-2 off."""
-LARGEST_WEIGHTS_TOLERANCE = 0.1
-"""Above these the noise hides what a wrong trainer does: the certificate then says `not checked`.
+_LARGEST_GRADIENT_TOLERANCE, _LARGEST_KERNEL_TOLERANCE, _LARGEST_WEIGHTS_TOLERANCE = 2e-2, 0.1, 0.05
+"""Above these the noise hides what a wrong trainer does: of the gradient, of one that other kernels have computed in 16
+bit, and of what the update changed in the weights. The mildest wrong gradient that was tried was 4.5e-2 off."""
+_KERNEL_MARGIN = 3.0
+"""How many times as far as 16 bit from fp32 two right gradients in 16 bit may be apart: each is as far from fp32."""
+_ADAM_EPS = 1e-8
+_STEPS_UNTIL_SCALE_GROWS = 2000
+"""Of fp16, in which the gradient was finite: what torch's GradScaler waits for."""
+_NAMES = {
+    "gradient": "gradient", "squares": "mean squares of the gradient", "weights": "weights", "loss": "loss",
+    "statistics": "running statistics", "norm": "norm of the gradient", "rows": "loss of the rows, one by one,",
+}  # fmt: skip
+_PLURAL = {"squares", "weights", "statistics"}
+_FACTOR = 0.01
+"""A factor nearer to 1 is not told as the cause of a difference."""
 
-The gradient's is relative to the gradient, the weights' to what the update changed in them, and has to be kept to in
-one update at least: in the first ones of a warm-up the changes are next to nothing.
-"""
-NUM_ORDERS = 2
-"""Other orders in which one process adds the gradients up, for the noise floor."""
+
+@dataclass(frozen=True)
+class State:
+    """What ranks held before or after an update, on the CPU."""
+
+    trained: Mapping[str, "Tensor"]
+    """What the optimizer changes, by name."""
+    statistics: Mapping[str, "Tensor"]
+    """Running, of batch normalisation."""
+    others: Mapping[str, "Tensor"]
+    """All else that the model consists of; of an adapter, its weights with the factors merged."""
+    moments: Mapping[str, Mapping[str, "Tensor"]]
+    """Name -> what the optimizer keeps."""
+    scaler: Mapping[str, Any]
+    """The loss scale of fp16; empty in other precisions."""
+
+    @property
+    def counts(self) -> set[int]:
+        """Updates that the optimizer has counted, parameter by parameter; none of SGD."""
+        return {int(kept["step"]) for kept in self.moments.values() if "step" in kept}
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether one of them is not 0."""
+        return any(bool(part.any()) for kept in self.moments.values() for part in kept.values())
+
+    def is_same(self, other: "State") -> bool:
+        """Return whether an update has changed nothing."""
+        mine, its = (
+            {f"{name} {key}": part for name, kept in one.moments.items() for key, part in kept.items()}
+            for one in (self, other)
+        )
+        return _are_equal(self.trained, other.trained) and _are_equal(mine, its)
 
 
-def compare_with_one_process(
-    config: TrainingConfig, *, on_update: Callable[[], None]
-) -> tuple[list[Update], list[str]]:
-    """Return what was found of each update that the ranks left in their work folder, and what is wrong beside that."""
-    import torch
+def check_update(config: TrainingConfig, process: "OneProcess", folder: Path) -> CheckedUpdate:
+    """Return what was found of the update that ranks have kept in the folder (training/state/update_keeper.py)."""
+    from training.state.update_keeper import AFTER, BEFORE, FACTS
 
-    from tasks.equivalence.reference.update import OneProcess
-
-    process = OneProcess(config)
+    started = time.perf_counter()
+    facts = json.loads((folder / FACTS).read_bytes())
+    number: int = facts["step"]
+    compared: dict[str, Compared] = {}
+    start_problem: str | None = None
     try:
-        return _compare_updates(config, process, on_update)
-    except (PreemptedError, OutOfMemoryError):
-        # Nothing is wrong with what the ranks left.
-        raise
+        before, after = (_load_state(config, process, folder, title) for title in (BEFORE, AFTER))
+        start_problem = _find_start_problem(process, before) if number == 1 else None
+        problems = [*_find_disagreements(facts), *([start_problem] if start_problem else [])]
+        problems += _find_changed_others(config, process, before, after)
+        check = _Check(config, process, number, facts, before, after)
+        compared, gaps = check.compared, check.gaps
+        problems += check.problems
     except ValueError as error:
-        return [], [f"what the ranks left is not of this model: {error}"]
-    finally:
-        if config.device == "cuda":
-            # The stage goes on to measure, beside ranks that need the memory.
-            del process
-            gc.collect()
-            torch.cuda.empty_cache()
-
-
-def _compare_updates(
-    config: TrainingConfig, process: "OneProcess", on_update: Callable[[], None]
-) -> tuple[list[Update], list[str]]:
-    from training.model.weights import load_tensors
-
-    files = list_kept_updates(config.work_dir)
-    ends = sorted(config.work_dir.glob(f"segments/*/{config.model_name}_*.pt"))
-    updates: list[Update] = []
-    problems: list[str] = []
-    if ends and len(files) != process.num_steps:
-        problems.append(f"the ranks made {len(files)} updates, one process {process.num_steps}")
-    if ends and (changed := process.list_changed(ends[0])):
-        problems.append(f"weights that the adapter leaves alone are not the base model's: {', '.join(changed[:3])}")
-    before = {name: process.start_weights[name] for name in process.statistic_names}
-    states = _load_states(files, ends[0] if ends else None, has_adapter=bool(config.adapter))
-    for number, (kept, after) in zip(range(1, process.num_steps + 1), states, strict=False):
-        # The forwards of an update come before it is kept, and running statistics are theirs.
-        left = {name: kept["weights"][name] for name in before}
-        begin = {**kept["weights"], **before}
-        if number == 1 and not compute_difference(begin, process.start_weights).is_bitwise_equal:
-            problems.append("the ranks begin with other weights than the base model's")
-        problems += _list_disagreements(kept, number)
-        process.begin_at(begin)
-        gradient, statistics, problem = _compare_gradient(config, process, kept["gradient"], number, left, before)
-        before = left
-        process.apply(kept["gradient"], number)
-        # Where no update is made, the weights have to be those from before it.
-        weights = _compare_weights(after, process.weights, kept["weights"]) if after else None
-        if problem is None and gradient is None and weights is not None and not weights.found.is_bitwise_equal:
-            problem = f"update {number}: the gradient is not finite, and yet the weights changed"
-        problems += [problem] if problem else []
-        updates.append(
-            Update(step=number, gradient=gradient, weights=weights if gradient else None, statistics=statistics)
-        )
-        on_update()
-    if ends and before and not compute_difference(load_tensors(ends[0]), before).is_bitwise_equal:
-        problems.append("the checkpoint has other running statistics than the last update left")
-    return updates, problems
-
-
-def _load_states(
-    files: Sequence[Path], end: Path | None, *, has_adapter: bool
-) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
-    """Yield what each update began with, and the weights after it; None where the ranks left none."""
-    from tasks.equivalence.reference.adapter import load_trained
-    from training.model.weights import load_tensors
-
-    kept = load_tensors(files[0])
-    for file in files[1:]:
-        following = load_tensors(file)
-        yield kept, following["weights"]
-        kept = following
-    yield kept, load_trained(end, has_adapter=has_adapter) if end else None
-
-
-def _list_disagreements(kept: dict[str, Any], number: int) -> list[str]:
-    """Return what is not the same on all ranks."""
-    names = {"weight_checksums": "the weights before it are", "gradient_checksums": "the reduced gradient is"}
-    return [
-        f"update {number}: {words} not the same on all ranks: {len(set(kept[name]))} different checksums"
-        for name, words in names.items()
-        if len(set(kept[name])) > 1
-    ]
-
-
-def _compare_gradient(
-    config: TrainingConfig,
-    process: "OneProcess",
-    found: dict[str, "Tensor"],
-    number: int,
-    left: dict[str, "Tensor"],
-    before: dict[str, "Tensor"],
-) -> tuple[Compared | None, Compared | None, str | None]:
-    """Return the ranks' gradient, and the running statistics that they `left`, against the one process's.
-
-    Both at the same weights; the statistics began as `before`. The last is why there is no such comparison.
-    """
-    from tasks.equivalence.orders import make_other_orders, make_rank_order
-    from tasks.equivalence.reference.update import is_all_finite
-
-    orders = make_other_orders(config)
-    assert len(orders) == NUM_ORDERS
-    computed = process.gradient(number, make_rank_order(config), *orders)
-    expected, *others = ({name: part.cpu() for name, part in one.items()} for one in computed.by_order)
-    statistics = _compare_statistics(left, computed.statistics_by_order, before)
-    finite = {"the ranks": is_all_finite(found), "one process": is_all_finite(expected)}
-    if not all(finite.values()):
-        where = " and ".join(name for name, is_finite in finite.items() if not is_finite)
-        problem = f"update {number}: the gradient is not finite in {where} alone" if any(finite.values()) else None
-        return None, statistics, problem
-    floor = max(compute_difference(other, expected).relative_l2 for other in others)
-    rounding = EXCHANGE_EPS[get_exchange_dtype(config)]
-    gradient = Compared(
-        found=compute_difference(found, expected), noise_floor=floor, tolerance=compute_tolerance(floor, rounding)
+        problems, gaps = [f"what the ranks left is not of this model: {error}"], []
+    return CheckedUpdate(
+        step=number,
+        verdict="failed" if problems else "not checked" if gaps else "passed",
+        problem="; ".join(problems or gaps) or None,
+        compared=compared,
+        precision=config.precision,
+        micro_batch_size=config.micro_batch_size,
+        start_problem=start_problem,
+        seconds=time.perf_counter() - started,
     )
-    return gradient, statistics, None
 
 
-def _compare_statistics(
-    found: dict[str, "Tensor"], computed: Sequence[dict[str, "Tensor"]], before: dict[str, "Tensor"]
-) -> Compared | None:
-    """Return the running statistics against the expected ones, the first; relative to what the step changed in them."""
-    expected, *others = computed
-    if not expected:
-        return None
-    floor = max(compute_difference(other, expected, since=before).relative_l2 for other in others)
-    floor = max(floor, compute_update_rounding(expected, since=before))
-    difference = compute_difference(found, expected, since=before)
-    return Compared(found=difference, noise_floor=floor, tolerance=compute_tolerance(floor))
+def _load_state(config: TrainingConfig, process: "OneProcess", folder: Path, title: str) -> State:
+    from training.model.weights import load_tensors
+    from training.step.strategy import STATE, WEIGHTS
+
+    weights, state = (load_tensors(folder / f"{title}-{part}.pt", is_mapped=True) for part in (WEIGHTS, STATE))
+    source = state["adapter"] if config.adapter else weights
+    names = [name for name in source if name in process.start_weights and name not in process.statistic_names]
+    trained = {name: source[name] for name in names}
+    pointers = {part.data_ptr() for part in trained.values()}
+    # As an optimizer of all numbers them: what is decayed first.
+    numbered = [name for is_matrix in (True, False) for name in names if (trained[name].ndim > 1) is is_matrix]
+    saved = state["optimizer"]
+    if (found := sum(len(group["params"]) for group in saved["param_groups"])) != len(numbered):
+        raise ValueError(f"the optimizer has {found} parameters, the model {len(numbered)}")
+    return State(
+        trained=trained,
+        statistics={name: weights[name] for name in process.statistic_names},
+        others={
+            name: part
+            for name, part in weights.items()
+            # What is tied is one tensor under several names.
+            if config.adapter or (name not in process.start_weights and part.data_ptr() not in pointers)
+        },
+        moments={numbered[place]: kept for place, kept in saved["state"].items()},
+        scaler=state["scaler"],
+    )
 
 
-def _compare_weights(
-    found: dict[str, "Tensor"], expected: dict[str, "Tensor"], before: dict[str, "Tensor"]
-) -> Compared:
-    expected = {name: part.cpu() for name, part in expected.items()}
-    found_difference = compute_difference(found, expected, since=before)
-    floor = compute_update_rounding(expected, since=before)
-    return Compared(found=found_difference, noise_floor=floor, tolerance=compute_update_tolerance(floor))
+def _find_disagreements(facts: Mapping[str, Any]) -> Iterator[str]:
+    for what, checksums in facts["copies"].items():
+        if (different := len(set(checksums))) > 1:
+            yield f"after it the ranks hold {different} different {what}"
 
 
-def list_kept_updates(work: Path) -> list[Path]:
-    """Return the files of what each update of the ranks began with, in their order."""
-    return sorted((work / UPDATES_FOLDER).glob("step-*.pt"))
+def _find_start_problem(process: "OneProcess", before: State) -> str | None:
+    """Return in what the first update does not begin with the base model and nothing else."""
+    if not _are_equal({**before.trained, **before.statistics}, process.start_weights):
+        return "the ranks begin with other weights than the base model's"
+    return "the ranks begin with moments of an optimizer that has made updates" if before.has_moments else None
 
 
-def get_exchange_dtype(config: TrainingConfig) -> str:
-    """Return the dtype in which gradients are exchanged; none: fp32."""
-    return strategies.get_exchange_dtype(config.strategy, config.options)
+def _find_changed_others(config: TrainingConfig, process: "OneProcess", before: State, after: State) -> Iterator[str]:
+    if config.adapter:
+        changed = process.list_changed(after.others, after.trained)
+    else:
+        changed = [
+            name
+            for name, part in before.others.items()
+            # Which counts forwards, and decides nothing.
+            if not name.endswith("num_batches_tracked") and not part.equal(after.others[name])
+        ]
+    if changed:
+        yield f"weights that are not trained are others: {', '.join(changed[:3])}"
 
 
-def judge(
-    updates: list[Update], problems: list[str], *, exchange: str = "none", packed: Compared | None = None
-) -> "tuple[Verdict, str | None]":
-    """Return the verdict and, unless it is `passed`, the reason in plain words.
+def _are_equal(mine: Mapping[str, "Tensor"], its: Mapping[str, "Tensor"]) -> bool:
+    return mine.keys() == its.keys() and all(part.equal(its[name]) for name, part in mine.items())
 
-    `packed`: what the training's kernels make of packed rows, where the updates were made in others.
-    """
-    problems = list(problems)
-    if packed is not None and not packed.excess <= 1:
-        problems.append(
-            f"packed rows have another gradient than the same rows unpacked, in the precision of the training: "
-            f"{packed.found.relative_l2:.1e} apart (relative L2), {packed.tolerance:.1e} allowed, most in "
-            f"{packed.found.largest_in}"
+
+class _Check:
+    """One update against the one process's, from the same weights and at the same scale."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        process: "OneProcess",
+        number: int,
+        facts: Mapping[str, Any],
+        before: State,
+        after: State,
+    ) -> None:
+        from tasks.equivalence.orders import make_other_orders, make_rank_order
+
+        self._config, self._process, self._number = config, process, number
+        self._before, self._after = before, after
+        self.compared: dict[str, Compared] = {}
+        self.problems: list[str] = []
+        self.gaps: list[str] = []
+        """Why it cannot be told."""
+        self._causes: dict[str, str | None] = {}
+        self._order = make_rank_order(config)
+        process.begin_at({**before.trained, **before.statistics}, scale=float(before.scaler.get("scale", 1.0)))
+        plain, by_row = process.compute_plain_losses(number)
+        self.compared["rows"] = compare_numbers(plain, by_row, NUMBER_TOLERANCE["fp32"])
+        computed = process.gradient(number, self._order, *make_other_orders(config))
+        gradients = [{name: part.cpu() for name, part in one.items()} for one in computed.by_order]
+        self._compare_statistics(computed.statistics_by_order)
+        self.compared["loss"] = compare_numbers(facts["loss"], computed.loss, NUMBER_TOLERANCE[config.precision])
+        is_finite = all(bool(part.isfinite().all()) for part in gradients[0].values())
+        self._check_scale(is_finite)
+        if not is_finite or facts["grad_norm"] is None:
+            self._check_overflow(is_finite, is_finite_there=facts["grad_norm"] is not None)
+        elif before.is_same(after):
+            self.problems.append("no update was made: weights and moments are what they were")
+        else:
+            self._check_counts()
+            self._compare_update(gradients, facts["grad_norm"])
+        self.problems += [
+            self._describe(kind, one) for kind, one in self.compared.items() if not one.difference <= one.tolerance
+        ]
+
+    def _check_overflow(self, is_finite: bool, *, is_finite_there: bool) -> None:
+        if is_finite != is_finite_there:
+            where = "the ranks" if is_finite else "one process"
+            self.problems.append(f"the gradient is not finite in {where} alone")
+        elif not self._before.is_same(self._after):
+            self.problems.append("the gradient is not finite, and yet weights or moments changed")
+
+    def _check_scale(self, is_finite: bool) -> None:
+        """Hold the loss scale of fp16 against what it becomes: half after an overflow, twice as much long after one."""
+        if not self._before.scaler:
+            return
+        scale, num_finite = self._before.scaler["scale"], self._before.scaler["_growth_tracker"] + 1
+        expected = (scale, num_finite) if is_finite else (scale / 2, 0)
+        if is_finite and num_finite == _STEPS_UNTIL_SCALE_GROWS:
+            expected = scale * 2, 0
+        found = self._after.scaler["scale"], self._after.scaler["_growth_tracker"]
+        if found != expected:
+            self.problems.append(f"loss scale and count of finite gradients became {found}, not {expected}")
+
+    def _check_counts(self) -> None:
+        """Hold what the optimizer has counted against the number of steps: no moment was forgotten, or made twice."""
+        before, after = self._before, self._after
+        if self._config.optimizer == "sgd":
+            if self._config.momentum and self._number > 1 and not before.has_moments:
+                self.problems.append("the optimizer has no momentum from the updates before it")
+            return
+        # Under a loss scale some steps may have made no update.
+        made = max(before.counts, default=0) if before.scaler else self._number - 1
+        for when, found, wanted in (("before", before.counts, made), ("after", after.counts, made + 1)):
+            if (found or {0}) != {wanted}:
+                told = ", ".join(map(str, sorted(found))) or "no"
+                self.problems.append(f"the optimizer has counted {told} updates {when} it, not {wanted}")
+
+    def _compare_statistics(self, computed: Sequence[Mapping[str, "Tensor"]]) -> None:
+        expected, *others = computed
+        found = Differences(len(others))
+        for name, part in expected.items():
+            found.add(
+                name, self._after.statistics[name], part, since=self._before.statistics[name],
+                others=[one[name] for one in others],
+            )  # fmt: skip
+        if expected:
+            self.compared["statistics"] = found.compare()
+
+    def _compare_update(self, gradients: list[dict[str, "Tensor"]], norm: float) -> None:
+        """Compare what the optimizer made of the gradient; the first is in the ranks' order, the others in others."""
+        config, num_orders = self._config, len(gradients) - 1
+        found = self._compare_parameters(gradients, num_orders)
+        if runs_other_kernels(config) and any(one.difference > one.tolerance for one in found.values()):
+            exact = self._process.gradient(self._number, self._order, precision="fp32").by_order[0]
+            gradients = [*gradients, {name: part.cpu() for name, part in exact.items()}]
+            found = self._compare_parameters(gradients, num_orders)
+        self.compared |= found
+        gradient = found["gradient"]
+        tolerance = max(gradient.tolerance, NUMBER_TOLERANCE["fp32"])
+        expected = _compute_norm(gradients[0])
+        self.compared["norm"] = compare_numbers(norm, expected, tolerance)
+        self._causes["norm"] = f"it is {norm / expected:.3g} times what it should be" if expected else None
+        most = _LARGEST_KERNEL_TOLERANCE if len(gradients) > num_orders + 1 else _LARGEST_GRADIENT_TOLERANCE
+        for kind, most_of_it in (("gradient", most), ("weights", _LARGEST_WEIGHTS_TOLERANCE)):
+            if kind in found and found[kind].tolerance > most_of_it:
+                self.gaps.append(
+                    f"noise alone makes {found[kind].noise_floor:.1e} of the {_NAMES[kind]}: too much to tell a wrong "
+                    "update by"
+                )
+        if any(one.difference > one.tolerance for one in (gradient, self.compared["norm"])):
+            self._causes["gradient"] = self._find_missing_rank(gradients[0])
+
+    def _compare_parameters(self, gradients: list[dict[str, "Tensor"]], num_orders: int) -> dict[str, Compared]:
+        config = self._config
+        kinds = {name: Differences(len(gradients) - 1) for name in ("gradient", "squares")}
+        weights = Differences()
+        clipped = [_clip(one, config.max_grad_norm) for one in gradients]
+        for name in self._before.trained:
+            self._add_parameter(name, [one.get(name) for one in clipped], kinds, weights)
+        rounding = EXCHANGE_EPS[get_exchange_dtype(config.strategy, config.options)]
+        has_squares, has_moments = config.optimizer == "adamw", config.optimizer == "adamw" or config.momentum > 0
+        found = {
+            # Squares are off by twice as much.
+            kind: one.compare(num_orders=num_orders, rounding=times * rounding, kernel_margin=_KERNEL_MARGIN)
+            for (kind, one), times in zip(kinds.items(), (1, 2), strict=True)
+            if has_squares or kind == "gradient"
+        }
+        self._causes = {"gradient": _tell_ratio(kinds["gradient"], "it is {:.3g} times what it should be")}
+        if has_moments:
+            found["weights"] = weights.compare_rounded()
+            self._causes["weights"] = _tell_ratio(weights, "as with {:.3g} times the learning rate that was recorded")
+        return found
+
+    def _add_parameter(
+        self, name: str, gradients: "list[Tensor | None]", kinds: dict[str, Differences], weights: Differences
+    ) -> None:
+        """Hold a parameter and its moments against the optimizer's formula; `gradients`: clipped."""
+        config, rate = self._config, self._process.get_learning_rate(self._number)
+        start, end = self._before.trained[name].double(), self._after.trained[name]
+        before, after = self._before.moments.get(name, {}), self._after.moments.get(name, {})
+        gradient, *others = [0 * start if one is None else one.double() for one in gradients]
+        decay = config.weight_decay if start.ndim > 1 else 0.0
+        if gradients[0] is None:
+            # An optimizer leaves out what has no gradient, and so is no decay.
+            weights.add(name, end, start, since=start)
+            return
+
+        def take(kind: str, key: str, kept: float, more: float, *, added: Any, power: int = 1) -> "Tensor":
+            """Compare kept x the moment before + more x gradient ** power + what is added; return it as it is after."""
+            if key not in after:
+                raise ValueError(f"{name} has no {key} after the update")
+            since = kept * before[key].double() + added if key in before else 0 * start + added
+            expected, *as_right = (since + more * one**power for one in (gradient, *others))
+            kinds[kind].add(name, after[key], expected, since=since, others=as_right)
+            return after[key].double()
+
+        if config.optimizer == "adamw":
+            beta1, beta2, number = config.adam_beta1, config.adam_beta2, int(after.get("step", 0)) or 1
+            first = take("gradient", "exp_avg", beta1, 1 - beta1, added=0.0)
+            second = take("squares", "exp_avg_sq", beta2, 1 - beta2, added=0.0, power=2)
+            size = (second / (1 - beta2**number)).sqrt() + _ADAM_EPS
+            step = first / (1 - beta1**number) / size
+            weights.add(name, end, start * (1 - rate * decay) - rate * step, since=start)
+        elif config.momentum:
+            momentum = take("gradient", "momentum_buffer", config.momentum, 1.0, added=decay * start)
+            weights.add(name, end, start - rate * momentum, since=start)
+        else:
+            since = start * (1 - rate * decay)
+            expected, *as_right = (since - rate * one for one in (gradient, *others))
+            kinds["gradient"].add(name, end, expected, since=since, others=as_right)
+
+    def _find_missing_rank(self, gradient: Mapping[str, "Tensor"]) -> str | None:
+        """Return whose gradient is missing in that which the moments tell, if it is one rank's; else what was known."""
+        number, told = self._number, self._causes["gradient"]
+        for left_out in range(self._config.world_size if told is None else 0):
+
+            def order(step: Any, number: int, left_out: int = left_out) -> list[list[int]]:
+                groups = self._order(step, number)
+                return groups[:left_out] + groups[left_out + 1 :]
+
+            if not 1 < len(self._order(self._process.get_plan(number), number)) > left_out:
+                return told
+            (others,) = self._process.gradient(number, order).by_order
+            kinds = {name: Differences() for name in ("gradient", "squares")}
+            without = {name: part.cpu() for name, part in others.items()}
+            for name in gradient:
+                self._add_parameter(name, [without.get(name)], kinds, Differences())
+            if kinds["gradient"].ratio is not None:
+                return f"the gradient of rank {left_out} is missing"
+        return told
+
+    def _describe(self, kind: str, found: Compared) -> str:
+        where = f", most in {found.largest_in}" if found.largest_in else ""
+        cause = self._causes.get(kind)
+        return (
+            f"the {_NAMES[kind]} {'differ' if kind in _PLURAL else 'differs'} by {found.difference:.1e} (relative), "
+            f"{found.tolerance:.1e} allowed{where}{f'; {cause}' if cause else ''}"
         )
-    for kind in ("gradient", "weights", "statistics"):
-        wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
-        if wrong:
-            part, step = max(wrong, key=lambda each: each[0].excess)
-            more = f"; so {'does' if len(wrong) == 2 else 'do'} {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            problems.append(
-                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by {part.found.relative_l2:.1e} "
-                f"(relative L2), {part.tolerance:.1e} allowed, most in {part.found.largest_in}{more}"
-            )
-    if problems:
-        return "failed", "; ".join(problems)
-    gradients = [part for one in updates if (part := one.gradient)]
-    weights = [part for one in updates if (part := one.weights)]
-    if updates and not gradients:
-        return "not checked", f"the gradient was finite in none of the {len(updates)} updates"
-    if not gradients or not weights:
-        raise DataError("the ranks left neither a problem nor all that is compared; run again")
-    noisiest = max(gradients, key=lambda part: part.tolerance)
-    if noisiest.tolerance > _LARGEST_GRADIENT_TOLERANCE[exchange]:
-        return "not checked", (
-            f"re-ordering alone changes the gradient of an update by {noisiest.noise_floor:.1e}: too much to tell a "
-            "wrong one by"
-        )
-    clearest = min(weights, key=lambda part: part.tolerance)
-    if clearest.tolerance > LARGEST_WEIGHTS_TOLERANCE:
-        return "not checked", (
-            f"rounding the weights is {clearest.noise_floor:.1e} of what an update changes in them: too much to tell a "
-            "wrong one by"
-        )
-    return "passed", None
+
+
+def _tell_ratio(found: Differences, words: str) -> str | None:
+    times = found.ratio
+    return words.format(times) if times is not None and abs(times - 1) > _FACTOR else None
+
+
+def runs_other_kernels(config: TrainingConfig) -> bool:
+    """Return whether the ranks compute in 16 bit with kernels that the one process has not, which round otherwise."""
+    is_packed = bool(config.packing) and config.device == "cuda"
+    return config.precision != "fp32" and (is_packed or config.compile or config.statistics_rows > 0)
+
+
+def _compute_norm(gradient: Mapping[str, "Tensor"]) -> float:
+    return math.sqrt(sum(float(part.double().square().sum()) for part in gradient.values()))
+
+
+def _clip(gradient: Mapping[str, "Tensor"], most: float) -> dict[str, "Tensor"]:
+    """Return the gradient scaled down to the largest norm, as torch does."""
+    factor = min(most / (_compute_norm(gradient) + 1e-6), 1.0)
+    return {name: part * factor for name, part in gradient.items()}

@@ -56,7 +56,7 @@ class Check:
 CHECKS = [
     Check(
         name="Update equivalence",
-        question="Does an update of N ranks equal that of one process?",
+        question="Are the updates at steps drawn over the training what one process computes?",
         find=equivalence.check_update_equivalence,
         is_owed_by_several_ranks=True,
     ),
@@ -79,12 +79,12 @@ CHECKS = [
     ),
     Check(
         name="Starts from the base model",
-        question="Is the loss of the first step the base model's own on the same rows?",
+        question="Did the first update begin with the base model, and with its loss on the rows?",
         find=correctness.check_base_model_start,
     ),
     Check(
         name="Loss curves coincide",
-        question="Does every cell's loss follow the baseline's, step by step?",
+        question="Does every cell's loss follow the baseline's, coarsely?",
         find=loss_curves.check_loss_curves,
         spares_throughput=True,
     ),

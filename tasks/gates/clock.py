@@ -21,7 +21,7 @@ _SKEW_SECONDS = 0.01
 
 Over the same comparisons 6.6 ms at most. One rank never counted a moment twice: there, more than the span is a mistake.
 """
-_ACCOUNTED = ("train_seconds", "checkpoint_seconds", "log_seconds", "heldout_seconds")
+_ACCOUNTED = ("train_seconds", "checkpoint_seconds", "log_seconds", "heldout_seconds", "check_seconds")
 """What a segment's seconds by the wall clock have to add up from."""
 _SLOW_MULTIPLE = 10.0
 _SLOW_SHARE = 0.1
@@ -96,8 +96,9 @@ def _find_sum_problem(cell: str, run: RunOutputs) -> Reason | None:
             ("checkpoints", "checkpoint_seconds"),
             ("log points", "log_seconds"),
             ("held-out rows", "heldout_seconds"),
+            ("checks of updates", "check_seconds"),
         )
-        if name != "heldout_seconds" or _sum_facts(run, name)
+        if name not in ("heldout_seconds", "check_seconds") or _sum_facts(run, name)
     )
     code, meaning = (
         ("timed_twice", "the clock of the steps ran while something else was timed too")

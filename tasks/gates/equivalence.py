@@ -1,175 +1,147 @@
-"""Does an update of N ranks equal that of one? The certificate of the stage `measure`, as a gate and for the report."""
+"""Is an update of the ranks what one process computes? Asked at steps drawn over the whole training."""
 
-from tasks.gates.setting import find_certificate_problems
-from tasks.process import wording
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
 from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
-from tasks.records.certificate import CertifiedCell
+from tasks.records.checked_update import CheckedUpdate
 from tasks.records.facts import Record
-from tasks.records.gate import Finding, Verdict, make_finding, make_unchecked_finding
-from tasks.records.outputs import Outputs
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from tasks.records.outputs import Outputs, RunOutputs
+
+_UPDATES = TypeAdapter(list[CheckedUpdate])
+_PART = 0.25
+"""The share of a training's steps that the probability of seeing a defect is told of."""
 
 
 class Equivalence(Record):
-    """Updates of a cell's ranks against those of one process from the same state: the one that is farthest apart."""
+    """One kind of number in the updates of a cell that were computed a second time: the one that is farthest off."""
 
     cell: str
     """Name of the cell."""
-    world_size: int
-    """Number of ranks."""
-    global_batch_size: int | None = None
-    """Samples per update; null in results of an earlier version."""
+    num_checked: int
+    """Updates that were compared."""
     num_steps: int
-    """Updates that were made."""
+    """Steps over which they were drawn."""
     compared: str
-    """What was compared: gradient (before clipping) or weights (what an update changed in them)."""
-    relative_l2: float
-    """L2 norm of the differences / L2 norm of the one process's gradient, or of its change of the weights."""
-    max_abs: float
-    """Largest absolute difference of an element."""
-    is_bitwise_equal: bool
-    """Whether all bits agree."""
+    """What was compared: gradient, squares, weights, statistics, loss, norm (tasks/records/checked_update.py)."""
+    step: int
+    """The step that is farthest off, beside what is allowed of it."""
+    difference: float
+    """How far, relative to the gradient or to what the update changed."""
     noise_floor: float
-    """Relative L2 difference that another order of the micro-batches makes of the gradient, rounding of the weights."""
+    """What other orders of the sums and rounding make of it."""
     tolerance: float
-    """Relative L2 difference allowed."""
-    verdict: Verdict
-    """Of the cell."""
+    """What is allowed."""
+    largest_in: str | None
+    """The parameter that is farthest off."""
 
 
-def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
-    """Check the certificate of a cell that spreads an update over ranks."""
-    facts, certificate = outputs.runs[cell].facts, outputs.certificate
-    if facts.strategy == "single":
-        return None
-    if certificate is None:
-        return make_unchecked_finding(
-            explain("no_certificate", "{cell}: there is no certificate.json; the stage measure makes it", cell=cell)
-        )
-    # In weak scaling it was timed on larger steps than trained, which is another training: both have to be certified.
-    timed = select_arm(outputs.measurement, cell).global_batch_size if outputs.measurement else facts.global_batch_size
-    problems, gaps, found = list[Reason](), list[Reason](), list[CertifiedCell]()
-    for batch in dict.fromkeys((facts.global_batch_size, timed)):
-        one = next((one for one in certificate.cells if (one.cell, one.global_batch_size) == (cell, batch)), None)
-        if one is None:
+def read_updates(run: RunOutputs) -> list[CheckedUpdate]:
+    """Return what was found of each update of the run that was to be checked."""
+    return [one for segment in run.segments for one in _UPDATES.validate_python(segment.facts.checked_updates)]
+
+
+def compute_probability(num_checked: int) -> float:
+    """Return how likely a defect of a quarter of the steps is seen in so many that are drawn at random."""
+    return 1 - (1 - _PART) ** num_checked
+
+
+def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
+    """Check that each update of the cell which was computed a second time came out the same."""
+    run, where = outputs.runs[cell], f"{cell}"
+    updates = read_updates(run)
+    problems, gaps = list(_find_problems(updates, where)), list[Reason]()
+    passed = [one for one in updates if one.verdict == "passed"]
+    for segment in run.segments:
+        found = _UPDATES.validate_python(segment.facts.checked_updates)
+        if not any(one.verdict == "passed" for one in found):
+            why = next((one.problem for one in found if one.problem), "none was drawn when it was trained")
             gaps.append(
-                explain(
-                    "batch_not_certified", "{cell} has no certificate of updates of {batch} samples",
-                    cell=cell, batch=batch,
-                )
-            )  # fmt: skip
-            continue
-        found.append(one)
-        problems += _find_problems(one) + find_certificate_problems(one, outputs.runs[cell])
-        for code, template, is_so in (
-            (
-                "certificate_without_setting",
-                "{cell} has a certificate that does not say what its updates were made with",
-                one.verdict == "passed" and not one.settings,
-            ),
-            (
-                "certificate_without_figures", "{cell} has a certificate without figures",
-                one.verdict == "passed" and len(_list_parts(one)) < 2,
-            ),
-            ("not_certified", "{cell}: {problem}", one.verdict == "not checked"),
-        ):  # fmt: skip
-            gaps += [explain(code, template, cell=cell, problem=one.problem)] * is_so
-    for name in ("numerics_version", "base_model_digest", "machine_digest"):
-        if getattr(facts, name) != getattr(certificate, name):
-            what = name.removesuffix("_digest").replace("_", " ")
-            gaps.append(
-                explain(
-                    "certificate_of_another", "{cell} was trained with another {what} than the one that the "
-                    "certificate is of", cell=cell, what=what,
-                )
-            )  # fmt: skip
+                explain("no_update_checked", "{where}: no update was checked: {why}", where=segment.title, why=why)
+            )
+    if outputs.measurement is not None:
+        batch = select_arm(outputs.measurement, cell).global_batch_size
+        if batch != run.facts.global_batch_size:
+            # Timed on larger steps than trained, which is another training: both have to be right.
+            timed = _UPDATES.validate_python(outputs.measurement.checked_updates.get(cell, []))
+            problems += _find_problems(timed, f"{cell}, updates of {batch} samples as timed")
+            if not any(one.verdict == "passed" for one in timed):
+                gaps.append(
+                    explain(
+                        "batch_not_checked", "{cell}: no update of {batch} samples, as timed, was checked",
+                        cell=cell, batch=batch,
+                    )
+                )  # fmt: skip
     if gaps and not problems:
         return make_unchecked_finding(*gaps)
-    told = [_describe_certificate(one, outputs.params.train.precision) for one in found]
-    if len(found) > 1:
-        told = [f"{what} (updates of {one.global_batch_size} samples)" for what, one in zip(told, found, strict=True)]
+    worst = {kind: one for kind, _, one in _select_widest(passed)}
     return make_finding(
         problems,
         otherwise=explain(
             "passed",
-            "{found}. Each update began from the same state on both sides; allowed is {margin:g} times what "
-            "re-ordering the sums alone makes, at least that many fp32 roundings",
-            found="; ".join(told),
-            margin=certificate.margin,
-            # Of several, those of the last, which the speedup is of.
+            "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
+            "computes; a defect in a quarter of the steps would have been seen with {probability:percent}"
+            + ("; the gradient is at most {gradient_difference:difference} off" if "gradient" in worst else ""),
+            cell=cell,
+            checked=len(passed),
+            drawn=len(updates),
+            steps=sum(segment.facts.num_steps for segment in run.segments),
+            probability=compute_probability(len(passed)),
             **{
-                f"{part.compared}_{name}": getattr(part, name)
-                for one in found
-                for part in _list_parts(one)
-                for name in ("relative_l2", "noise_floor", "tolerance")
+                f"{kind}_{name}": getattr(one, name)
+                for kind, one in worst.items()
+                for name in ("difference", "noise_floor", "tolerance")
             },
         ),
     )
 
 
-def _find_problems(one: CertifiedCell) -> list[Reason]:
-    if one.verdict == "failed":
-        return [explain("update_differs", "{cell}: {problem}", cell=one.cell, problem=one.problem)]
-    return [
-        explain(
+def _find_problems(updates: Sequence[CheckedUpdate], where: str) -> Iterator[Reason]:
+    """Yield what is wrong with the first of the wrong updates; figures outrank the verdict that they were given."""
+    wrong = []
+    for one in updates:
+        kind = next((kind for kind, its in one.compared.items() if not its.difference <= its.tolerance), None)
+        if one.verdict == "failed" or (one.verdict == "passed" and kind is not None):
+            wrong.append((one.step, one.problem or f"{kind} differs by {one.compared[str(kind)].difference:.1e}"))
+    if wrong:
+        yield explain(
             "update_differs",
-            "{cell}: the {compared} {relative_l2:.1e} apart, {tolerance:.1e} allowed",
-            cell=one.cell,
-            compared=part.compared,
-            relative_l2=part.relative_l2,
-            tolerance=part.tolerance,
-        )
-        for part in _list_parts(one)
-        if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
-    ]
+            "{where}: {wrong} of {compared:plural checked update} not what one process computes, first in step {step}: "
+            "{problem}",
+            where=where, step=wrong[0][0], problem=wrong[0][1], wrong=len(wrong),
+            compared=sum(one.verdict != "not checked" for one in updates),
+        )  # fmt: skip
+
+
+def _select_widest(updates: Sequence[CheckedUpdate]) -> Iterator[tuple[str, int, Any]]:
+    """Yield each kind that was compared, and step and figures of where it is farthest off beside what is allowed."""
+    for kind in dict.fromkeys(kind for one in updates for kind in one.compared):
+        found = [(one.step, one.compared[kind]) for one in updates if kind in one.compared]
+        step, widest = max(found, key=lambda pair: pair[1].difference / (pair[1].tolerance or 1.0))
+        yield kind, step, widest
 
 
 def list_equivalences(outputs: Outputs) -> list[Equivalence]:
-    """Return what the certificates compared, cell by cell; [] without any."""
-    cells = outputs.certificate.cells if outputs.certificate else []
-    return [part for one in cells if one.cell in outputs.runs for part in _list_parts(one)]
-
-
-def _list_parts(one: CertifiedCell) -> list[Equivalence]:
-    """Return what was compared of a cell: gradient and weights, as far as there is something."""
-    parts = []
-    for what in ("gradient", "weights"):
-        found, floor, tolerance = (
-            getattr(place, what) if place else None for place in (one, one.noise_floor, one.tolerance)
-        )
-        if found and floor is not None and tolerance:
-            parts.append(
-                Equivalence(
-                    cell=one.cell,
-                    world_size=one.world_size,
-                    global_batch_size=one.global_batch_size,
-                    num_steps=one.num_steps,
-                    compared=what,
-                    relative_l2=found.relative_l2,
-                    max_abs=found.max_abs,
-                    is_bitwise_equal=found.is_bitwise_equal,
-                    noise_floor=floor,
-                    tolerance=tolerance,
-                    verdict=one.verdict,
-                )
+    """Return what was compared, cell by cell; [] where no update was checked."""
+    found = []
+    for cell, run in outputs.runs.items():
+        updates = [one for one in read_updates(run) if one.compared]
+        found += [
+            Equivalence(
+                cell=cell,
+                num_checked=len(updates),
+                num_steps=sum(segment.facts.num_steps for segment in run.segments),
+                compared=kind,
+                step=step,
+                difference=one.difference,
+                noise_floor=one.noise_floor,
+                tolerance=one.tolerance,
+                largest_in=one.largest_in,
             )
-    return parts
-
-
-def _describe_certificate(one: CertifiedCell, precision: str) -> str:
-    places = {"gradient": f"of {one.num_steps} updates", "weights": "as each update changed them"}
-    parts = [
-        f"{part.compared} {places[part.compared]} "
-        f"{'bitwise equal' if part.is_bitwise_equal else f'at most {part.relative_l2:.1e} apart'} "
-        f"(noise floor {wording.format_difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
-        for part in _list_parts(one)
-    ]
-    where = ""
-    if one.precision not in (None, precision):
-        where = f", both in {one.precision} (in {precision} their kernels round differently)"
-    if (packed := one.packed_kernels) is not None:
-        parts.append(
-            f"packed rows in {precision} {packed.found.relative_l2:.1e} from the same rows unpacked, where {precision} "
-            f"alone makes {wording.format_difference(packed.noise_floor)} ({packed.tolerance:.1e} allowed)"
-        )
-    return f"{one.cell} against one process{where}: {', '.join(parts)}"
+            for kind, step, one in _select_widest(updates)
+        ]
+    return found

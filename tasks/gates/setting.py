@@ -1,9 +1,9 @@
 """Did a cell train with what it should have, and with what the baseline did? By their own records, value by value.
 
-The same is asked of the ranks that were timed, of every start of them, and of those whose updates were certified.
+The same is asked of the ranks that were timed, and of every start of them.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
@@ -11,10 +11,8 @@ from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
 from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
-from tasks.records.certificate import CertifiedCell
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
-from training.record.environment import select_decisive
 
 _MEASURE_AGAIN = "Measure again: make rebench"
 _OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority", "run_at_start"}
@@ -26,10 +24,6 @@ The priority of their processes is held where seconds are told: of a training it
 """
 _OF_EVERY_START = ("packages", "options")
 """What cells may differ in, and the starts of one cell may not: those of its training and its timed ones."""
-_OF_TIME = {"interpreter", "planned_faults"}
-"""What changes the seconds of an update, and nothing of what becomes of it."""
-_OF_THE_PRECISION = {"kernels.attention_kernel"}
-"""What follows from the precision: another one, where a certificate is in another on purpose."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
@@ -124,48 +118,6 @@ def _find_timed_problems(
     return problems
 
 
-def find_certificate_problems(certified: CertifiedCell, run: RunOutputs) -> list[Reason]:
-    """Return in what the certified updates were made otherwise than those of the training, by both records.
-
-    What a certificate changes on purpose it names with the training's value. In weak scaling its step is the timed one.
-    """
-    problems, where = [], f"{certified.cell}, certificate of updates of {certified.global_batch_size} samples"
-    spread = {name: getattr(certified, name) for name in ("strategy", "world_size", "device")}
-    own = {name: getattr(run.facts, name) for name in spread}
-    problems += _compare_values(spread, own, f"{where}: the ranks had", "the training")
-    left_out = _OF_THE_PRECISION if certified.replaced else set()
-    for setting in certified.settings:
-        found = _flatten_decisive(setting) | certified.replaced
-        problems += _find_differing_ranks(setting, where)
-        for _, trained in _list_settings(run):
-            if trained is None:
-                continue  # which the gate on the setting says
-            expected = _flatten_decisive(trained)
-            expected["train.global_batch_size"] = certified.global_batch_size
-            mine, its = (
-                {name: value for name, value in one.items() if name not in left_out} for one in (found, expected)
-            )
-            problems += _compare_values(mine, its, f"{where}: the ranks used", "the training")
-            problems += _compare_starts(setting, trained, where, "the training")
-    return _advise(problems, _MEASURE_AGAIN)
-
-
-def find_twin_problems(outputs: Outputs) -> list[Reason]:
-    """Return in what the twins are of another training than the baseline, by both records.
-
-    How far they part is what cells may differ by: those of a more chaotic training would allow a wrong one.
-    """
-    facts = outputs.baseline.facts
-    known = {name: getattr(facts, name) for name in ("numerics_version", "base_model_digest", "machine_digest")}
-    known |= {f"rows {part}": outputs.slices[str(part)].manifest.digest for part in outputs.params.ranges}
-    known |= {f"train.{name}": value for name, value in facts.train.items() if name not in NOT_CONTENT | _RESOLVED}
-    found = {} if outputs.twins is None else outputs.twins.made_of
-    # A range that either has and the other has not is another training, too.
-    rows = {name for name in {*known, *found} if name.startswith("rows ")} if found else set()
-    mine, its = ({name: one.get(name) for name in (known.keys() & found.keys()) | rows} for one in (found, known))
-    return _advise(_compare_values(mine, its, "the twins had", outputs.params.baseline), _MEASURE_AGAIN)
-
-
 def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[Reason]:
     """Return which of these ranges held other rows than the slices do now; `used`: (range, sha256 of its rows).
 
@@ -229,23 +181,17 @@ def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None
             yield segment.title, setting
 
 
-def _flatten_setting(setting: dict[str, Any] | None, *, without: Set[str] = frozenset()) -> dict[str, Any]:
-    """Return `section.name` -> value of everything in which cells must not differ, `without` these sections."""
+def _flatten_setting(setting: dict[str, Any] | None) -> dict[str, Any]:
+    """Return `section.name` -> value of everything in which cells must not differ."""
     values: dict[str, Any] = {}
     for section, content in (setting or {}).items():
-        if section in _OF_THE_CELL | without:
+        if section in _OF_THE_CELL:
             continue
         if isinstance(content, dict):
             values |= {f"{section}.{name}": value for name, value in content.items()}
         else:
             values[section] = content
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
-
-
-def _flatten_decisive(setting: dict[str, Any]) -> dict[str, Any]:
-    """Return the same without what changes no update: a certificate is kept whatever that was when it was made."""
-    decisive = {**setting, "environment": select_decisive(setting.get("environment", {}))}
-    return _flatten_setting(decisive, without=_OF_TIME)
 
 
 def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[Reason]:

@@ -2,8 +2,8 @@
 
 from training.numerics import NUMERICS_VERSION
 
-MEASURING_VERSION = 2
-"""Part of the key of every certificate, measurement and evaluation, beside NUMERICS_VERSION.
+MEASURING_VERSION = 3
+"""Part of the key of every measurement and evaluation, beside NUMERICS_VERSION.
 
 Raised with every change of what is measured, how, or what its record has.
 """

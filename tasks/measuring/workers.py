@@ -175,7 +175,7 @@ class Workers:
 
     def _check(self, deadline: float, *, doing: str) -> None:
         if self._stop.is_set():
-            raise PreemptedError("measuring was stopped; certificates are kept, the next run measures the speed anew")
+            raise PreemptedError("measuring was stopped; the next run measures the speed anew")
         if not self._launch.is_running:
             raise self._make_end_error(doing)
         if time.monotonic() > deadline:

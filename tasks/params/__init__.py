@@ -49,9 +49,6 @@ class MeasureParams(Section):
     half_width: Finite = Field(default=0.07, gt=0, le=0.5)
     """Measuring ends once every speedup's 95 % interval is within +- this share. No three starts give less than 0.07;
     with more of them that falls, 0.03 takes 17."""
-    twin_seconds: Finite = Field(default=3.0, ge=0, le=86_400)
-    """Seconds in which the same work is trained a few times with its sums re-ordered, to see how far right trainings
-    part; at least three steps are made. 0: none is, and the loss curves are only held together coarsely."""
     max_seconds: Finite = Field(default=90.0, gt=0, le=86_400)
     """Seconds for the speedups, starts of the ranks included, narrow enough or not; three starts of every cell are made
     anyway."""
@@ -73,6 +70,15 @@ class MeasureParams(Section):
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
     advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
     """Seconds that timing them may take."""
+
+
+class VerifyParams(Section):
+    """How often a training is looked at: updates of each cell that one process computes a second time."""
+
+    updates: int = Field(default=12, ge=0, le=10_000)
+    """Updates of each cell, drawn over its steps; at least two in every segment. 0: none, and no speedup is proven."""
+    max_gib: Finite = Field(default=40.0, gt=0, le=100_000)
+    """GiB on disk that the state before and after one of them may take; where it takes more none is looked at."""
 
 
 class CostParams(Section):
@@ -113,6 +119,7 @@ class Params(Section):
     left_out: dict[str, Annotated[str, Field(max_length=500)]] = Field(default_factory=dict, max_length=64)
     """Name -> why it is no cell: what could have been compared and was not, for the report. `make fit` writes it."""
     measure: MeasureParams = MeasureParams()
+    verify: VerifyParams = VerifyParams()
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
     ray: RayParams = RayParams()

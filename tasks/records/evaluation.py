@@ -88,33 +88,6 @@ class EvaluatedSample(Record):
     """Model -> how it goes on."""
 
 
-class FirstStep(Record):
-    """The base model on the rows of the first global batch."""
-
-    range: str
-    """The first range."""
-    epoch: int
-    """1."""
-    num_rows: int
-    """Rows of the batch."""
-    num_tokens: int
-    """What it counts, in the workload's unit."""
-    parameter_checksum: str
-    """Checksum of the weights from which training has to start."""
-    num_trained: int | None = None
-    """Numbers that are trained, where those of an adapter are; null: all parameters."""
-    loss: float | None
-    """Mean loss in nats per label, which step 1 has to log; null where it logs another."""
-    why_no_loss: str | None = None
-    """Why there is none."""
-
-
-class FirstStepFile(FirstStep, StageFile):
-    """The same, as it is kept for the next run."""
-
-    NAME: ClassVar[str] = "first_step.json"
-
-
 class EvaluationFile(StageFile):
     """What was found of all models."""
 
@@ -130,8 +103,8 @@ class EvaluationFile(StageFile):
     """Tokens of a row at most; longer rows are cut."""
     precision: str = "fp32"
     """Arithmetic of the evaluation, whatever the training's."""
-    first_step: FirstStep
-    """What step 1 of every cell has to log."""
+    num_trained: int | None = None
+    """Numbers that are trained, where those of an adapter are; null: all parameters."""
     models: dict[str, EvaluatedModel]
     """`base` or the name of a cell -> its figures."""
     samples: list[EvaluatedSample] = Field(default_factory=list)

@@ -276,6 +276,8 @@ class MeasurementFile(Measurement, StageFile):
     """Digest of the machine's facts."""
     rows_digests: dict[str, str] = Field(default_factory=dict)
     """Range -> sha256 of its rows, of those that were timed; empty in a file of an earlier version."""
+    checked_updates: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    """Cell -> what was found of updates with as many samples as were timed, where it is trained with another number."""
 
     @property
     def published(self) -> Measurement:

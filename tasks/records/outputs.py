@@ -16,7 +16,6 @@ from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DataError
 from tasks.records.arrays import Numbers, read_parts
-from tasks.records.certificate import CertificateFile
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
@@ -25,7 +24,6 @@ from tasks.records.run import RunFile, read_segment, require_sealed
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
-from tasks.records.twins import Twins
 from training.record.ledger_file import LEDGER, STEPS, count_targets
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 
@@ -174,10 +172,6 @@ class Outputs:
     base_model: BaseModelManifest
     machine: MachineFile
     slices: dict[str, SliceOutputs]
-    certificate: CertificateFile | None
-    """Of update equivalence; None where the stage `measure` has not run."""
-    twins: Twins | None
-    """Trainings of the same work; None where the stage `measure` has trained none."""
     measurement: MeasurementFile | None
     """Of speed; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
@@ -186,7 +180,7 @@ class Outputs:
     @property
     def num_trained(self) -> int:
         """How many numbers have a gradient: all parameters, or an adapter's, counted from the base model's layers."""
-        return self.evaluation.first_step.num_trained or self.base_model.num_parameters
+        return self.evaluation.num_trained or self.base_model.num_parameters
 
     @property
     def baseline(self) -> RunOutputs:
@@ -237,8 +231,6 @@ def read_outputs(
         base_model=BaseModelManifest.read(base_model),
         machine=MachineFile.read(machine),
         slices={name: SliceOutputs(slices / name, SliceManifest.read(slices / name)) for name in names},
-        certificate=CertificateFile.read_if_there(measurements),
-        twins=Twins.read_if_there(measurements),
         measurement=_read_measurement(measurements, params),
         runs={cell: _read_run_of(runs / cell, cell, params) for cell in params.cells},
         evaluation=EvaluationFile.read(evaluation),

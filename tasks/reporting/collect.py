@@ -24,7 +24,6 @@ from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures
-from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.more_ranks import compute_more_ranks
@@ -65,7 +64,6 @@ def collect_results(outputs: Outputs) -> Results:
         label=make_label(outputs),
         gates=gates,
         equivalence=list_equivalences(outputs),
-        chaos=compute_chaos(outputs.twins),
         comparison=_collect_comparison(outputs),
         cells=cells,
         left_out={name: replace_unprintable(why) for name, why in outputs.params.left_out.items()},

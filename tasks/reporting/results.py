@@ -15,7 +15,6 @@ from tasks.records.gate import Gate, State
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
-from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
@@ -61,9 +60,7 @@ class Results(Record):
     gates: list[Gate] = Field(min_length=1)
     """The checks that stand before a speedup, in the order of the report, each with its finding of every cell."""
     equivalence: list[Equivalence] = Field(default_factory=list)
-    """Updates of each cell's ranks against those of one process; empty where that was not measured."""
-    chaos: Chaos | None = None
-    """How far two right trainings of this work part; null where that was not measured."""
+    """Updates of each cell against those of one process; empty where none was checked."""
     comparison: ComparisonFacts
     """What was compared."""
     cells: list[CellResults] = Field(min_length=1)

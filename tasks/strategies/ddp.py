@@ -198,7 +198,7 @@ def list_knobs(
         found.append(
             _make_knob(
                 options, "gradient_hook", "bf16", "gradients exchanged in bf16",
-                note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
+                note="rounds every rank's gradient to 8 bits: the check of updates then allows for that",
             )
         )  # fmt: skip
     return found

@@ -24,7 +24,7 @@ SEAMS = {
 }
 """Folder -> what each of its files offers."""
 WORKLOADS = list_file_names("training/workloads")
-OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "first_step", "running_statistics", "update"}}
+OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "running_statistics", "update"}}
 """Folder -> its files that are found by no name: they use those that are."""
 
 

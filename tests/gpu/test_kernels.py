@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
+
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.model.linear_loss import _compute_softmax, linear_cross_entropy

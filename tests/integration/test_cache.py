@@ -55,7 +55,7 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     assert said.count("Running stage") == 1
     assert "Running stage 'fingerprint'" in said
     # Every stage is run again; what was trained of the one range is there.
-    workspace.change({"ranges": ["0-64"], "measure.speed": False, "measure.twin_seconds": 0})
+    workspace.change({"ranges": ["0-64"], "measure.speed": False})
     said = workspace.repro().stdout
     assert all(f"Running stage '{stage}'" in said for stage in STAGES)
     assert _launches(workspace) == [1, 1]
@@ -102,7 +102,7 @@ def test_a_renamed_function_and_a_renamed_file_under_training_train_nothing_anew
     assert _digests(workspace) == before
     numerics = training / "numerics.py"
     numerics.write_text(numerics.read_text().replace("NUMERICS_VERSION = ", "NUMERICS_VERSION = 1"))
-    workspace.change({"measure.speed": False, "measure.twin_seconds": 0})
+    workspace.change({"measure.speed": False})
     said = workspace.repro("train@1proc").stdout
     assert "(numerics 1 -> 11)" in said
     assert _launches(workspace) == [2, 1]
@@ -134,7 +134,6 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
             "heldout": "264-280",
             "train.checkpoint_every_steps": 5,
             "measure.speed": False,
-            "measure.twin_seconds": 0,
             "cells.1proc": None,
         }
     )

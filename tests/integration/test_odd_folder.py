@@ -16,7 +16,7 @@ _LEFT_OUT: dict[str, None] = dict.fromkeys(("description", "quality", "cost", "t
 def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_works_without_optional_sections(
     tmp_path: Path, project: Path, warm: Path
 ) -> None:
-    measure = {"measure.speed": False, "measure.twin_seconds": 0}
+    measure = {"measure.speed": False}
     changes = {**SMALL, "ranges": ["0-64"], "heldout": "64-80", **measure, **_LEFT_OUT}
     workspace = Workspace.create(tmp_path / ODD, project=project, changes=changes, programs=warm)
     folder = workspace.folder

@@ -1,4 +1,4 @@
-"""A whole comparison with strategies whose ranks share the model: measured, trained, certified, gated, reported."""
+"""A whole comparison with strategies whose ranks share the model: measured, trained, checked, gated, reported."""
 
 import json
 from importlib.util import find_spec
@@ -38,7 +38,6 @@ def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_
                 "speed": True,
                 "max_seconds": 4,
                 "block_seconds": 0.12,
-                "twin_seconds": 0,
                 "waterfall_seconds": 1,
             }
             | {"others_share": 1, "advice": False},

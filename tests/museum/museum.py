@@ -108,15 +108,12 @@ class Museum:
         num_attempts: int = NUM_ATTEMPTS,
         block_seconds: float = _BLOCK_SECONDS,
         speed_seconds: float = _SPEED_SECONDS,
-        twins_have_defects: bool = True,
     ) -> None:
         self._root = root
         self._certifies_all = certifies_all
         """Whether the certificate is made with every defect, as it would be in a comparison."""
         self._timing = {"measure.block_seconds": block_seconds, "measure.max_seconds": speed_seconds}
         """Of the exhibits that are timed; three starts of every cell are made in however few seconds."""
-        self._twins_have_defects = twins_have_defects
-        """Whether the certificate is made with twins beside it; False where nobody asks for what they say."""
         self._num_attempts = num_attempts
         """Of a comparison without a defect whose times were disturbed; 1 where nobody asks for its times."""
         self.blank = root / "blank"
@@ -162,8 +159,6 @@ class Museum:
         elif not exhibit.has_dropout:
             self._share(project, exhibit, is_certified=is_certified)
         change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
-        if is_certified and not self._twins_have_defects:
-            change_params(project, {"measure.twin_seconds": 0})
         _patch(project, exhibit)
         cells = CELLS[1:] if exhibit.spares_baseline else CELLS
         if exhibit.scenario == "two jobs":

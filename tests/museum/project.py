@@ -177,8 +177,7 @@ def _params(names: list[str], size: Size) -> dict[str, Any]:
             **dict(size.train),
         },
         # The gates are what is looked at here; speeds of whole trainings are enough for them.
-        # Twins of as many steps on a busy machine as on an idle one: it is the losses that are held against them.
-        "measure": {"speed": False, "twin_seconds": 20, **dict(size.measure)},
+        "measure": {"speed": False, **dict(size.measure)},
         "cells": {
             "1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"},
             "2proc": {"strategy": "ddp", "world_size": 2, "launcher": "forked"},

@@ -23,7 +23,6 @@ def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
     size = Size(workload="image_classification", num_rows=(45, 13))
     return Museum(
         tmp_path_factory.mktemp("chaotic"), project, size=size, certifies_all=True, num_attempts=1,
-        twins_have_defects=False,
     )  # fmt: skip
 
 

@@ -97,13 +97,9 @@ MUTANTS = [
         lambda of, run: of(run) / run.facts.world_size,
         "tasks/gates/test_checks.py",
     ),
-    _mutant(
-        "tasks.gates.correctness:_START_TOLERANCE",
-        lambda value: dict.fromkeys(value, 1.0),
-        "tasks/gates/test_checks.py",
-    ),
-    _mutant("tasks.gates.loss_curves:Allowed.compute_late", _times(100), "tasks/gates/test_loss_curves.py"),
-    _mutant("tasks.gates.loss_curves:_compute_rms", _times(0), "tasks/gates/test_loss_curves.py"),
+    _mutant("tasks.gates.loss_curves:TOLERANCE", lambda value: 10 * value, "tasks/gates/test_loss_curves.py"),
+    _mutant("tasks.gates.equivalence:_find_problems", _yield_nothing, "tasks/gates/test_equivalence.py"),
+    _mutant("tasks.gates.equivalence:_PART", lambda value: 0.5, "tasks/gates/test_equivalence.py"),
     _mutant(
         "tasks.gates.asked_for:order_rows", lambda of, *a, **k: sorted(of(*a, **k)), "tasks/gates/test_asked_for.py"
     ),
@@ -159,26 +155,35 @@ MUTANTS = [
         "tasks/measuring/test_timed_ranges.py",
     ),
     # tasks/equivalence
+    _mutant("tasks.equivalence.differences:MARGIN", lambda value: 100 * value, "tasks/equivalence/test_differences.py"),
     _mutant(
-        "tasks.equivalence.differences:compute_tolerance",
-        _times(100),
-        "tasks/equivalence/test_differences.py",
-        "tasks/gates/test_equivalence.py",
+        "tasks.equivalence.updates:_are_equal",
+        _return(True),
+        "tasks/test_checked_training.py::test_every_drawn_update_of_a_right_training_is_one_processs",
     ),
     _mutant(
-        "tasks.equivalence.updates:judge",
-        _return(("passed", None)),
-        "training/test_adapter.py::test_the_certificate_passes_right_updates_and_no_changed_base",
-    ),
-    _mutant(
-        "tasks.equivalence.reference.update:OneProcess._rescale",
+        "tasks.equivalence.updates:_Check._check_counts",
         _return(None),
-        "training/step/test_optimizer.py",
+        "tasks/test_checked_training.py::test_wrong_trainers_fail_by_orders_of_magnitude",
+    ),
+    _mutant(
+        "tasks.equivalence.updates:_Check._check_scale",
+        lambda of, self, is_finite: of(self, not is_finite),
+        "training/test_strategy_contract.py::test_any_update_of_a_training_is_what_one_process_computes",
+    ),
+    _mutant(
+        "tasks.equivalence.draw:draw_updates",
+        lambda of, names, sizes, **how: [one._replace(required=one.required[:1]) for one in of(names, sizes, **how)],
+        "tasks/equivalence/test_draw.py",
+    ),
+    _mutant(
+        "tasks.equivalence.reference.update:draw_dropout_seed",
+        _return(1),
+        "tasks/equivalence/reference/test_update.py",
     ),
     _mutant(
         "tasks.equivalence.reference.causal_lm:compute_loss_behind",
         lambda of, *a, **k: (lambda found: (found[0] * 1.01, found[1]))(of(*a, **k)),
-        "tasks/equivalence/reference/test_first_step.py",
         "tasks/equivalence/reference/test_causal_lm.py",
     ),
     # tasks/records and tasks/reporting

@@ -163,7 +163,7 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     assert list(evaluation["models"]) == ["base", *CELLS]
     assert len({model["loss"] for model in evaluation["models"].values()}) == 3
     assert {len(sample["continuations"]) for sample in evaluation["samples"]} == {3}
-    assert evaluation["first_step"]["num_rows"] == PARAMS["train"]["global_batch_size"]
+    assert evaluation["num_trained"] is None
     assert evaluation["models"]["2proc"]["checkpoint"] == "segments/80-160-epoch-1/tiny_80-160-epoch-1.pt"
     # Were a model loaded, the broken import would say so in a process that is started anew.
     shutil.rmtree(folder / "data" / "evaluation")

@@ -13,10 +13,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
+from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.measure import Inputs
-from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
 from tasks.params.adapter import LoraParams
 from tasks.params.choices import list_file_names
@@ -139,78 +138,44 @@ def inputs(params: Params, tmp_path: Path) -> Inputs:
     return Inputs(
         snapshot=Snapshot(None), params=params, model_dir=tmp_path,
         base_model=BaseModelManifest.model_construct(digest="b"), machine=make_machine(),
-        samples={16: take_sample(tmp_path, "0-500", num_steps=8, batch_size=16)}, rows=[tmp_path / "0-500"],
-        slices=tmp_path, rows_digests={"0-500": "r", "500-1300": "s"}, trial=None,
+        rows=[tmp_path / "0-500"], slices=tmp_path, rows_digests={"0-500": "r", "500-1300": "s"}, trial=None,
     )  # fmt: skip
-
-
-def _list_keys(inputs: Inputs) -> dict[str, str]:
-    return {
-        "certificate": inputs.key(CELL, 16), "twins": inputs.compute_twins_key(), "speed": inputs.compute_speed_key()
-    }  # fmt: skip
-
-
-def _find_same(inputs: Inputs, keys: list[str]) -> dict[str, set[str]]:
-    """Return what is kept -> the values that it does not depend on."""
-    before: dict[str, str] = _list_keys(inputs)
-    same: dict[str, set[str]] = {name: set() for name in before}
-    for key, params in _change_each(inputs.params, keys):
-        for name, digest in _list_keys(dataclasses.replace(inputs, params=params)).items():
-            same[name] |= {key} if digest == before[name] else set()
-    return same
 
 
 def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depends_on(
     inputs: Inputs, stages: dict[str, Stage]
 ) -> None:
-    same = _find_same(inputs, stages["measure"].params)
-    extent = {f"train.{name}" for name in NOT_CONTENT}
-    # Of `ranges` the rows themselves count, which are files; of other cells a certificate knows nothing.
-    assert same["speed"] == extent | ONLY_NAMED | {"ranges", "measure.twin_seconds"}
-    assert same["twins"] == (extent - {"train.epochs"}) | ONLY_NAMED | {"ranges"} | {
-        key for key, _ in _change_each(inputs.params, ["measure"]) if key != "measure.twin_seconds"
-    }
-    others = {key for key, _ in _change_each(inputs.params, ["measure", "cells.1proc"])}
-    assert same["certificate"] == extent | ONLY_NAMED | {"ranges"} | others
+    changed = dict(_change_each(inputs.params, stages["measure"].params))
+    same = {key for key, params in changed.items() if dataclasses.replace(inputs, params=params).key == inputs.key}
+    # Of `ranges` the rows themselves count, which are files; what is checked of a training measures nothing anew.
+    assert same == {f"train.{name}" for name in NOT_CONTENT} | ONLY_NAMED | {
+        "ranges", "verify.updates", "verify.max_gib",
+    }  # fmt: skip
 
 
-def test_what_is_measured_is_told_from_others_by_which_cell_and_which_range_come_first(inputs: Inputs) -> None:
-    before = _list_keys(inputs)
+def test_what_is_measured_is_told_from_others_by_which_cell_comes_first(inputs: Inputs) -> None:
     cells = dict(reversed(inputs.params.cells.items()))
-    other_baseline = _list_keys(dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})))
-    assert {name for name in before if other_baseline[name] != before[name]} == {"twins", "speed"}
-    other_range = _list_keys(dataclasses.replace(inputs, rows_digests=dict(reversed(inputs.rows_digests.items()))))
-    assert {name for name in before if other_range[name] != before[name]} == {"twins"}
+    assert dataclasses.replace(inputs, params=inputs.params.model_copy(update={"cells": cells})).key != inputs.key
 
 
-def _change_samples(inputs: Inputs) -> Inputs:
-    samples = {size: dataclasses.replace(one, range="0-17") for size, one in inputs.samples.items()}
-    return dataclasses.replace(inputs, samples=samples, rows_digests={"0-500": "other", "500-1300": "s"})
-
-
-CHANGES: dict[str, tuple[Callable[[Inputs], Inputs], set[str]]] = {
-    "data/slices": (_change_samples, {"certificate", "twins", "speed"}),
-    "data/base_model": (
-        lambda one: dataclasses.replace(one, base_model=BaseModelManifest.model_construct(digest="other")),
-        {"certificate", "twins", "speed"},
+CHANGES: dict[str, Callable[[Inputs], Inputs]] = {
+    "data/slices": lambda one: dataclasses.replace(one, rows_digests={"0-500": "other", "500-1300": "s"}),
+    "data/base_model": lambda one: dataclasses.replace(
+        one, base_model=BaseModelManifest.model_construct(digest="other")
     ),
-    "data/fingerprint/machine.json": (
-        lambda one: dataclasses.replace(one, machine=one.machine.model_copy(update={"digest": "other"})),
-        {"certificate", "twins", "speed"},
+    "data/fingerprint/machine.json": lambda one: dataclasses.replace(
+        one, machine=one.machine.model_copy(update={"digest": "other"})
     ),
-    "data/fingerprint/trial.json": (lambda one: dataclasses.replace(one, trial="again"), {"speed"}),
-}  # fmt: skip
-"""File of dvc.yaml -> another one, and what is then made anew."""
+    "data/fingerprint/trial.json": lambda one: dataclasses.replace(one, trial="again"),
+}
+"""File of dvc.yaml -> another one."""
 
 
 def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depends_on(
     inputs: Inputs, stages: dict[str, Stage]
 ) -> None:
     assert set(CHANGES) == _list_files(stages["measure"])
-    before = _list_keys(inputs)
-    for file, (change, anew) in CHANGES.items():
-        found = _list_keys(change(inputs))
-        assert {name for name in before if found[name] != before[name]} == anew, file
+    assert {file for file, change in CHANGES.items() if change(inputs).key == inputs.key} == set()
 
 
 def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_or_speed(
@@ -219,14 +184,14 @@ def test_what_is_measured_is_told_from_others_by_variables_that_change_numbers_o
     def begin() -> Inputs:
         return dataclasses.replace(inputs, snapshot=Snapshot(None))
 
-    before = _list_keys(begin())
+    before = begin().key
     for name in ("SOME_NAME", "OMP_NUM_THREADS", "NCCL_DEBUG", "CUDA_MPS_PIPE_DIRECTORY", "TORCH_EXTENSIONS_DIR"):
         monkeypatch.setenv(name, "7")
-    assert _list_keys(begin()) == before
+    assert begin().key == before
     begun = begin()
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
-    assert all(key != before[name] for name, key in _list_keys(begin()).items())
-    assert _list_keys(begun) == before, "what the stage sets while it runs is none of what it began with"
+    assert begin().key != before
+    assert begun.key == before, "what the stage sets while it runs is none of what it began with"
 
 
 @pytest.fixture
@@ -244,10 +209,7 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
             base_model=tmp_path / "model", workload=params.workload,
         )  # fmt: skip
         subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
-        return {
-            "figures": list_evaluation_inputs(subject, rows),
-            "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model"),
-        }
+        return {"figures": list_evaluation_inputs(subject, rows)}
 
     return list_inputs
 
@@ -264,9 +226,6 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
         comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
         is_extent = key.removeprefix("train.") in NOT_CONTENT
         assert names or comes_with_weights or is_extent, key
-    order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
-    found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
-    assert found == {*order, "train.adapter", "workload", "ranges"}
 
 
 def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
@@ -285,15 +244,13 @@ def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depe
     }
     assert set(others) == _list_files(stages["evaluate"])
     assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 3
-    others["rows"] = edit("slices/0-500")
-    assert len({str(one["first step"]) for one in (before, others["data/base_model"], others["rows"])}) == 3
 
 
 def test_all_that_is_kept_is_told_from_others_by_the_version_of_what_made_it(
     params: Params, inputs: Inputs, evaluated: Callable[..., dict[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def list_all() -> dict[str, Any]:
-        return {**_list_keys(inputs), **evaluated(), "segment": _fingerprint(params)}
+        return {"speed": inputs.key, **evaluated(), "segment": _fingerprint(params)}
 
     before = list_all()
     monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", 1000)

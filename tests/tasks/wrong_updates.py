@@ -1,5 +1,7 @@
 """Functions of an update that are wrong, or wait or fail, by name; imports nothing of the product."""
 
+import functools
+import os
 import time
 
 from tests.mutants.patching import Patch
@@ -64,6 +66,51 @@ OTHERS = {
     "no exchange": Patch(_ADD, lambda of, replica, model, *given, **more: of(replica, replica.module, *given, **more)),
     "broken device": Patch(_CLIP, _break),
     "slow ranks": Patch(_CLIP, _wait_first(0.5)),
-    "slow process": Patch("tasks.equivalence.certificate:_advance_or_stop", _wait_first(2)),
+    "slow process": Patch("tasks.equivalence.replay:check_update", _wait_first(2)),
 }
-PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS).items()}
+
+
+def _scale_gradient(of, step, micro_batches, *, weight, factor, ranks=("0", "1")):
+    is_changed = os.environ.get("RANK", "0") in ranks
+    return of(step, micro_batches, weight=weight * factor if is_changed else weight)
+
+
+def _change_rate(of, replica, learning_rate):
+    return of(replica, 1.1 * learning_rate)
+
+
+def _make_no_update(of, replica, learning_rate):
+    norm = replica._clip(replica.parameters)
+    return replica.forget_gradient(), norm.to(replica.device)
+
+
+def _begin(change, first):
+    """Return the change from a call on that is counted from 1; warming up, which weighs nothing, counts as none."""
+    number = 0
+
+    def changed(of, *given, **named):
+        nonlocal number
+        number += named.get("weight") != 0.0
+        return change(of, *given, **named) if number >= first else of(*given, **named)
+
+    return changed
+
+
+_RUN, _UPDATE = "training.strategies.ddp:Ddp._run", "training.step.replica:Replica.step"
+LATE = {
+    "rank 1's gradient thrown away": (_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
+    "gradient halved": (_RUN, functools.partial(_scale_gradient, factor=0.5)),
+    "learning rate of 1.1 times the recorded one": (_UPDATE, _change_rate),
+    "no update": (_UPDATE, _make_no_update),
+}
+"""What goes wrong from a step on: `KEY from step N` is the key of the patch."""
+
+
+class _Patches(dict):
+    def __missing__(self, key):
+        name, _, step = key.partition(" from step ")
+        where, change = LATE[name]
+        return [Patch(where, _begin(change, int(step)))]
+
+
+PATCHES = _Patches({key: [patch] for key, patch in (WRONG | OTHERS).items()})

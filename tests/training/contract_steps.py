@@ -34,8 +34,6 @@ def main() -> int:
             )
 
         told: dict[str, Any] = {"start": strategy.digest()}
-        gradients: list[dict[str, torch.Tensor]] = []
-        strategy.on_gradient = lambda: gradients.append({n: part.clone() for n, part in strategy.full_gradient()})
         strategy.warm_up(micro_batches(1)[-1])
         told["warm"] = strategy.digest()
         results = []
@@ -54,19 +52,15 @@ def main() -> int:
             "exchange": strategy.describe(),
             "num_rounds": [len(micro_batches(number)) for number in range(1, NUM_STEPS + 1)],
         }
-        parameters = {name: part.clone() for name, part in strategy.full_parameters()}
         writes = []
         for part in strategy.snapshot():
             writes.append(part.content is not None)
             if part.content is not None:
                 torch.save(dict(part.content), config.work_dir / f"{part.name}.pt")
         told["writes"] = ranks.gather_json(writes)
-        told["checks"] = ranks.gather_json(float(sum(part.double().sum() for part in gradients[0].values())))
         # A new one takes up what this one gave, and makes the same step.
         again = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
         folder = config.work_dir
-        if ranks.is_first:
-            torch.save({"gradients": gradients, "parameters": parameters}, folder / "tensors.pt")
         ranks.highest(0)
         weights, state = (torch.load(folder / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE))
         again.restore(weights, state)

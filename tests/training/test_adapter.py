@@ -1,12 +1,10 @@
 """Low-rank factors trained beside a model's weights, which may wait in 4 bits: on real ranks, through checkpoints."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from tasks.equivalence.updates import compare_with_one_process, judge
 from tests.extras import skip_without
 from tests.training.conftest import (
     Toy,
@@ -20,12 +18,10 @@ from tests.training.conftest import (
     weights_at_end,
 )
 from tests.training.forked_ranks import ForkedRanks
-from training.loop import train
+from tests.training.replays import check, list_verdicts, train_checked
 from training.model.adapter import adapt, round_base
 from training.model.attention_kernels import DTYPES
-from training.process.events import EventStream
 from training.process.failure import UnfitModelError
-from training.process.stop_request import StopRequest
 from training.workloads import causal_lm
 
 skip_without("peft")
@@ -124,12 +120,13 @@ def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
     ],
     ids=str,
 )
-def test_two_ranks_that_were_stopped_go_on_to_the_same_bits_and_the_certificate_knows_factors_and_base(
+def test_two_ranks_that_were_stopped_go_on_to_the_same_bits_and_one_process_knows_factors_and_base(
     base: str | None, changes: dict[str, Any], ranks: ForkedRanks, trained: Trained, toy: Toy
 ) -> None:
     told = _tell(base, world_size=2, **changes)
     whole, stopped = toy.tell("whole", **told), toy.tell("stopped", **told)
-    assert ranks.launch(whole, entry="tests.training.keeping") == [0, 0]
+    whole = check(whole, 1, 4)
+    assert list_verdicts(train_checked(ranks, whole)) == [("passed", None)] * 2
     assert any(ranks.launch(stopped, fault="rank=0,step=3,kind=sigterm"))
     ranks.train(stopped)
     assert facts_of(stopped)["num_resumes"] == 1
@@ -138,24 +135,13 @@ def test_two_ranks_that_were_stopped_go_on_to_the_same_bits_and_the_certificate_
         assert {part.dtype for part in found(whole).values()} == {torch.float32}
         # Rounded otherwise in every layer, and still the same training.
         assert relative_l2(found(whole), found(trained(**_tell(base)))) < 0.05
-    settings = parsed(whole, toy.folder)
-    assert judge(*compare_with_one_process(settings, on_update=lambda: None)) == ("passed", None)
     wrong: dict[str, Any] = {"base": None} if base else {"alpha": 8.1}
-    other = dataclasses.replace(settings, adapter={**told["adapter"], **wrong})
-    updates, problems = compare_with_one_process(other, on_update=lambda: None)
-    assert judge(updates, problems)[0] == judge(updates, [])[0] == "failed"
-
-
-def test_the_certificate_passes_right_updates_and_no_changed_base(toy: Toy) -> None:
-    config = toy.read(**_TOLD)
-    events = EventStream(config.work_dir / "steps.jsonl", rank=0)
-    train(config, toy.alone, stop=StopRequest(), events=events, keeps_updates=True)
-    assert judge(*compare_with_one_process(config, on_update=lambda: None)) == ("passed", None)
-    (file,) = (toy.folder / "work").glob("segments/*/tiny_*.pt")
-    weights = torch.load(file, weights_only=True)
-    torch.save({**weights, "model.norm.weight": weights["model.norm.weight"] * 1.001}, file)
-    verdict, why = judge(*compare_with_one_process(config, on_update=lambda: None))
-    assert (verdict, "model.norm.weight" in str(why)) == ("failed", True)
+    again = check(toy.tell("again", **told), 4)
+    other = {**again, "adapter": {**told["adapter"], **wrong}}
+    (found,) = train_checked(ranks, again, told=other)
+    assert found["verdict"] == "failed"
+    assert "weights that are not trained are others" in found["problem"]
+    assert found["compared"]["gradient"]["difference"] > found["compared"]["gradient"]["tolerance"]
 
 
 def test_the_base_is_rounded_to_the_16_levels_of_every_64_weights_below_the_head(toy: Toy) -> None:

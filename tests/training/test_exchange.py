@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tasks.equivalence.orders import make_other_orders, make_rank_order
-from tasks.equivalence.reference.update import OneProcess
+from tasks.equivalence.orders import make_other_orders
 from tests.training.conftest import Toy, Trained, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.replays import train_one_process
 
 _TWO = {"model": "large", "world_size": 2}
 """A tied model of 1.8 MB: more than one bucket."""
@@ -29,9 +29,8 @@ def test_half_the_bytes_are_sent_in_16_bit_as_one_process_that_rounds_so_compute
         assert (recorded["number"], recorded["num_bytes"]) == (6 * len(buckets), 6 * num_bytes)
     assert 0 < relative_l2(weights_at_end(config), weights_at_end(plain)) < 2e-3
     settings = parsed(config, toy.folder)
-    process = OneProcess(settings)
-    expected = process.update(make_rank_order(settings), on_step=lambda: None)
-    others = [process.update(order, on_step=lambda: None) for order in make_other_orders(settings)]
+    expected = train_one_process(settings)
+    others = [train_one_process(settings, order) for order in make_other_orders(settings)]
     # Room between what re-ordering does and a wrong gradient, which is off by 4.5e-2 and more.
     assert max(relative_l2(other.gradient, expected.gradient) for other in others) < 1e-3
     assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
@@ -43,9 +42,10 @@ def test_exchanged_gradients_stay_in_the_buckets_unless_they_are_to_be_copied_ba
     parts, num_targets = toy.take()
     strategy.warm_up(parts[0])
     places: list[int] = []
-    strategy.on_gradient = lambda: places.append(
-        len({part.untyped_storage().data_ptr() for _, part in strategy.full_gradient()})
-    )
+    clip = strategy.replica._clip
+    strategy.replica._clip = lambda parameters: (
+        places.append(len({part.grad.untyped_storage().data_ptr() for part in parameters})), clip(parameters)
+    )[1]  # fmt: skip
     strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
     num_buckets, num_parameters = len(strategy.describe()["bucket_bytes"]), len(strategy.replica.parameters)
     assert 1 < num_buckets < num_parameters

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.equivalence.updates import compare_with_one_process, judge
 from tests.images import make_image_slice
 from tests.training.conftest import (
     Toy,
-    folder_of,
-    parsed,
 )
 from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.replays import check, launch_checked, list_verdicts, train_checked
 from training.model.sync_norm import SyncBatchNorm
 
 _GROUP = 4
@@ -134,21 +132,16 @@ def test_one_process_runs_the_batch_normalisation_of_torch_and_one_value_becomes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("entry", "verdict"), [("keeping", "passed"), ("keeping_apart", "failed")])
-def test_the_certificate_passes_statistics_of_all_ranks_and_no_others(
+@pytest.mark.parametrize(("entry", "verdict"), [("training.__main__", "passed"), ("tests.training.apart", "failed")])
+def test_updates_with_statistics_of_all_ranks_pass_and_no_others(
     entry: str, verdict: str, ranks: ForkedRanks, slices: list[Path], toy: Toy
 ) -> None:
-    config = toy.tell(**_tell(slices[1:], world_size=2))
-    codes = ranks.launch(config, entry=f"tests.training.{entry}")
-    updates, problems = compare_with_one_process(parsed(config, toy.folder), on_update=lambda: None)
-    assert judge(updates, problems)[0] == verdict, last_words(config)
+    config = check(toy.tell(**_tell(slices, world_size=2)), 1, 2)
     if verdict == "failed":
+        # Their running statistics part, and with them the ranks: nothing is saved.
+        assert set(launch_checked(ranks, config, entry=entry)) == {6}, last_words(config)
+        assert "update of step 1: failed" in last_words(config)
         return
-    assert codes == [0, 0], last_words(config)
-    assert [one.statistics is not None for one in updates] == [True, True]
-    # Of right ranks whose checkpoint somebody has changed.
-    (file,) = folder_of(config).glob("tiny_*.pt")
-    weights = torch.load(file, weights_only=True)
-    torch.save({**weights, "layer1.0.bn1.running_var": weights["layer1.0.bn1.running_var"] * 1.001}, file)
-    verdict, why = judge(*compare_with_one_process(parsed(config, toy.folder), on_update=lambda: None))
-    assert (verdict, "other running statistics than the last update left" in str(why)) == ("failed", True)
+    updates = train_checked(ranks, config, entry=entry)
+    assert list_verdicts(updates) == [("passed", None)] * 3
+    assert all("statistics" in one["compared"] for one in updates)

@@ -79,9 +79,8 @@ def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) 
     reference: Any = importlib.import_module(f"tasks.equivalence.reference.{tiny.name}")
     for seq_len in (SEQ_LEN, 12):
         rows = list(range(45))
-        total, count = reference.compute_rows_loss(
-            tiny.model_dir, reference.read_rows(tiny.slices[0], rows, seq_len=seq_len), device="cpu"
-        )
+        model = reference.load_model(tiny.model_dir, device="cpu").eval()
+        total, count = reference.compute_rows_loss(model, reference.read_rows(tiny.slices[0], rows, seq_len=seq_len))
         batch = tiny.rows.collate(rows, seq_len=seq_len)
         with torch.no_grad():
             assert total == pytest.approx(float(tiny.module.loss_sum(tiny.model(), batch)), rel=1e-5)

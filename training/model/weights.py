@@ -96,15 +96,16 @@ def require_no_differences(file: Path, found: Sequence[str]) -> None:
         raise BadCheckpointError(f"{file}: {len(found)} differences from the model: {named}")
 
 
-def load_tensors(file: Path) -> dict[str, Any]:
+def load_tensors(file: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     """Return what torch saved in the file, on the CPU, without running any code of it.
 
-    Raises BadCheckpointError if the file is missing, broken or holds anything but tensors and plain values.
+    `is_mapped`: it is read when it is looked at, and not to be changed. Raises BadCheckpointError if the file is
+    missing, broken or holds anything but tensors and plain values.
     """
     require_safe_torch()
     try:
         require_plain_archive(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
     except _WHAT_A_BAD_FILE_RAISES as error:
         raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(state, dict):

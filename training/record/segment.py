@@ -49,6 +49,10 @@ class SegmentRecord:
     """Where its files are, which have no name."""
     is_first_rank: bool = True
     """Whether this rank is the one that writes."""
+    earlier_train_seconds: float = 0.0
+    """Of the segments before it: the timed steps."""
+    earlier_check_seconds: float = 0.0
+    """Of the segments before it: the checks of updates."""
     _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
     _text: bytearray = field(default_factory=bytearray)
     _num_waiting: int = 0

@@ -79,6 +79,10 @@ class Counters:
     """Seconds spent at log points, never part of train_seconds."""
     heldout_seconds: float = 0.0
     """Seconds spent on the held-out rows, never part of train_seconds."""
+    check_seconds: float = 0.0
+    """Seconds spent on checking updates, never part of train_seconds."""
+    checked_updates: list[dict[str, Any]] = field(default_factory=list)
+    """What was found of each update that was to be checked (tasks/records/checked_update.py)."""
     span_seconds: float = 0.0
     """Wall-clock seconds from before the first step to here, all launches together; by a clock that never stops."""
     traffic: dict[str, Exchanged] = field(default_factory=dict)

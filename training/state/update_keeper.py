@@ -1,54 +1,153 @@
-"""What each update begins with, as files: what the equivalence certificate compares. Never kept in a training."""
+"""The state before and after the updates that are checked, kept for the stage, which computes each a second time.
 
+The ranks wait for what it found, while the clock of the steps stands. That goes into the segment's record, and with it
+into every checkpoint: what is killed between keeping and replaying is trained, kept and replayed again. No more than
+one update is on disk at a time, and the step itself runs as any other.
+"""
+
+import json
 import logging
-from collections.abc import Iterable
+import shutil
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from training.config import UPDATES_FOLDER
-from training.model.weights import TensorDigest
+from training.config import TrainingConfig
+from training.model.weights import save_tensors
 from training.process.distributed import Ranks
-from training.process.files import make_folder
+from training.process.events import EventStream
+from training.process.files import make_folder, write_json
+from training.process.heartbeat import Heartbeat, StepSection
+from training.record.segment import SegmentRecord
+from training.record.window import StepFacts
 from training.step.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 
+UPDATES_FOLDER = "updates"
+"""In the work folder: the update that is being checked."""
+BEFORE, AFTER = "before", "after"
+"""Begin the names of the files of a snapshot's parts."""
+FACTS, RESULT = "facts.json", "result.json"
+"""What the ranks say of the update, and what the stage found."""
+_SECONDS_BETWEEN_LOOKS = 0.02
+_MOST_SECONDS, _MOST_SHARE = 10.0, 0.02
+"""Checks of a cell may take so long, or so large a share of its training; those that are required may take longer."""
+_SPARE = 1.1
+
 
 class UpdateKeeper:
-    """Writes `step-<n>.pt` (n from 1) into the folder of the updates, before each update is made.
+    """Of one segment. Its methods are called by all ranks, between steps; `step` is counted over the segment."""
 
-    A file holds `weights`, as they are before the update, and `gradient`, after the reduction over all ranks and before
-    clipping, whole, by parameter name, on the CPU; and `weight_checksums` and `gradient_checksums`, one per rank.
-    """
+    def __init__(
+        self,
+        config: TrainingConfig,
+        ranks: Ranks,
+        strategy: Strategy,
+        record: SegmentRecord,
+        *,
+        events: EventStream,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._config, self._ranks, self._strategy, self._record = config, ranks, strategy, record
+        self._events, self._heartbeat = events, heartbeat
+        self._folder = config.work_dir / UPDATES_FOLDER
+        self._kept: int | None = None
 
-    def __init__(self, work_dir: Path, ranks: Ranks, strategy: Strategy) -> None:
-        self._folder = work_dir / UPDATES_FOLDER
-        self._ranks = ranks
-        self._strategy = strategy
-        self._num_steps = 0
+    def is_due(self, step: int) -> bool:
+        """Return whether the update of this step is to be checked."""
+        return step in self._record.segment.checked_steps or step in self._record.segment.optional_steps
 
-    def __call__(self) -> None:
-        """Take what the step's update begins with; called by all ranks in every step."""
-        self._num_steps += 1
-        weights, weight_checksums = self._collect_tensors(self._strategy.full_parameters())
-        gradient, gradient_checksums = self._collect_tensors(self._strategy.full_gradient())
+    def begin(self, step: int) -> None:
+        """Keep the state before the step, if it is to be checked; note why not where it cannot be."""
+        if not self.is_due(step):
+            return
+        started = time.perf_counter()
+        self._heartbeat.enter(StepSection.CHECKPOINT)
+        problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
+        self._kept = None if problem else step
+        if problem:
+            self._note(step, {"verdict": "not checked", "problem": problem})
+        self._record.counters.check_seconds += time.perf_counter() - started
+
+    def end(self, step: int, fact: StepFacts) -> None:
+        """Keep the state after the step if that before it was, and wait until the stage has replayed the update."""
+        if self._kept != step:
+            return
+        started = time.perf_counter()
+        self._heartbeat.enter(StepSection.CHECKPOINT)
+        copies = self._strategy.digest()
+        facts = {
+            "step": fact.step, "loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm,
+            "copies": copies._asdict(),
+        }  # fmt: skip
+        problem = self._keep(AFTER)
+        result = {"verdict": "not checked", "problem": problem} if problem else self._wait(facts)
+        self._note(step, result)
         if self._ranks.is_first:
-            make_folder(self._folder)
-            kept = {
-                "weights": weights, "gradient": gradient,
-                "weight_checksums": weight_checksums, "gradient_checksums": gradient_checksums,
-            }  # fmt: skip
-            torch.save(kept, self._folder / f"step-{self._num_steps:08d}.pt")
-            _log.info("kept what update %d begins with, %d tensors", self._num_steps, len(gradient))
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._record.counters.check_seconds += time.perf_counter() - started
 
-    def _collect_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the tensors on the CPU, on rank 0, and every rank's checksum of them."""
-        digest, kept = TensorDigest(), {}
-        for name, part in tensors:
-            digest.add(name, part)
-            if self._ranks.is_first:
-                # A gradient may be a view of a bucket, which would be stored whole with each of its parts.
-                kept[name] = part.detach().cpu().clone()
-        return kept, self._ranks.gather_text(digest.hex())
+    def _find_obstacle(self, step: int) -> str | None:
+        """Return why the update is not checked; None if it can be. Asked of the first rank."""
+        counters, record = self._record.counters, self._record
+        spent, trained = record.earlier_check_seconds, record.earlier_train_seconds
+        spent, trained = spent + counters.check_seconds, trained + counters.train_seconds
+        if step not in record.segment.checked_steps and spent > max(_MOST_SECONDS, _MOST_SHARE * trained):
+            return f"the checks before it took {spent:.0f} s of a training of {trained:.0f} s"
+        needed = int(2 * _SPARE * self._strategy.num_checkpoint_bytes)
+        if needed > self._config.max_check_gib * 2**30:
+            return (
+                f"the state before and after takes {needed / 2**30:.1f} GiB, verify.max_gib allows "
+                f"{self._config.max_check_gib:g}"
+            )
+        shutil.rmtree(self._folder, ignore_errors=True)
+        make_folder(self._folder)
+        if (free := shutil.disk_usage(self._folder).free) < needed:
+            return f"the state before and after takes {needed:,} bytes, {free:,} are free on the disk"
+        return None
+
+    def _keep(self, title: str) -> str | None:
+        """Write the whole state; return what stood against it. Collective whatever happens."""
+        problem: str | None = None
+        for part in self._strategy.snapshot():
+
+            def write(content: Any = part.content, file: Path = self._folder / f"{title}-{part.name}.pt") -> str | None:
+                try:
+                    save_tensors(content, file)
+                except OSError as error:
+                    return f"{file}: {error.strerror}"
+                return None
+
+            problem = problem or self._ranks.ask_first_rank(write)
+        return problem
+
+    def _wait(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Tell the stage, and return what it found; it ends the ranks if it cannot find anything."""
+
+        def tell() -> None:
+            write_json(self._folder / FACTS, facts)
+            self._events.send("update_kept", step=facts["step"], folder=str(self._folder))
+
+        def look() -> Any:
+            file = self._folder / RESULT
+            return json.loads(file.read_bytes()) if file.exists() else None
+
+        self._ranks.ask_first_rank(tell)
+        if self._ranks.device.type == "cuda":
+            # The second computation runs beside what is left of this one.
+            torch.cuda.empty_cache()
+        while (found := self._ranks.ask_first_rank(look)) is None:
+            self._heartbeat.enter(StepSection.COLLECTIVE)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        result: dict[str, Any] = found
+        return result
+
+    def _note(self, step: int, result: dict[str, Any]) -> None:
+        run_step = self._record.first_step + step - 1
+        self._record.counters.checked_updates.append({**result, "step": run_step})
+        if result["verdict"] != "passed":
+            _log.warning("the update of step %d: %s: %s", run_step, result["verdict"], result["problem"])

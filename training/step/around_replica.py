@@ -27,15 +27,6 @@ class AroundReplica:
         self.replica.on_section = listener
 
     @property
-    def on_gradient(self) -> Callable[[], None] | None:
-        """Called when the gradient is reduced and not yet clipped."""
-        return self.replica.on_gradient
-
-    @on_gradient.setter
-    def on_gradient(self, listener: Callable[[], None] | None) -> None:
-        self.replica.on_gradient = listener
-
-    @property
     def kept_weights(self) -> Sequence[Tensor]:
         """None: the module's own are all."""
         return ()

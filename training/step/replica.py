@@ -14,7 +14,7 @@ from training.data.batches import MicroBatch
 from training.model.adapter import adapt
 from training.model.attention_kernels import DTYPES, choose_attention_kernels
 from training.model.layers import recompute_layers
-from training.model.sync_norm import keep_statistics, list_statistics
+from training.model.sync_norm import keep_statistics
 from training.model.weights import (
     TensorDigest,
     collect_weights,
@@ -98,8 +98,6 @@ class Replica:
         self._is_compiled, self._is_warm = config.compile, False
         self._accumulates = config.global_batch_size > config.micro_batch_size * config.world_size
         self._seq_len = config.seq_len
-        self.on_gradient: Callable[[], None] | None = None
-        """Called in every step when the gradient is reduced and not yet clipped; see Strategy."""
         self.on_section: Callable[[StepSection], None] = lambda _: None
         """Told what comes next: forward, backward, update."""
 
@@ -212,8 +210,6 @@ class Replica:
         """
         self.on_section(StepSection.UPDATE)
         self._scaler.unscale_(self._optimizer)
-        if self.on_gradient is not None:
-            self.on_gradient()
         grad_norm = self._clip(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -289,15 +285,6 @@ class Replica:
         whole = sum(parameter.nbytes for parameter in self.module.parameters())
         whole += self._adapter.num_bytes_saved if self._adapter is not None else 0
         return whole + len(self._moments) * trained
-
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name; see Strategy."""
-        named = {**dict(self._list_named_parameters()), **list_statistics(self.module)}
-        yield from ((name, named[name].detach()) for name in sorted(named))
-
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name; see Strategy."""
-        yield from sorted(self._collect_gradient().items())
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters, an adapter's merged: of the model that a checkpoint holds."""

@@ -58,14 +58,6 @@ class Replicated(AroundReplica):
         """Return whether these micro-batches alone give a finite gradient, which is exchanged with nobody."""
         return self.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_targets, 1))
 
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name."""
-        return self.replica.full_parameters()
-
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name."""
-        return self.replica.full_gradient()
-
     def digest(self) -> Digests:
         """Return every rank's digests: each holds a copy."""
         return Digests(

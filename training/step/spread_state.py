@@ -1,7 +1,6 @@
 """The state of a model whose parameters are on different ranks: the whole of it, as one rank that had all would."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -79,18 +78,6 @@ class SpreadState:
         that those ask who have it not."""
         self._whole, self._replica, self._ranks = whole, replica, ranks
         self._own, self._sources = own, sources
-
-    def gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name."""
-        for name in sorted(self._whole.trained):
-            yield name, self._gather(name, self._find_own(name))
-
-    def gather_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient of what is trained, by name."""
-        mine = [name for name, part in self._own.items() if part.grad is not None]
-        for name in sorted(set(chain.from_iterable(self._ranks.gather_json(mine)))):
-            part = self._own.get(name)
-            yield name, self._gather(name, None if part is None else part.grad)
 
     def digest(self) -> tuple[str, str]:
         """Return this rank's digest of parameters and of the optimizer, its own parts and those of others together."""

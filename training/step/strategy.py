@@ -69,9 +69,6 @@ class Strategy(Protocol):
 
     on_section: Callable[[StepSection], None]
     """Told what comes next in a step: forward, backward, update."""
-    on_gradient: Callable[[], None] | None
-    """Called by all ranks in every step when the gradient is reduced and not yet clipped; None while a training is
-    timed. Only then may `full_gradient` be asked."""
 
     @property
     def module(self) -> nn.Module:
@@ -139,18 +136,6 @@ class Strategy(Protocol):
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this rank's micro-batches alone give a finite gradient; changes nothing. Collective."""
-        ...
-
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name and sorted by it, each whole and for as long as it is looked at. Collective.
-
-        So are the running statistics of batch normalisation, which no gradient changes.
-        A parameter that has several names, a tied one, comes once, under the first of them.
-        """
-        ...
-
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient of what is trained, reduced over all ranks, in the same way. Collective."""
         ...
 
     def digest(self) -> Digests:

@@ -178,7 +178,6 @@ class ZeroEngine:
 
     def __init__(self, replica: Replica, config: TrainingConfig, ranks: Ranks, options: Mapping[str, Any]) -> None:
         self.stage: int = options["stage"]
-        self.is_offloaded: bool = options["offload"] == "cpu"
         self._replica, self._ranks = replica, ranks
         self._losses = _Losses(replica)
         num_elements = sum(part.numel() for part in replica.parameters)
@@ -189,7 +188,7 @@ class ZeroEngine:
             "reduce_bucket_size": max(1, min(per_bucket, num_elements)),
             "stage3_param_persistence_threshold": int(options["whole_below"]),
         }
-        if self.is_offloaded:
+        if options["offload"] == "cpu":
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": ranks.device.type == "cuda"}
         # What is there by now is of parameters, which DeepSpeed puts into flat tensors.
         replica.optimizer.state.clear()
@@ -255,13 +254,6 @@ class ZeroEngine:
             self._zero.single_partition_of_fp32_groups if self.stage < 3 else self._zero.fp32_partitioned_groups_flat
         )
         return flats
-
-    def collect_gradients(self) -> list[Tensor]:
-        """Return this rank's shares of the reduced gradient, laid out as `flats`, before the update."""
-        if self.is_offloaded:
-            return [flat.grad for flat in self.flats if flat.grad is not None]
-        averaged = self._zero.averaged_gradients
-        return [torch.cat([part.reshape(-1) for part in averaged[flat]]) for flat in range(len(self.flats))]
 
     def locate(self) -> dict[nn.Parameter, Fragment]:
         """Return where in `flats` each parameter's fragment of this rank is."""

@@ -90,8 +90,6 @@ class DeepSpeed(AroundReplica):
         # DeepSpeed averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         self._run(micro_batches, weight=self._ranks.world_size / max(num_targets, 1))
         self.on_section(StepSection.UPDATE)
-        if self.on_gradient is not None:
-            self.on_gradient()
         grad_norm = self._engine.update(learning_rate)
         loss_sum = self.replica.forget_gradient()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.since(before))
@@ -132,7 +130,7 @@ class DeepSpeed(AroundReplica):
             is_finite = all(bool(part.isfinite().all()) for part in found if part is not None) and is_finite
         return is_finite
 
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def _gather_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name; in stage 3 gathered one by one."""
         for name in sorted(self._whole.trained):
             yield name, self._get_whole(name)
@@ -142,16 +140,10 @@ class DeepSpeed(AroundReplica):
             return self._parts[name].detach()
         return self._fragments.gather(name, self._engine.flats)
 
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name, gathered one by one."""
-        flats = self._engine.collect_gradients()
-        for name in sorted(self._whole.trained):
-            yield name, self._fragments.gather(name, flats)
-
     def digest(self) -> Digests:
         """Return each rank's digest of the weights, in stage 3 one of all, and one of the moments."""
         parameters, moments = TensorDigest(), TensorDigest()
-        for name, part in self.full_parameters():
+        for name, part in self._gather_parameters():
             parameters.add(name, part)
         for name, key, part in self._gather_moments():
             moments.add(f"{key} of {name}", part)

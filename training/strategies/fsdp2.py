@@ -184,14 +184,6 @@ class Fsdp2(AroundReplica):
         self.replica.forget_gradient()
         return self._sent.is_finite
 
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name, gathered piece by piece."""
-        return self._shards.generate_whole(self.replica.full_parameters())
-
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name, gathered piece by piece."""
-        return self._shards.generate_whole(self.replica.full_gradient())
-
     def digest(self) -> Digests:
         """Return the digest of each copy, which its ranks have gathered; as many as there are if they differ."""
         found = []

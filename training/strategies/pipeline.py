@@ -238,14 +238,6 @@ class Pipeline(AroundReplica):
         self.replica.forget_gradient()
         return is_finite or not self._steps.was_given_finite
 
-    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is trained, by name, each from its stage."""
-        return self._state.gather_parameters()
-
-    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradient, by name, each from its stage."""
-        return self._state.gather_gradient()
-
     def digest(self) -> Digests:
         """Return the digest of each replica's copy; several of one whose stages differ in what they share."""
         found = []

@@ -1,8 +1,8 @@
 """What the ranks' numbers are held against: computed a second time, without the code of training/.
 
-One file per workload, found by its name, which offers what Reference says: rows and their loss for the first step's
-loss, model and loss for the updates of update.py. It shares neither model loading nor loss with training/workloads/, so
-that a defect there cannot be in both.
+One file per workload, found by its name, which offers what Reference says: rows and their loss one by one, model and
+loss of a micro-batch for the gradients of update.py. It shares neither model loading nor loss with training/workloads/,
+so that a defect there cannot be in both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,8 +27,8 @@ class Reference(Protocol):
         """
         ...
 
-    def compute_rows_loss(self, model_dir: Path, rows: Iterable[Any], *, device: str) -> tuple[float, int]:
-        """Return the sum of the loss over these rows, computed one by one, and the number of labels.
+    def compute_rows_loss(self, model: Any, rows: Iterable[Any]) -> tuple[float, int]:
+        """Return the sum of the model's loss over these rows, computed one by one, and the number of labels.
 
         Where the model has batch normalisation, it is also told `statistics_rows`: how many rows come together.
         """

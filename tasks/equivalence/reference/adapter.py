@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,23 +45,11 @@ def count_factors(model: nn.Module, adapter: Mapping[str, Any]) -> int:
     return sum(int(adapter["rank"]) * (part.in_features + part.out_features) for part in layers)
 
 
-def load_trained(checkpoint: Path, *, has_adapter: bool) -> dict[str, Tensor]:
-    """Return what is trained as it is at a checkpoint: the factors, which stand beside it; or all of its weights."""
-    from training.model.weights import load_tensors
-    from training.state.receipt import STATE_FILE
-
-    if not has_adapter:
-        return load_tensors(checkpoint)
-    factors: dict[str, Tensor] = load_tensors(checkpoint.with_name(STATE_FILE))["adapter"]
-    return factors
-
-
-def find_changed_base(checkpoint: Path, base: Mapping[str, Tensor], config: TrainingConfig) -> list[str]:
-    """Return the tensors of a checkpoint that are not the base model's with the factors' product added, by name."""
-    from training.model.weights import load_tensors
-
+def find_changed_base(
+    weights: Mapping[str, Tensor], factors: Mapping[str, Tensor], base: Mapping[str, Tensor], config: TrainingConfig
+) -> list[str]:
+    """Return the merged weights that are not the base model's with the factors' product added, by name."""
     assert config.adapter is not None, "nothing is merged where all weights are trained"
-    weights, factors = load_tensors(checkpoint), load_trained(checkpoint, has_adapter=True)
     scale, changed = config.adapter["alpha"] / config.adapter["rank"], list[str]()
     for name, expected in base.items():
         layer = name.removesuffix(".weight")

@@ -11,7 +11,6 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from training.data.batches import MicroBatch
-from training.model.adapter import round_base
 
 _PACKED = "reference-packed"
 
@@ -25,32 +24,23 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np
         yield tokens[offsets[row] : min(offsets[row + 1], offsets[row] + seq_len)]
 
 
-def compute_rows_loss(
-    model_dir: Path, rows: Iterable[np.ndarray], *, device: str, base: str | None = None
-) -> tuple[float, int]:
+def compute_rows_loss(model: Any, rows: Iterable[np.ndarray]) -> tuple[float, int]:
     """Return the sum of -log p(token | tokens before it) in nats, and the number of tokens predicted.
 
-    A row of one token predicts nothing. `base`: how an adapter's base rounds the weights.
+    A row of one token predicts nothing.
     """
-    return compute_loss_behind(model_dir, ((row, 1) for row in rows), device=device, base=base)
+    return compute_loss_behind(model, ((row, 1) for row in rows))
 
 
-def compute_loss_behind(
-    model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str, base: str | None = None
-) -> tuple[float, int]:
+def compute_loss_behind(model: Any, rows: Iterable[tuple[np.ndarray, int]]) -> tuple[float, int]:
     """Return the same for the tokens of each row behind its first ones, of which it has so many, at least 1.
 
-    The model runs in fp32 without dropout; the logarithm and the sum are fp64.
+    The model runs in fp32, which is not to be in training; the logarithm and the sum are fp64.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
-    model = model.to(device).eval()
-    round_base(model, base, device=torch.device(device))
     loss_sum, num_tokens = 0.0, 0
     with torch.inference_mode():
         for row, num_first in rows:
-            tokens = torch.from_numpy(row.astype(np.int64)).to(device)
+            tokens = torch.from_numpy(row.astype(np.int64)).to(model.device)
             if len(tokens) <= num_first:
                 continue
             logits = model(input_ids=tokens[None, :-1], use_cache=False).logits[0, num_first - 1 :].double()
@@ -125,9 +115,10 @@ def _ends_with_matrix(model: Any) -> bool:
         # Of every card that there is, it would take memory by default.
         cards = [model.device] if model.device.type == "cuda" else []
         with torch.no_grad(), torch.autocast(model.device.type, enabled=False), torch.random.fork_rng(devices=cards):
+            is_training = model.training
             model.eval()
             logits, hidden = model(tokens).logits, model.base_model(tokens).last_hidden_state
-            model.train()
+            model.train(is_training)
             product = torch.nn.functional.linear(hidden, head.weight)
         model.ends_with_matrix = getattr(head, "bias", None) is None and torch.allclose(
             logits, product, rtol=1e-4, atol=1e-5 * float(logits.abs().max())

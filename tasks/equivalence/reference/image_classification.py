@@ -38,14 +38,15 @@ def read_rows(
 
 
 def compute_rows_loss(
-    model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str, statistics_rows: int = 0
+    model: Any, rows: Iterable[tuple[np.ndarray, int]], *, statistics_rows: int = 0
 ) -> tuple[float, int]:
     """Return the sum of -log p(class | image) in nats, and the number of images.
 
-    The model runs in fp32, on so many rows together as batch normalisation is over; the logarithm and the sum are fp64.
+    The model runs in fp32, on so many rows together as batch normalisation is over, and else not in training; the
+    logarithm and the sum are fp64.
     """
-    model = load_model(model_dir, device=device).train(statistics_rows > 0)
     loss_sum, num_images, left = 0.0, 0, iter(rows)
+    device = next(model.parameters()).device
     with torch.inference_mode():
         while part := list(itertools.islice(left, statistics_rows or 1)):
             images = torch.from_numpy(np.stack([image for image, _ in part])).to(device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,6 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tu
         yield tokens, int(prompts[row])
 
 
-def compute_rows_loss(
-    model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str, base: str | None = None
-) -> tuple[float, int]:
-    """Return the sum of -log p(token | tokens before it) in nats over the responses, and the number of their tokens.
-
-    `base`: how an adapter's base rounds the weights.
-    """
-    return compute_loss_behind(model_dir, rows, device=device, base=base)
+def compute_rows_loss(model: Any, rows: Iterable[tuple[np.ndarray, int]]) -> tuple[float, int]:
+    """Return the sum of -log p(token | tokens before it) in nats over the responses, and the number of their tokens."""
+    return compute_loss_behind(model, rows)

@@ -27,16 +27,15 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tu
         yield text, int(labels[row])
 
 
-def compute_rows_loss(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+def compute_rows_loss(model: Any, rows: Iterable[tuple[np.ndarray, int]]) -> tuple[float, int]:
     """Return the sum of -log p(class | text) in nats, and the number of texts.
 
-    The model runs in fp32 without dropout; the logarithm and the sum are fp64.
+    The model runs in fp32, which is not to be in training; the logarithm and the sum are fp64.
     """
-    model: Any = _load_classifier(model_dir).to(device).eval()
     loss_sum, num_texts = 0.0, 0
     with torch.inference_mode():
         for text, label in rows:
-            tokens = torch.from_numpy(text.astype(np.int64)).to(device)
+            tokens = torch.from_numpy(text.astype(np.int64)).to(model.device)
             logits = model(tokens[None]).logits[0].double()
             loss_sum += float(logits.logsumexp(0) - logits[label])
             num_texts += 1

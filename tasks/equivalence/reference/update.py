@@ -1,15 +1,14 @@
-"""Updates computed by one process that stands in for any number of ranks: no wrapper and no communication.
+"""Gradients computed by one process that stands in for any number of ranks: no wrapper and no communication.
 
 Which rows are in which micro-batch, how they are padded, and the learning rate come from training/, as they do for the
-ranks. Everything that makes an update of them is done a second time here: the loss, the number that it is divided by,
-the sum of the gradients, clipping, and the calls of the optimizer.
+ranks. Everything that makes a gradient of them is done a second time here: the seeds of dropout, the loss, the number
+that it is divided by, and the sum.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
 from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
-from tasks.process.failure import DivergedError
-from training.config import TrainingConfig
+from training.config import SegmentConfig, TrainingConfig
+from training.data.augmentation import Augmentation
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
 from training.data.rows import Rows
@@ -29,26 +28,13 @@ from training.workloads import find_workload, open_training_rows
 
 _LARGEST_CACHE = 2**30
 """Bytes of micro-batches' gradients that are kept to be added up in several orders."""
-_STEPS_UNTIL_SCALE_GROWS = 2000
-"""Of fp16, in which the gradient was finite: what torch's GradScaler waits for."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+Precision = Literal["fp32", "bf16", "fp16"]
 Part = list[Tensor | None]
 """Of one micro-batch, or of several: the gradient of every parameter."""
 Order = Callable[[StepPlan, int], list[list[int]]]
 """Of a step's plan and number: the micro-batches (by index) that are added up one after another, group by group."""
-
-
-@dataclass(frozen=True)
-class Updated:
-    """What the updates left; tensors by parameter name, on the CPU."""
-
-    gradient: dict[str, Tensor]
-    """Of the first step in which it is finite, before clipping."""
-    gradient_step: int
-    """That step, from 1."""
-    weights: dict[str, Tensor]
-    """After the last step."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +56,7 @@ def order_as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
 
 def shuffle(step: StepPlan, number: int) -> list[list[int]]:
     """Return one sum over all micro-batches in a random order, another one in every step."""
-    return shuffle_with_seed(0, step, number)
-
-
-def shuffle_with_seed(seed: int, step: StepPlan, number: int) -> list[list[int]]:
-    """Return the same for this seed."""
-    return [np.random.default_rng([seed, number]).permutation(len(step.micro_batches)).tolist()]
+    return [np.random.default_rng([0, number]).permutation(len(step.micro_batches)).tolist()]
 
 
 class OneProcess:
@@ -106,16 +87,10 @@ class OneProcess:
         self._steps = list(_generate_steps(config))
         self.num_steps = len(self._steps)
         """Steps of all segments."""
-        self.start_over()
+        self._scale = 1.0
 
-    def start_over(self) -> None:
-        """Stand before the first step: the base model's weights, no moments, the first scale."""
-        self.begin_at(self.start_weights)
-        self._optimizer = _make_optimizer(list(self._named.values()), self._config)
-        self._scale, self._num_finite = (65536.0 if self._config.precision == "fp16" else 1.0), 0
-
-    def begin_at(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these weights; moments and scale stay. Raises ValueError if they are not of this model."""
+    def begin_at(self, weights: Mapping[str, Tensor], *, scale: float = 1.0) -> None:
+        """Take these weights and this scale of the loss. Raises ValueError if they are not of this model."""
         parts = {**self._named, **self._statistics.get()}
         for name, part in parts.items():
             if name not in weights or weights[name].shape != part.shape:
@@ -123,23 +98,63 @@ class OneProcess:
         with torch.no_grad():
             for name, part in parts.items():
                 part.copy_(weights[name])
+        self._scale = scale
 
-    def list_changed(self, checkpoint: Path) -> list[str]:
-        """Return what a checkpoint of an adapter has changed beside its factors; none where all is trained."""
-        return find_changed_base(checkpoint, self._base, self._config) if self._config.adapter else []
+    def list_changed(self, weights: Mapping[str, Tensor], factors: Mapping[str, Tensor]) -> list[str]:
+        """Return which merged weights of an adapter are not the base model's with the factors' product added."""
+        return find_changed_base(weights, factors, self._base, self._config)
+
+    def get_learning_rate(self, number: int) -> float:
+        """Return the rate of step `number`, from 1."""
+        return self._steps[number - 1].learning_rate
+
+    def get_plan(self, number: int) -> StepPlan:
+        """Return which rows are in the micro-batches of step `number`."""
+        return self._steps[number - 1].plan
+
+    def compute_plain_losses(self, number: int) -> tuple[float, float]:
+        """Return the mean loss of a step in fp32 without dropout, at the weights as they are: twice.
+
+        Of its micro-batches, as the ranks have them; and of its rows, one by one, read without the code of the ranks.
+        """
+        config, step = self._config, self._steps[number - 1]
+        micro_batches, rows = self._make_micro_batches(number), np.concatenate(step.plan.micro_batches).tolist()
+        options, more = dict[str, Any](), dict[str, Any]()
+        if config.augment != "none":
+            epoch = step.segment.epoch
+            options["augmentation"] = Augmentation(kind=config.augment, seed=config.seed, epoch=epoch)
+        if config.statistics_rows:
+            more["statistics_rows"] = config.statistics_rows
+        self._model.train(config.statistics_rows > 0)
+        with torch.no_grad():
+            losses = [
+                float(self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows))
+                for part in micro_batches
+            ]
+            read = self._workload.read_rows(step.segment.slice_dir, rows, seq_len=config.seq_len, **options)
+            total, num_labels = self._workload.compute_rows_loss(self._model, read, **more)
+        self._model.train()
+        return sum(losses) / _count_labels(micro_batches), total / max(num_labels, 1)
 
     @property
-    def weights(self) -> dict[str, Tensor]:
-        """The weights as they are, where they are."""
-        return {name: part.detach() for name, part in self._named.items()}
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What is trained, as it is, where it is."""
+        return self._named
 
-    def gradient(self, number: int, *orders: Order) -> StepGradient:
+    def gradient(self, number: int, *orders: Order, precision: Precision | None = None) -> StepGradient:
         """Return the gradient of step `number`, from 1, at the weights as they are; its sums go in these orders.
 
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
         overflows; and exchanged in the dtype that the config asks for. Orders after the first also have the gradient
-        of a batch normalisation rounded otherwise.
+        of a batch normalisation rounded otherwise. `precision`: another one than the config's.
         """
+        if precision is not None:
+            told, scale = self._config, self._scale
+            self._config, self._scale = replace(told, precision=precision), 1.0
+            try:
+                return self.gradient(number, *orders)
+            finally:
+                self._config, self._scale = told, scale
         if self._statistics and len(orders) > 1:
             found = []
             for turn, order in enumerate(orders):
@@ -155,7 +170,7 @@ class OneProcess:
 
     def _compute_gradient(self, number: int, *orders: Order) -> StepGradient:
         step, micro_batches = self._steps[number - 1].plan, self._make_micro_batches(number)
-        num_labels = max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
+        num_labels = _count_labels(micro_batches)
         losses: dict[int, float] = {}
         seen: dict[int, Forward] = {}
 
@@ -178,49 +193,20 @@ class OneProcess:
             # Off the device before the next is computed there.
             by_order[-1] = {name: part.cpu() for name, part in by_order[-1].items()}
             by_order.append(self._sum(order(step, number), compute))
-        statistics = self._statistics.advance([seen[index] for index in reversed(range(len(micro_batches)))])
+        statistics = self._statistics.advance(seen[index] for index in sorted(seen, reverse=True))
         return StepGradient(
             loss=sum(losses.values()) / num_labels, by_order=by_order, statistics_by_order=[statistics] * len(by_order)
         )
 
-    def apply(self, gradient: Mapping[str, Tensor], number: int) -> bool:
-        """Clip the gradient and make the update of step `number`; return False, and make none, if it is not finite."""
-        config, parameters = self._config, list(self._named.values())
-        for name, parameter in self._named.items():
-            found = gradient.get(name)
-            parameter.grad = None if found is None else found.to(parameter.device, copy=True)
-        is_finite = is_all_finite(gradient)
-        if is_finite:
-            torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm, foreach=True)
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._steps[number - 1].learning_rate
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        if config.precision == "fp16":
-            self._rescale(is_finite)
-        return is_finite
-
-    def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
-        """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
-        self.start_over()
-        first: tuple[int, dict[str, Tensor]] | None = None
-        for number in range(1, self.num_steps + 1):
-            (gradient,) = self.gradient(number, order).by_order
-            if self.apply(gradient, number) and first is None:
-                first = number, {name: part.to("cpu", copy=True) for name, part in gradient.items()}
-            on_step()
-        if first is None:
-            raise DivergedError("no step of the sample has a finite gradient in one process; lower train.learning_rate")
-        weights = {name: part.to("cpu", copy=True) for name, part in self.weights.items()}
-        return Updated(gradient=first[1], gradient_step=first[0], weights=weights)
-
     def _make_micro_batches(self, number: int) -> list[MicroBatch]:
         config, step = self._config, self._steps[number - 1]
-        return [
-            make_micro_batch(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number)).to(
-                torch.device(config.device)
-            )
+        made = (
+            make_micro_batch(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number))
             for index in range(len(step.plan.micro_batches))
+        )
+        return [
+            replace(part, dropout_seed=draw_dropout_seed(config.seed, number, index)).to(torch.device(config.device))
+            for index, part in enumerate(made)
         ]
 
     def _compute_micro_batch_gradient(self, part: MicroBatch, num_labels: int) -> tuple[float, Part]:
@@ -258,13 +244,18 @@ class OneProcess:
     def _num_ranks(self) -> int:
         return 1 if self._config.exact else self._config.world_size
 
-    def _rescale(self, is_finite: bool) -> None:
-        """Halve the scale of fp16 after an overflow, double it after long without one."""
-        self._num_finite = self._num_finite + 1 if is_finite else 0
-        if not is_finite:
-            self._scale /= 2
-        elif self._num_finite == _STEPS_UNTIL_SCALE_GROWS:
-            self._scale, self._num_finite = self._scale * 2, 0
+
+def _count_labels(micro_batches: Iterable[MicroBatch]) -> int:
+    return max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
+
+
+def draw_dropout_seed(seed: int, step: int, index: int) -> int:
+    """Return what torch's generator is seeded with before a micro-batch: by the stated rule, whichever rank runs it.
+
+    That is the first word that numpy draws from the run's seed, the step, from 1 over the whole run, and the place of
+    the micro-batch in the step, from 0.
+    """
+    return int(np.random.SeedSequence([seed, step, index]).generate_state(1)[0])
 
 
 def add_up(parts: Iterable[Part]) -> Part:
@@ -291,6 +282,7 @@ def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
 class _Step:
     """One optimizer step of the run."""
 
+    segment: SegmentConfig
     source: Rows
     segment_plan: SegmentPlan
     segment_step: int
@@ -309,15 +301,6 @@ def _generate_steps(config: TrainingConfig) -> Iterator[_Step]:
         plan = make_segment_plan(source, config, segment)
         for number in range(1, plan.num_steps + 1):
             learning_rate = compute_rate_in_segment(config, segment, number, num_steps=plan.num_steps)
-            yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
-
-
-def _make_optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
-    """Return the config's optimizer, which decays matrices and kernels and leaves biases and norms alone."""
-    matrices, vectors = [part for part in parameters if part.ndim > 1], [part for part in parameters if part.ndim <= 1]
-    decays = ((matrices, config.weight_decay), (vectors, 0.0))
-    groups = [{"params": parts, "weight_decay": decay} for parts, decay in decays if parts]
-    if config.optimizer == "sgd":
-        # One parameter after another in plain tensor operations, which is not the ranks' kernel.
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, foreach=False, fused=False)
-    return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
+            yield _Step(
+                segment=segment, source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate
+            )

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from tasks.gates.equivalence import Equivalence
 from tasks.process import wording
 from tasks.records.gate import Gate
 from tasks.reporting.blocks import Block, Facts, Fold, Table, Text, tabulate
@@ -67,22 +66,17 @@ def tabulate_standings(results: Results) -> Table:
 
 
 def tabulate_equivalence(results: Results) -> Table:
-    """Return how far each cell's updates were from one process's; no row where that was not measured."""
+    """Return how far each cell's updates were from one process's; no row where none was checked."""
     return tabulate(
-        "Updates of the ranks against those of one process",
+        "Updates of each cell against those of one process",
         [
             ("Cell", lambda part: part.cell),
-            ("Compared", lambda part: f"{part.compared} of {part.num_steps} updates{_tell_batch(part)}, the widest"),
-            ("Difference", lambda part: wording.format_difference(part.relative_l2)),
-            ("Largest", lambda part: wording.format_difference(part.max_abs)),
-            ("Bitwise equal", lambda part: "yes" if part.is_bitwise_equal else "no"),
+            ("Compared", lambda part: f"{part.compared} of {part.num_checked} updates, the widest"),
+            ("Step", lambda part: str(part.step)),
+            ("Difference", lambda part: wording.format_difference(part.difference)),
             ("Noise floor", lambda part: wording.format_difference(part.noise_floor)),
             ("Allowed", lambda part: wording.format_difference(part.tolerance)),
         ],
         results.equivalence,
         num_row_headings=2,
     )
-
-
-def _tell_batch(part: Equivalence) -> str:
-    return f" of {wording.format_plural(part.global_batch_size, 'sample')}" if part.global_batch_size else ""

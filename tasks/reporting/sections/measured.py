@@ -36,13 +36,11 @@ def tell(results: Results) -> list[str]:
         notes += [_tell_link(link) for link in results.measurement.links]
     if results.equivalence:
         notes.append(
-            f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
-            "rows, and one process without wrapper or communication made each of them again from the same weights, "
-            "with code of its own for loss, weighting, clipping and update. Update equivalence compares the two; the "
-            "noise floor is what adding the same micro-batches up in another order changes in that one process."
+            "At steps drawn over each cell's whole training the state before and after the update was kept, with the "
+            "clock stopped, and one process without wrapper or communication made the update again from the same "
+            "state, with code of its own for dropout's seeds, loss, weighting, clipping and update. Update equivalence "
+            "compares the two; the noise floor is what another order of the sums and rounding change."
         )
-    if results.chaos is not None:
-        notes.append(results.chaos.sentence)
     if resumed:
         notes.append(
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
@@ -77,10 +75,7 @@ def tell_not_claimed(results: Results) -> list[str]:
     )
     notes.append(f"Figures hold for this model, data, batch size, machine and these versions; {other}.")
     if not results.equivalence:
-        notes.append(
-            "The gates compare what real runs recorded. The weights of a step on several ranks were not compared with "
-            "those of a step on one."
-        )
+        notes.append("The gates compare what real runs recorded. No update was computed a second time.")
     for cell in results.cells:
         if cell.version_drift:
             notes.append(

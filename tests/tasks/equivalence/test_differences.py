@@ -1,50 +1,57 @@
-"""Differences between tensors, and what of them is allowed, recomputed by hand."""
+"""How far tensors are from what they should be: relative to what changes, and never a pass where it is no number."""
 
 import math
 
 import pytest
 import torch
 
-from tasks.equivalence.differences import FP32_EPS, MARGIN, compute_difference, compute_tolerance
+from tasks.equivalence.differences import FP32_EPS, MARGIN, Differences, compare_numbers
 
 
-def test_a_difference_is_that_of_all_tensors_together() -> None:
-    expected = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
-    found = {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([[4.25]])}
-    got = compute_difference(found, expected)
-    assert got.max_abs == 0.5
-    assert got.relative_l2 == pytest.approx(math.sqrt(0.25 + 0.0625) / 5)
-    assert not got.is_bitwise_equal
-    assert got.largest_in == "a"
+def _differ(found: list[float], expected: list[float], since: list[float], *others: list[float]) -> Differences:
+    differences = Differences(len(others))
+    for place, values in enumerate(zip(found, expected, since, strict=True)):
+        mine, its, before = (torch.tensor([value]) for value in values)
+        differences.add(
+            "abc"[place], mine, its, since=before, others=[torch.tensor([one[place]]) for one in others]
+        )  # fmt: skip
+    return differences
 
 
-def test_equal_tensors_are_bitwise_equal_and_nothing_apart() -> None:
-    tensors = {"a": torch.randn(5), "b": torch.zeros(0)}
-    got = compute_difference(tensors, {name: part.clone() for name, part in tensors.items()})
-    assert (got.max_abs, got.relative_l2, got.is_bitwise_equal, got.largest_in) == (0.0, 0.0, True, None)
+def test_a_difference_is_relative_to_the_change_and_names_where_it_is_largest() -> None:
+    found = _differ([1.0, 2.3], [1.0, 2.2], [1.0, 2.0])
+    assert found.relative_l2 == pytest.approx(0.5, rel=1e-5)
+    assert found.largest_in == "b"
+    assert found.rounding == pytest.approx(FP32_EPS / 2 * math.hypot(1.0, 2.2) / 0.2, rel=1e-5)
+    assert found.ratio == pytest.approx(1.5, rel=1e-5)
+    nothing = _differ([1.0], [1.0], [1.0])
+    assert (nothing.relative_l2, nothing.largest_in, nothing.ratio) == (0.0, None, None)
 
 
-def test_a_difference_far_below_the_sum_is_still_seen() -> None:
-    expected = {"large": torch.full((1000,), 1e3), "small": torch.tensor([1e-3])}
-    got = compute_difference({**expected, "small": torch.tensor([2e-3])}, expected)
-    assert got.relative_l2 == pytest.approx(1e-3 / math.sqrt(1000 * 1e6), rel=1e-3)
-    assert got.largest_in == "small"
+def test_a_factor_is_told_only_where_it_explains_nearly_all() -> None:
+    assert _differ([0.5, 0.5, 0.5], [1.0, 1.0, 1.0], [0.0] * 3).ratio == pytest.approx(0.5)
+    assert _differ([0.5, 0.9, 0.1], [1.0, 1.0, 1.0], [0.0] * 3).ratio is None
 
 
-def test_nan_is_never_within_a_tolerance() -> None:
-    got = compute_difference({"a": torch.tensor([math.nan])}, {"a": torch.ones(1)})
-    assert not got.relative_l2 <= compute_tolerance(1.0)
+def test_ten_times_the_largest_floor_is_allowed_and_other_kernels_are_held_by_their_own_margin() -> None:
+    found = _differ([1.0], [1.0], [0.0], [1.0 + 2**-10], [1.0 + 2**-5])
+    assert found.compare().tolerance == pytest.approx(MARGIN * 2**-5)
+    compared = found.compare(num_orders=1, kernel_margin=3.0)
+    assert compared.tolerance == pytest.approx(3 * 2**-5)
+    assert compared.noise_floor == pytest.approx(2**-5)
+    assert _differ([1.0], [1.0], [0.0], [1.0]).compare().tolerance == MARGIN * FP32_EPS
+    assert _differ([1.0], [1.0], [0.0], [1.0]).compare(rounding=1e-4).tolerance == pytest.approx(1e-3)
 
 
-@pytest.mark.parametrize(
-    ("found", "words"), [({}, "a is missing"), ({"a": torch.ones(3)}, r"a is of shape \[3\]")]
-)  # fmt: skip
-def test_a_missing_tensor_or_another_shape_is_refused(found: dict[str, torch.Tensor], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        compute_difference(found, {"a": torch.ones(2)})
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_is_as_far_as_can_be(value: float) -> None:
+    compared = _differ([value], [1.0], [0.0]).compare()
+    assert not compared.difference <= compared.tolerance
+    assert math.isfinite(compared.difference)
+    one = compare_numbers(value, 1.0, 1e-2)
+    assert not one.difference <= one.tolerance
 
 
-def test_the_tolerance_is_a_multiple_of_the_floor_and_never_below_that_of_fp32_rounding() -> None:
-    assert compute_tolerance(3e-6) == MARGIN * 3e-6
-    assert compute_tolerance(0.0) == compute_tolerance(FP32_EPS / 2) == MARGIN * FP32_EPS
-    assert torch.finfo(torch.float32).eps == FP32_EPS
+def test_where_nothing_should_change_it_is_relative_to_what_is_there() -> None:
+    assert _differ([2.0 + 2**-20], [2.0], [2.0]).relative_l2 == pytest.approx(2**-21)
+    assert _differ([1.0], [0.0], [0.0]).relative_l2 == 1.0

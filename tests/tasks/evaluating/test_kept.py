@@ -7,7 +7,7 @@ import pytest
 
 from tasks.evaluating.kept import reuse_or_make
 from tasks.inputs.snapshot import Snapshot
-from tasks.records.evaluation import FirstStepFile
+from tasks.records.evaluation import FoundFile
 
 
 class Count:
@@ -15,9 +15,9 @@ class Count:
 
     number = 0
 
-    def __call__(self) -> FirstStepFile:
+    def __call__(self) -> FoundFile:
         self.number += 1
-        return FirstStepFile(range="0-8", epoch=1, num_rows=4, num_tokens=15, parameter_checksum="01", loss=4.0)
+        return FoundFile(loss=4.0, num_tokens=15, parameter_checksum="01")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
 
 
 def _run(count: Count) -> int:
-    reuse_or_make("the loss: computed", FirstStepFile, {"weights": "w"}, count, Snapshot(None))
+    reuse_or_make("the loss: computed", FoundFile, {"weights": "w"}, count, Snapshot(None))
     return count.number
 
 

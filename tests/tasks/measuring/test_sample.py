@@ -1,4 +1,4 @@
-"""The rows that the certificate is made on."""
+"""The first rows of a range, for short runs of the real training."""
 
 from pathlib import Path
 

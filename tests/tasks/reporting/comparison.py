@@ -27,7 +27,7 @@ SEED = 0
 """Of the order, as where params.yaml names none."""
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
 LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
-FIRST_STEP = {"epoch": 1, "num_rows": 4, "num_tokens": 15, "parameter_checksum": "01" * 8, "loss": LOSSES[0]}
+START_CHECKSUM = "01" * 8
 PARAMS: dict[str, Any] = {
     "name": "by-hand",
     "description": "A comparison written by hand.",
@@ -84,8 +84,6 @@ def write_comparison(
     )
     for cell, facts in params["cells"].items():
         _write_run(folder / "runs" / cell, cell, facts, params, seconds[cell], device)
-    write_certificate(folder, params)
-    write_twins(folder, num_steps=STEPS_PER_SEGMENT * len(params["ranges"]))
     _write_evaluation(folder, params)
     return params
 
@@ -117,47 +115,20 @@ def arguments_of(folder: Path) -> list[str]:
     ]
 
 
-def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> None:
-    """Write the equivalence certificate; `changes` are made to every cell's."""
-    apart = {"max_abs": 1e-6, "relative_l2": 5e-8, "is_bitwise_equal": False, "largest_in": "a.weight"}
-    cell = {
-        "num_steps": 8,
-        "device": json.loads((folder / "runs" / next(iter(params["cells"])) / "run.json").read_bytes())["device"],
-        "precision": "fp32",
-        "settings": [setting_of(params)],
-        "gradient": apart,
-        "weights": apart | {"relative_l2": 3e-7},
-        "noise_floor": {"gradient": 2e-7, "weights": 4e-7},
-        "tolerance": {"gradient": 2e-6, "weights": 4e-6},
-        "verdict": "passed",
-        "problem": None,
-        "seconds": 12.0,
-    }
-    write_json(
-        folder / "measurements" / "certificate.json",
-        {"numerics_version": 1, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
-        | {
-            "cells": [
-                {"cell": name, "strategy": facts["strategy"], "world_size": facts["world_size"]}
-                | {"global_batch_size": params["train"]["global_batch_size"]}
-                | cell
-                | changes
-                for name, facts in params["cells"].items()
-                if facts["strategy"] != "single"
-            ]
-        },
-    )
+def write_updates(folder: Path, cell: str, **changes: Any) -> None:
+    """Make changes to what was found of each update of a cell."""
+    for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
+        found = json.loads(path.read_bytes())["checked_updates"]
+        edit_json(path, checked_updates=[one | changes for one in found])
+        seal_segment(path.parent)
 
 
-def write_twins(
-    folder: Path, *, num_steps: int = len(LOSSES), apart: float = 1e-7, losses: Sequence[float] = LOSSES
-) -> None:
-    """Write three trainings of so many steps whose losses are so far apart, relative to each other."""
-    twins = [
-        {"order": f"order {index}", "losses": [loss * (1 + index * apart / 2) for loss in losses[:num_steps]]}
-        for index in range(3)
-    ]
-    write_json(folder / "measurements" / "twins.json", {"twins": twins, "seconds": 3.0})
+def drop_updates(folder: Path, *cells: str) -> None:
+    """Have no update of these cells be checked."""
+    for cell in cells:
+        for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
+            edit_json(path, checked_updates=[])
+            seal_segment(path.parent)
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -292,15 +263,12 @@ def setting_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def record_as(folder: Path, params: dict[str, Any]) -> None:
-    """Have every run say that it was trained with these params, and the certificate that it is of such updates."""
+    """Have every run say that it was trained with these params."""
     train = Params.model_validate(params).train.model_dump()
     for cell in params["cells"]:
         edit_json(folder / "runs" / cell / "run.json", train=train)
         for part in params["ranges"]:
             edit_segment(folder, cell, part, settings=[setting_of(params)])
-    certificate = json.loads((folder / "measurements" / "certificate.json").read_bytes())
-    cells = [one | {"settings": [setting_of(params)]} for one in certificate["cells"]]
-    edit_json(folder / "measurements" / "certificate.json", cells=cells)
 
 
 def edit_traffic(
@@ -359,8 +327,17 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "optimizer_checksums": [f"opt{first_step + STEPS_PER_SEGMENT}"] * world_size,
         "num_resumes": 0,
         "checkpoints_not_used": [],
+        "checked_updates": [make_checked_update(first_step + index) for index in range(STEPS_PER_SEGMENT)],
         "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
     }
+
+
+def make_checked_update(step: int, **changes: Any) -> dict[str, Any]:
+    """Return what is found of a right update."""
+    gradient = {"difference": 5e-8, "noise_floor": 2e-7, "tolerance": 2e-6, "largest_in": "a.weight"}
+    weights = gradient | {"difference": 3e-7, "noise_floor": 4e-7, "tolerance": 4e-6}
+    found = {"verdict": "passed", "problem": None, "compared": {"gradient": gradient, "weights": weights}}
+    return {"step": step, "precision": "fp32", "micro_batch_size": 1, "seconds": 0.5} | found | changes
 
 
 def end_checksum(first_step: int) -> str:
@@ -406,11 +383,10 @@ def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
     write_json(
         folder / "evaluation" / "evaluation.json",
         {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
-        | {"first_step": FIRST_STEP | {"range": params["ranges"][0]}}
         | {
             "models": {
                 name: {"loss": loss, "perplexity": float(np.exp(loss)), "num_tokens": 16}
-                | {"parameter_checksum": FIRST_STEP["parameter_checksum"] if name == "base" else last}
+                | {"parameter_checksum": START_CHECKSUM if name == "base" else last}
                 | ({} if name == "base" else {"checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"})
                 for name, loss in losses.items()
             },

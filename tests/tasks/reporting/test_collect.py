@@ -16,7 +16,6 @@ from tests.tasks.reporting.comparison import (
     edit_steps,
     outputs_of,
     write_comparison,
-    write_twins,
 )  # fmt: skip
 from tests.tasks.reporting.rendered import drawn_html_of
 
@@ -51,11 +50,9 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
 
 def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
-    write_twins(tmp_path, num_steps=4, losses=[0.0] * 4)
     for cell, part, index in product(("1proc", "2proc"), RANGES, range(STEPS_PER_SEGMENT)):
         edit_steps(tmp_path, cell, part, index=index, loss=0.0)
     evaluation = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
-    evaluation["first_step"]["loss"] = 0.0
     for model in evaluation["models"].values():
         model["loss"] = 0.0
     edit_json(tmp_path / "evaluation" / "evaluation.json", **evaluation)

@@ -17,11 +17,12 @@ from tasks.services.final_figures import collect_final_figures
 from tasks.services.tracked import make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
+    drop_updates,
     edit_json,
     edit_segment,
     outputs_of,
-    write_certificate,
     write_comparison,
+    write_updates,
 )
 from tests.tasks.reporting.measured import advised, arm, measurement, waterfall, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
@@ -132,35 +133,24 @@ def test_a_failed_gate_of_the_baseline_withholds_all(tmp_path: Path) -> None:
 Change = Callable[[Path, dict[str, Any]], None]
 
 
-def _no_certificate(folder: Path, _: dict[str, Any]) -> None:
-    (folder / "measurements" / "certificate.json").unlink()
+def _none(folder: Path, _: dict[str, Any]) -> None:
+    drop_updates(folder, "2proc")
 
 
-def _of_other_code(folder: Path, _: dict[str, Any]) -> None:
-    edit_json(folder / "measurements" / "certificate.json", numerics_version=7)
+def _not_checked(folder: Path, _: dict[str, Any]) -> None:
+    write_updates(folder, "2proc", verdict="not checked", problem="too much noise")
 
 
-def _not_checked(folder: Path, params: dict[str, Any]) -> None:
-    write_certificate(folder, params, verdict="not checked", problem="too much noise")
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (_no_certificate, "no_certificate"),
-        (_of_other_code, "certificate_of_another"),
-        (_not_checked, "not_certified"),
-    ],
-)
+@pytest.mark.parametrize("change", [_none, _not_checked])
 def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
-    tmp_path: Path, params: dict[str, Any], change: Change, code: str
+    tmp_path: Path, params: dict[str, Any], change: Change
 ) -> None:
     write_measurement(tmp_path)
     change(tmp_path, params)
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
     (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
-    assert found.code == code
+    assert found.code == "no_update_checked"
     assert results.verdict.startswith("Unproven (“Update equivalence” was not checked): 2proc trains 1.")
     assert not lacks(results.verdict, found.compared, "21 of 22")
     assert results.cells[1].speedup is not None
@@ -184,7 +174,7 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
 
 def test_a_chart_that_is_looked_at_alone_says_whose_speedup_is_unproven(tmp_path: Path, params: dict[str, Any]) -> None:
     write_measurement(tmp_path)
-    _no_certificate(tmp_path, params)
+    drop_updates(tmp_path, "2proc")
     results = collect_results(outputs_of(tmp_path, params))
     charts = drawing.select_charts(results)
     assert {"speedup", "parallel_efficiency", "loss_curves"} <= charts.keys()

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tasks.reporting.results import Results
 from tasks.reporting.sections.verdict import make_blocks
 from tests.tasks.reporting.comparison import (
     PARAMS,
+    drop_updates,
     edit_json,
     edit_segment,
     outputs_of,
@@ -68,9 +68,7 @@ def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and
 
 def test_a_proven_cell_is_the_headline_even_where_an_unproven_one_is_faster(tmp_path: Path) -> None:
     params = measure(tmp_path, THREE, THREE_CELLS)
-    certificate = tmp_path / "measurements" / "certificate.json"
-    only_two = [one for one in json.loads(certificate.read_text())["cells"] if one["cell"] == "2proc"]
-    edit_json(certificate, cells=only_two)
+    drop_updates(tmp_path, "4proc")
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "proven", "unproven"]
     assert results.verdict.startswith("Proven: 2proc trains 1.50x")

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
+from tasks.equivalence.reference.update import OneProcess
 from tests.training.conftest import Launch, Toy, are_bitwise_equal, parsed, relative_l2, weights_at_end
+from tests.training.replays import train_one_process
 from training.process.failure import StoppedError
 from training.step.optimizer import build_optimizer
 
@@ -51,9 +52,8 @@ def test_the_second_computation_of_the_updates_has_the_same_optimizer(
 ) -> None:
     told = toy.tell(**changes)
     train_here(told)
-    one_process = OneProcess(parsed(told, toy.folder))
-    wanted = one_process.update(order_as_one_rank, on_step=lambda: None).weights
-    got, start = weights_at_end(told), one_process.start_weights
+    settings = parsed(told, toy.folder)
+    wanted, got, start = train_one_process(settings).weights, weights_at_end(told), OneProcess(settings).start_weights
     assert relative_l2({name: got[name] for name in wanted}, wanted) < 1e-6
     assert relative_l2(start, wanted) > 1e-2, "the updates are too small to tell anything"
 
@@ -69,11 +69,3 @@ def test_a_stopped_run_of_sgd_goes_on_to_the_same_bits(momentum: float, toy: Toy
     assert {name for moments in kept.values() for name in moments} == ({"momentum_buffer"} if momentum else set())
     train_here(stopped)
     assert are_bitwise_equal(weights_at_end(stopped), weights_at_end(whole))
-
-
-def test_the_second_computation_skips_an_fp16_step_that_overflows_and_halves_the_scale(toy: Toy) -> None:
-    one_process = OneProcess(toy.read(precision="fp16"))
-    one_process._scale = 2.0**60
-    (gradient,) = one_process.gradient(1, order_as_one_rank).by_order
-    assert not one_process.apply(gradient, 1)
-    assert one_process._scale == 2.0**59

@@ -1,5 +1,6 @@
 """One process that stands in for many: which micro-batches it adds up, and that its update is the textbook's."""
 
+import dataclasses
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from tasks.equivalence.orders import make_rank_order
-from tasks.equivalence.reference.update import OneProcess, Updated, order_as_one_rank, shuffle
+from tasks.equivalence.reference.update import OneProcess, draw_dropout_seed, order_as_one_rank, shuffle
 from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.replays import train_one_process
 from training.config import TrainingConfig, read_config
 from training.data.batches import open_slice
-from training.data.plan import StepPlan, plan_segment
+from training.data.plan import StepPlan, make_micro_batch, plan_segment
 from training.process.files import write_json
 from training.step.schedule import compute_learning_rate
 
@@ -33,11 +35,6 @@ def config_for(folder: Path, **changes: Any) -> TrainingConfig:
     config = make_config(folder / "work", folder / "model", [folder / "slice"], **changes)
     write_json(folder / "config.json", config)
     return read_config(folder / "config.json")
-
-
-def update(config: TrainingConfig, order: Any = None) -> Updated:
-    """Return what the updates leave."""
-    return OneProcess(config).update(order or make_rank_order(config), on_step=lambda: None)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
@@ -74,7 +71,7 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
     from transformers import Qwen2ForCausalLM
 
     config = config_for(folder, strategy="ddp", world_size=2)
-    got = update(config)
+    got = train_one_process(config)
     model = Qwen2ForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     decayed = [part for part in model.parameters() if part.ndim > 1]
     others = [part for part in model.parameters() if part.ndim < 2]
@@ -99,18 +96,8 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
             group["lr"] = compute_learning_rate(number, 3, peak=2e-3, schedule="linear", warmup_steps=2, floor=0.0)
         optimizer.step()
         optimizer.zero_grad()
-    assert got.gradient_step == 1
     for name, part in model.named_parameters():
         torch.testing.assert_close(got.weights[name], part.detach(), rtol=1e-4, atol=2e-5)
-
-
-def test_a_second_update_starts_from_the_base_model_again(folder: Path) -> None:
-    config = config_for(folder, strategy="ddp", world_size=2)
-    process = OneProcess(config)
-    first, second = (process.update(make_rank_order(config), on_step=lambda: None) for _ in range(2))
-    for name, part in first.weights.items():
-        assert torch.equal(part, second.weights[name])
-        assert part.data_ptr() != second.weights[name].data_ptr()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
@@ -119,7 +106,7 @@ def test_never_more_than_three_gradients_are_held_however_many_are_added_up(fold
 
     def make(index: int) -> list[Tensor | None]:
         nonlocal most
-        own = [torch.full_like(part, float(index)) for part in process.weights.values()]
+        own = [torch.full_like(part, float(index)) for part in process.parameters.values()]
         made.append(weakref.ref(own[0]))
         most = max(most, sum(one() is not None for one in made))
         return [*own]
@@ -135,6 +122,25 @@ def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder: Path, tmp
     make_tiny_model(tmp_path / "model", dropout=0.3)
     make_slice(tmp_path / "slice", num_rows=21)
     config = config_for(tmp_path, strategy="ddp", world_size=2)
-    one, other = update(config), update(config, order_as_one_rank)
-    for name, part in one.gradient.items():
-        torch.testing.assert_close(part, other.gradient[name], rtol=1e-4, atol=1e-6)
+    process = OneProcess(config)
+    one, other = process.gradient(1, make_rank_order(config), order_as_one_rank).by_order
+    for name, part in one.items():
+        torch.testing.assert_close(part, other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_seeds_of_dropout_are_those_of_the_ranks_by_a_rule_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(folder)
+    process = OneProcess(config)
+    made = {number: process._make_micro_batches(number) for number in (1, 3)}
+    seeds = [[part.dropout_seed for part in parts] for parts in made.values()]
+    assert seeds == [[draw_dropout_seed(1, number, index) for index in range(len(made[number]))] for number in (1, 3)]
+    step = process._steps[0]
+    ranks = [make_micro_batch(step.source, step.plan, index, seq_len=32, seed=(1, 1)) for index in range(4)]
+    assert [part.dropout_seed for part in ranks] == seeds[0]
+    # One seed for all micro-batches of the ranks changes none of its own.
+    monkeypatch.setattr(
+        "tasks.equivalence.reference.update.make_micro_batch", lambda *given, **named: dataclasses.replace(ranks[0])
+    )
+    assert [part.dropout_seed for part in process._make_micro_batches(1)] == seeds[0]

@@ -1,0 +1,147 @@
+"""The stage `train` with shipped settings: right trainings pass, and what goes wrong late is seen, by real ranks."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.integration.conftest import processes_in
+from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_training
+from tests.museum.stage_process import StageFailedError
+from tests.tasks.wrong_updates import WRONG
+from tests.training.replays import list_verdicts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scratch project before the training: a tiny model, 40 and 20 steps, the last of a partial batch."""
+    folder = tmp_path_factory.mktemp("train") / "blank"
+    make_project(folder, PROJECT, Size(num_rows=(320, 157)))
+    return folder
+
+
+@pytest.fixture
+def project(blank: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copy_project(blank, tmp_path / "project")
+
+
+def train(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+    """Train a cell; return what was found of its updates."""
+    start_training(project, cell).finish()
+    return checked(project, cell)
+
+
+def checked(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+    """Return what was found of a trained cell's updates."""
+    entries = json.loads((project / "data/runs" / cell / "run.json").read_bytes())["segments"]
+    folders = [project / "data/runs" / cell / one["folder"] for one in entries]
+    return [one for part in folders for one in json.loads((part / "segment.json").read_bytes())["checked_updates"]]
+
+
+@pytest.mark.parametrize("cell", ["1proc", "2proc"])
+def test_every_drawn_update_of_a_right_training_is_one_processs(project: Path, cell: str) -> None:
+    found = train(project, cell)
+    assert list_verdicts(found) == [("passed", None)] * 12
+    steps = [one["step"] for one in found]
+    assert (steps, steps[0], steps[-1]) == (sorted(set(steps)), 1, 60)
+    assert all(one["compared"]["gradient"]["difference"] < 3e-6 for one in found)
+    assert not (project / ".work/runs" / cell / "updates").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "cause"),
+    [
+        ("rank 1's gradient thrown away", 31, "the gradient of rank 1 is missing"),
+        ("gradient halved", 31, "the norm of the gradient differs by 5.0e-01"),
+        ("learning rate of 1.1 times the recorded one", 31, "as with 1.1 times the learning rate"),
+        ("no update", 55, "no update was made"),
+    ],
+)
+def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(
+    project: Path, key: str, first: int, cause: str
+) -> None:
+    patch_project(project, f"tests.tasks.wrong_updates:{key} from step {first}")
+    found = train(project)
+    assert {one["step"] for one in found if one["verdict"] == "failed"} == {
+        one["step"] for one in found if one["step"] >= first
+    }
+    assert cause in next(one["problem"] for one in found if one["verdict"] == "failed")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_trainers_fail_by_orders_of_magnitude(project: Path, name: str, precision: str) -> None:
+    change_params(project, {"train.max_grad_norm": 0.1, "train.precision": precision, "verify.updates": 3})
+    patch_project(project, f"tests.tasks.wrong_updates:{name}")
+    found = [one for one in train(project) if one["step"] > 1]
+    assert {one["verdict"] for one in found} == {"failed"}
+    figures = [figure for one in found for figure in one["compared"].values()]
+    assert name.startswith("moments") or max(one["difference"] / one["tolerance"] for one in figures) > 30
+
+
+def test_without_memory_both_go_on_with_smaller_micro_batches(project: Path) -> None:
+    patch_project(project, "tests.tasks.wrong_updates:no memory on the ranks")
+    found = train(project)
+    assert list_verdicts(found) == [("passed", None)] * 12
+    assert {one["micro_batch_size"] for one in found} == {1}
+
+
+def test_what_the_one_process_has_no_memory_for_is_not_checked_and_says_so(project: Path) -> None:
+    patch_project(project, "tests.tasks.wrong_updates:no memory in the one process")
+    assert {one["verdict"] for one in train(project)} == {"not checked"}
+    assert "out of memory" in checked(project)[0]["problem"]
+
+
+def test_with_little_room_or_none_asked_for_no_update_is_checked(project: Path) -> None:
+    change_params(project, {"verify.max_gib": 1e-6})
+    found = train(project)
+    assert {one["verdict"] for one in found} == {"not checked"}
+    assert "verify.max_gib allows" in found[0]["problem"]
+
+
+def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(project: Path) -> None:
+    before = train(project)
+    change_params(project, {"ranges": ["0-320", "320-477"], "verify.updates": 30})
+    assert train(project) == before, "nothing was trained anew"
+    change_params(project, {"ranges": ["0-320"], "train.schedule_span": "segment"})
+    assert train(project) == [one for one in before if one["step"] <= 40]
+
+
+def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project: Path) -> None:
+    clean = train(copy_project(project, project.with_name("clean")))
+    change_params(project, {"train.checkpoint_every_steps": 5})
+    patch_project(project, "tests.tasks.wrong_updates:slow process")
+    stage = start_training(project, "2proc")
+    updates = project / ".work/runs/2proc/updates"
+    wanted = clean[3]["step"]
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not _is_kept(updates, wanted):
+        time.sleep(0.01)
+    os.kill(stage.pid, signal.SIGKILL)
+    with pytest.raises(StageFailedError):
+        stage.finish()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and processes_in(project):
+        time.sleep(0.1)
+    assert processes_in(project) == []
+    (project / "patches").unlink()
+    found = train(project)
+    assert list_verdicts(found) == [("passed", None)] * 12
+    same = ("step", "compared")
+    assert [[one[key] for key in same] for one in found] == [[one[key] for key in same] for one in clean]
+    assert not updates.exists()
+
+
+def _is_kept(updates: Path, step: int) -> bool:
+    try:
+        return int(json.loads((updates / "facts.json").read_bytes())["step"]) >= step
+    except (OSError, ValueError):
+        return False

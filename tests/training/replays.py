@@ -1,0 +1,105 @@
+"""Trainings whose updates are computed a second time while they run, and whole trainings by one process."""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tasks.equivalence.orders import make_rank_order
+from tasks.equivalence.reference.update import OneProcess, Order
+from tasks.equivalence.replay import UpdateReplayer
+from tests.training.forked_ranks import ForkedRanks, last_words
+from training.config import TrainingConfig
+from training.process.files import write_json
+
+
+def check(config: dict[str, Any], *steps: int) -> dict[str, Any]:
+    """Return what the ranks are told, with these steps of every segment to be checked."""
+    return {**config, "segments": [{**part, "checked_steps": list(steps)} for part in config["segments"]]}
+
+
+def train_checked(ranks: ForkedRanks, config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    """Train to the end as the stage does; return what was found of each update."""
+    codes = launch_checked(ranks, config, **options)
+    assert codes == [0] * config["world_size"], last_words(config)
+    return list_checked(config)
+
+
+def launch_checked(
+    ranks: ForkedRanks, config: dict[str, Any], *, told: dict[str, Any] | None = None, **options: Any
+) -> list[int]:
+    """Run the ranks to their end beside what replays their updates; return their exit codes.
+
+    `told`: what the one process takes them to have been told, where that is something else.
+    """
+    folder = Path(config["work_dir"])
+    if told is not None:
+        folder = folder.with_name("told")
+        write_json(folder / "config.json", told)
+    codes: list[list[int]] = []
+    ranks.start(config, **options)
+    waiting = threading.Thread(target=lambda: codes.append(ranks.wait()))
+    waiting.start()
+    with UpdateReplayer(folder) as replayer:
+        follow(Path(config["work_dir"]) / "steps.jsonl", replayer, waiting)
+    return codes[0]
+
+
+def follow(stream: Path, replayer: UpdateReplayer, waiting: threading.Thread) -> None:
+    """Hand every event of the stream on, until the thread has ended."""
+    position = 0
+    while waiting.is_alive():
+        block = stream.read_bytes()[position:] if stream.exists() else b""
+        whole = block[: block.rfind(b"\n") + 1]
+        position += len(whole)
+        replayer.follow([json.loads(line) for line in whole.splitlines()])
+        time.sleep(0.01)
+
+
+def list_checked(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what finished segments say of their updates."""
+    folders = [Path(config["work_dir"]) / "segments" / part["fingerprint"] for part in config["segments"]]
+    facts = [json.loads((folder / "segment.json").read_bytes()) for folder in folders]
+    return [one for part in facts for one in part["checked_updates"]]
+
+
+def list_verdicts(updates: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    """Return verdict and problem of each."""
+    return [(one["verdict"], one["problem"]) for one in updates]
+
+
+class Ended(NamedTuple):
+    """A training of one process."""
+
+    gradient: dict[str, Tensor]
+    """Of the first step, before clipping."""
+    weights: dict[str, Tensor]
+    """At its end."""
+
+
+def train_one_process(config: TrainingConfig, order: Order | None = None) -> Ended:
+    """Make all updates with the second computation's gradients and torch's optimizer."""
+    process, first = OneProcess(config), dict[str, Tensor]()
+    parameters = process.parameters
+    groups = [
+        {"params": [part for part in parameters.values() if (part.ndim > 1) is decays], "weight_decay": decay}
+        for decays, decay in ((True, config.weight_decay), (False, 0.0))
+    ]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2))
+    if config.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, momentum=config.momentum)
+    for number in range(1, process.num_steps + 1):
+        (gradient,) = process.gradient(number, order or make_rank_order(config)).by_order
+        first = first or {name: part.clone() for name, part in gradient.items()}
+        for name, part in parameters.items():
+            part.grad = gradient.get(name)
+        torch.nn.utils.clip_grad_norm_(parameters.values(), config.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = process.get_learning_rate(number)
+        optimizer.step()
+    return Ended(first, {name: part.detach() for name, part in parameters.items()})
