@@ -26,7 +26,7 @@ _OPTIONS = {
 NAMES = ("SCRIPT", *_OPTIONS)
 """Of the environment variables that an audit is asked for by; all but the first are options on the command line."""
 _MOST_RANKS = 64
-_STEPS_OF_A_CHECK = 64
+_STEPS_OF_A_CHECK, _SECONDS_OF_A_CHECK = 64, 40.0
 _PLACE = re.compile(r"\{(ranks|cell|launch|rank_share:(\d+))\}")
 _STARTED_BY_DEFAULT = ("torchrun", "accelerate", "deepspeed")
 
@@ -47,6 +47,8 @@ class Request:
     """How often each cell is started; an interval needs three."""
     most_steps: int | None
     """A launch is ended after so many optimizer steps; None: the script ends by itself."""
+    most_seconds: float | None = None
+    """A launch that has made a few steps is ended so long after the first; None: it takes as long as it takes."""
     hang_seconds: float
     """Ranks that do nothing for so long inside a step hang."""
     launcher: tuple[str, ...] = ()
@@ -133,6 +135,7 @@ def parse_request(asked: Mapping[str, str]) -> Request:
         launcher=_parse_launcher(given.get("LAUNCHER", ""), python),
         num_launches=_parse_number("LAUNCHES", given.get("LAUNCHES", "3" if compares_speed else "1"), least=1),
         most_steps=_parse_number("STEPS", steps, least=2) if steps else None,
+        most_seconds=None if compares_speed or "STEPS" in given else _SECONDS_OF_A_CHECK,
         hang_seconds=_parse_number("HANG_SECONDS", given.get("HANG_SECONDS", "600"), least=1),
         compares_speed=compares_speed,
         is_weak=scaling == "weak",

@@ -85,6 +85,9 @@ def run_in_one_line(command: Callable[[], int]) -> None:
             "ddp-audit: " + "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line) + "\n"
         )
         sys.exit(error.exit_code)
+    except OSError as error:
+        sys.stderr.write(f"ddp-audit: {error.strerror}: {error.filename or 'a file'}; free space or permit it\n")
+        sys.exit(4)
     except KeyboardInterrupt:
         sys.stderr.write("ddp-audit: interrupted\n")
         sys.exit(130)

@@ -95,11 +95,11 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _clone(file: Path, target: Path) -> bool:
-    with file.open("rb") as source, target.open("wb") as made:
-        try:
+    try:
+        with file.open("rb") as source, target.open("wb") as made:
             fcntl.ioctl(made, _CLONE, source.fileno())
-        except OSError:
-            target.unlink()
-            return False
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
     shutil.copystat(file, target)
     return True

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ _HOOK = Path(__file__).resolve().parent / "observer" / "hook"
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_BETWEEN_WORDS = 10.0
 _GRACE_SECONDS = 5.0
+_FEWEST_STEPS = 4
 _KILLED_BY_US = -signal.SIGKILL
 
 
@@ -47,7 +49,7 @@ def launch_script(
     world_size = request.cells[cell]
     readers = [StepCounter(folder / f"rank-{rank}.jsonl") for rank in range(world_size)]
     num_steps = [0] * world_size
-    hang = ""
+    hang, began = "", 0.0
     was_ended = False
     copy = make_fresh_folder(request.folder, folder / "copy", leave_out=leave_out or folder)
     if copy is None and number == 1:
@@ -69,7 +71,8 @@ def launch_script(
             while is_running and not stop.is_set() and not hang and not was_ended:
                 is_running = launch.is_running
                 num_steps = [reader.count() for reader in readers]
-                was_ended = is_running and request.most_steps is not None and min(num_steps) >= request.most_steps
+                began = began or (time.monotonic() if min(num_steps) else 0.0)
+                was_ended = is_running and _is_enough(request, min(num_steps), began)
                 if time.monotonic() - said_at > _SECONDS_BETWEEN_WORDS:
                     said_at = time.monotonic()
                     _log.info("%s: %d optimizer steps", cell, min(num_steps))
@@ -98,6 +101,12 @@ def launch_script(
         _KILLED_BY_US if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
         is_apart=copy is not None, left=launch.left, beside_ranks=[one for one in others if one.steps],
     )  # fmt: skip
+
+
+def _is_enough(request: Request, num_steps: int, began: float) -> bool:
+    """Return whether a launch has made the steps that are asked for, or a few in as long as it may take."""
+    is_late = request.most_seconds is not None and time.monotonic() - began > request.most_seconds
+    return num_steps >= (_FEWEST_STEPS if is_late else request.most_steps or math.inf)
 
 
 class StepCounter:

@@ -25,8 +25,8 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder: Path) -> Non
 def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder: Path) -> None:
     asked = {"SCRIPT": "'train it.py'", "FOLDER": str(folder)}
     check, speed = parse_request(asked), parse_request({**asked, "SPEED": "1"})
-    assert (check.compares_speed, check.num_launches, check.most_steps) == (False, 1, 64)
-    assert (speed.compares_speed, speed.num_launches, speed.most_steps) == (True, 3, None)
+    assert (check.compares_speed, check.num_launches, check.most_steps, check.most_seconds) == (False, 1, 64, 40)
+    assert (speed.compares_speed, speed.num_launches, speed.most_steps, speed.most_seconds) == (True, 3, None, None)
     assert parse_request({**asked, "STEPS": "7"}).most_steps == 7
 
 
