@@ -17,5 +17,5 @@ def test_a_long_test_exists(pattern: str, project: Path) -> None:
 
 def test_a_pattern_is_of_a_whole_file_or_of_tests_by_name_and_parameters() -> None:
     assert is_long(Path("phantom/test_memory.py"), "test_anything[1]")
-    assert is_long(Path("tasks/test_measure.py"), "test_wrong_trainers_fail[mean-bf16]")
-    assert not is_long(Path("tasks/test_measure.py"), "test_wrong_trainers_fail[mean-fp32]")
+    assert is_long(Path("training/test_strategy_contract.py"), "test_any[ddp of 4]")
+    assert not is_long(Path("training/test_strategy_contract.py"), "test_any[ddp]")

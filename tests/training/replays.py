@@ -102,4 +102,5 @@ def train_one_process(config: TrainingConfig, order: Order | None = None) -> End
         for group in optimizer.param_groups:
             group["lr"] = process.get_learning_rate(number)
         optimizer.step()
+        optimizer.zero_grad()
     return Ended(first, {name: part.detach() for name, part in parameters.items()})
