@@ -1,13 +1,16 @@
 """Who used the CPUs meanwhile, by the kernel's own count, and how much memory of the host this rank holds."""
 
+import math
 import os
 import socket
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _STAT, _OWN_MEMORY = Path("/proc/stat"), Path("/proc/self/statm")
+_LEAST_SECONDS = 1.0
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Of the kernel's columns user, nice, system, idle, iowait, irq, softirq, steal: all in which nobody else could run.
 Guests are part of user and nice. Source: proc_stat(5)."""
@@ -20,6 +23,11 @@ class CpuUse:
         self._cpus = sorted(os.sched_getaffinity(0))
         self._busy = _read_busy_seconds(self._cpus)
         self._own, self._started = time.process_time(), time.perf_counter()
+
+    @property
+    def age(self) -> float:
+        """Seconds that have passed."""
+        return time.perf_counter() - self._started
 
     def measure(self) -> dict[str, Any]:
         """Return since then: seconds that the CPUs of this rank were busy, its own of them, and seconds that passed.
@@ -38,13 +46,41 @@ class CpuUse:
         }
 
 
+class RecentCpuUse:
+    """The same of the last second or two, whose ticks of a hundredth are fine enough, as plain numbers."""
+
+    def __init__(self) -> None:
+        self._marks: list[CpuUse] = []
+
+    def mark(self) -> None:
+        """Let what is read begin here, a second later."""
+        if not self._marks or self._marks[-1].age >= _LEAST_SECONDS:
+            self._marks = [*self._marks[-1:], CpuUse()]
+
+    def measure(self) -> tuple[float, ...]:
+        """Return what `read` reads."""
+        used = self._marks[0].measure()
+        is_known = used["busy_seconds"] is not None and used["seconds"] >= _LEAST_SECONDS
+        busy = used["busy_seconds"] if is_known else math.nan
+        return busy, used["own_seconds"], used["seconds"], used["num_cpus"], zlib.crc32(used["place"].encode())
+
+    @staticmethod
+    def read(row: Sequence[float]) -> dict[str, Any]:
+        """Return what a rank measured, from its numbers."""
+        busy, own, seconds, num_cpus, place = map(float, row)
+        return {
+            "busy_seconds": None if math.isnan(busy) else busy, "own_seconds": own, "seconds": seconds,
+            "num_cpus": num_cpus, "place": place,
+        }  # fmt: skip
+
+
 def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the share of the ranks' CPUs that others used, the largest of any machine; None if none tells.
 
     `used`: what each rank measured. Ranks that share their CPUs are one group, so
     that what one takes from the other is not called another's.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for one in used:
         groups.setdefault(one["place"], []).append(one)
     shares = [

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import StepPlan
 from training.process.distributed import Ranks
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
-from training.record.cpu_use import CpuUse, compute_others_share
+from training.record.cpu_use import RecentCpuUse, compute_others_share
 from training.record.pace import Pace, count_own_positions
 from training.step.strategy import StepResult
 
@@ -53,8 +53,7 @@ class StepFacts:
     rank_own_positions: list[int]
     """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
     others_share: float | None = None
-    """Share of the CPUs of its ranks that others used in the span it belongs to; None where the machine does not tell.
-    """
+    """Share of the CPUs of its ranks that others used in the last second or two; None where that is not known."""
     heldout_loss: float | None = None
     """Mean loss on the held-out rows after it, in nats per label; None where they were not looked at."""
     heldout_rows: str | None = None
@@ -69,6 +68,7 @@ class Window:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.pace = Pace(ranks.device)
+        self._cpu_use = RecentCpuUse()
         self.open()
 
     def open(self) -> None:
@@ -79,7 +79,7 @@ class Window:
         self._others: list[float] = []
         self._computed = self._known = 0.0
         self._ranks.synchronize()
-        self._cpu_use = CpuUse()
+        self._cpu_use.mark()
         self.pace.restart()
         self._started = self._seen = time.perf_counter()
 
@@ -126,18 +126,15 @@ class Window:
         # All that the clock has run for and no step can account for, as the clock has it.
         self._others[-1] += seconds - self._known - sum(self._others)
         self.closed_at = time.perf_counter()
-        others_share = compute_others_share(self._ranks.gather_json(self._cpu_use.measure()))
+        used = self._cpu_use.measure()
         losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
         norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
         own = self.pace.seconds() or [0.0] * len(losses)
         noted = zip(losses, norms, self._others, own, self._counts, strict=True)
-        mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
+        mine = [(loss, norm, seconds, other, alone, *counts, *used) for loss, norm, other, alone, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
         forgives = forgives_overflow()
-        return [
-            replace(self._make_step_facts(*step, everyones[:, index], forgives), others_share=others_share)
-            for index, step in enumerate(self._steps)
-        ]
+        return [self._make_step_facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
 
     def _note_others(self, data_wait_seconds: float) -> None:
         """Split what has passed since the step before into what is known of it and the rest."""
@@ -150,8 +147,8 @@ class Window:
     def _make_step_facts(
         self, step: int, planned: StepPlan, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
-        """Return the step's facts; `ranks`: (world_size, 11), one row per rank."""
-        losses, norms, seconds, others, own, tokens, targets, samples, padding, waits, positions = ranks.T
+        """Return the step's facts; `ranks`: (world_size, 16), one row per rank."""
+        losses, norms, seconds, others, own, tokens, targets, samples, padding, waits, positions = ranks.T[:11]
         if problem := _explain_not_finite(step, "loss", losses):
             raise DivergedError(problem)
         if not forgives_overflow and (problem := _explain_not_finite(step, "gradient norm", norms)):
@@ -175,6 +172,7 @@ class Window:
             other_seconds=float(others[np.abs(others).argmax()]),
             rank_own_seconds=own.tolist(),
             rank_own_positions=positions.astype(int).tolist(),
+            others_share=compute_others_share([RecentCpuUse.read(row) for row in ranks[:, 11:]]),
         )
 
 
