@@ -1,10 +1,13 @@
 """What may be written down: no secret in a log, a line or a traceback, and never pages without end."""
 
+import base64
+import json
 import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -17,6 +20,7 @@ TOKEN = SECRETS["HF_TOKEN"]
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        ("postgres://me:p/w@host/db", "postgres://***@host/db"),
         (f"Authorization: Bearer {TOKEN}", "Authorization: Bearer hf_***"),
         ("hf_short is a word", "hf_short is a word"),
         ("https://me:pw@host/api?x=1 failed", "https://***@host/api failed"),
@@ -61,6 +65,27 @@ OTHER_SECRETS = {
     "QUOTED_ADDRESS": (f"https://example.org/?sig={WORD}%2Fx%3D", f"{WORD}/x="),
     **{name: (SECRETS[name], SECRETS[name]) for name in ("GITHUB_PAT", "DB_PASS", "DB_PWD", "SERVICE_CREDENTIALS")},
     "AZURE_STORAGE_CONNECTION_STRING": (SECRETS["AZURE_STORAGE_CONNECTION_STRING"], f"AccountKey={WORD}-account;"),
+    **{
+        name: (f"{WORD}/{name}", f"{WORD}/{name}")
+        for name in (
+            "OPENAI_KEY",
+            "SECRET_KEY_BASE",
+            "JWT",
+            "COOKIE",
+            "NPM_AUTH",
+            "HF_TOKEN_2",
+            "DB_PASSWORD_OLD",
+            "KEYS",
+        )
+    },
+    "DOCKER_AUTH_CONFIG": (
+        json.dumps({"auths": {"ghcr.io": {"auth": base64.b64encode(f"me:{WORD}-docker".encode()).decode()}}}),
+        f"{WORD}-docker",
+    ),
+    "SESSION_COOKIE": (f"theme=dark; sid={WORD}-cookie", f"sid={WORD}-cookie"),
+    "SIGNING_KEY": (f"-----BEGIN KEY-----\n{WORD}+line/1\n{WORD}+line/2\n", f"{WORD}+line/2"),
+    "DATABASE_URL": (f"postgres://me:{WORD}/p@ss@host/db", f"{WORD}/p@ss"),
+    "SENTRY_DSN": (f"https://{WORD}0123456789@o1.example.org/2", f"{WORD}0123456789"),
     "NOTIFY_URL": (SECRETS["NOTIFY_URL"], f"/services/T0/{WORD}-hook"),
 }
 """Name of a variable -> its value, and what a server may repeat of it."""
@@ -71,12 +96,26 @@ def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monk
     value, repeated = OTHER_SECRETS[name]
     monkeypatch.setenv(name, value)
     for said in (value, repeated):
-        assert WORD not in redact(f"refused {said!r} {{'detail': '{said}'}}")
+        assert WORD not in redact(f"refused {said!r} {{'detail': '{said}'}} {json.dumps(said)} {quote(said, safe='')}")
+        for before in ("", "m", "me"):
+            for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                encoded = redact(f"Basic {encode(f'{before}{said} and more'.encode()).decode()}").removeprefix("Basic ")
+                assert "***" in encoded
+                kept = encoded.partition("***")[0]
+                assert WORD.encode() not in base64.urlsafe_b64decode(
+                    kept[: len(kept) // 4 * 4].translate(str.maketrans("+/", "-_"))
+                )
 
 
 def test_the_current_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/home/somebody/project")
     assert redact("in /home/somebody/project") == "in /home/somebody/project"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN_PATH", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_AUTH_SOCK"])
+def test_a_variable_that_holds_no_secret_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "/run/user/100000")
+    assert redact("in /run/user/100000") == "in /run/user/100000"
 
 
 def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

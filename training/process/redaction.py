@@ -1,14 +1,20 @@
 """What may be written down of a text: never a secret, never pages without end; standard library only."""
 
+import base64
+import contextlib
+import functools
+import html
+import json
 import logging
 import os
 import re
 import sys
 import threading
 import traceback
+import urllib.parse
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote
 
 MAX_CHARACTERS = 20_000
 """Of one log line or traceback at most; the middle of a longer one is left out."""
@@ -16,17 +22,21 @@ MAX_CHARACTERS = 20_000
 TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
 """A token of the Hugging Face Hub."""
 
-_CREDENTIALS = re.compile(r"//[^/\s]*@")
+_CREDENTIALS = re.compile(r"//(?:[^/\s:@]+:(?!\d{1,5}/)[^\s'\"<>]*|[^/\s]*)@")
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
-_PASSWORD_OF_ADDRESS = re.compile(r"://[^/\s:]*:([^/\s]+)@")
+_OF_ADDRESS = re.compile(r"://([^/\s:@]*)(?::(\S+))?@")
 _NAMES_OF_SECRETS = re.compile(
-    r"(TOKEN|PASSWORD|PASSWD|PASSPHRASE|(^|_)PASS|_PWD|(^|_)PAT|SECRET|(SECRET|ACCESS|API|PRIVATE|ACCOUNT)_?KEY"
-    r"|CREDENTIALS?|CONNECTION_STRING|CONN_STR|AUTH_STRING|(NOTIFY|WEBHOOK)_URL|WEBHOOK)$",
+    r"(TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|SECRET|(SECRET|ACCESS|API|PRIVATE|ACCOUNT)KEY|CREDENTIALS?|CREDS|COOKIE"
+    r"|JWT|WEBHOOK|CONNECTION_STRING|CONN_STR|NOTIFY_URL|_PWD|(^|_)(PASS|PAT|KEY|AUTH|BEARER))S?(?![A-Z])",
     re.IGNORECASE,
 )
-_NAMES_IN_QUERIES = re.compile(r"token|key|secret|pass|pwd|auth|sig|cred|code|session|jwt|sas", re.IGNORECASE)
+_NAMES_OF_OTHERS = re.compile(r"(TOKENS|_(FILE|PATH|DIR|HOME|SOCK|HOST|PORT|NAME|USER|TYPE))$", re.IGNORECASE)
+"""`..._TOKEN_PATH` says where one is."""
+_NAMES_OF_PARTS = re.compile(r"token|key|secret|pass|pwd|auth|sig|cred|code|session|jwt|sas", re.IGNORECASE)
+_PARTS = re.compile(r"""(?:([\w.-]+)["']?\s*[=:]\s*["']?)?([^\s"'&;,{}\[\]]+)""")
+"""Name and value of what stands in a query, a cookie, a connection string, JSON; lines of a key have no name."""
 _LONG_VALUE = 16
-"""Of a query: more likely a secret than a word, whatever its name."""
+"""Of a part: more likely a secret than a word, whatever its name."""
 _ASSIGNED = re.compile(
     r"\b((?:access|auth|api|account|shared|private|secret)?[_-]?(?:access)?[_-]?(?:token|key|password|passwd|pwd|secret"
     r"|signature)=)(?!\*\*\*)[^\s&;,'\"<>)\]]{6,}",
@@ -40,13 +50,14 @@ _MIN_SECRET_CHARACTERS = 6
 def redact(text: str) -> str:
     """Return the text without Hub tokens, credentials and query strings of addresses, and secrets of the environment.
 
-    A secret of the environment is the value of any variable whose name ends like one (HF_TOKEN, ..._PASSWORD), and, in
-    a variable that holds an address (HTTPS_PROXY), its password and what stands in its query. `token=...` and the like
-    lose their value wherever they stand.
+    A secret of the environment is the value of any variable whose name says so (HF_TOKEN, SECRET_KEY_BASE), its parts,
+    and, in a variable that holds an address (HTTPS_PROXY), its password and what stands in its query: as they are,
+    escaped as addresses, JSON, HTML and Python do, or in base64. `token=...` and the like lose their value wherever
+    they stand.
     """
     text = TOKEN.sub("hf_***", text)
-    for secret in _list_environment_secrets():
-        text = text.replace(secret, "***")
+    if (secrets := _compile_secrets(tuple(os.environ.items()))) is not None:
+        text = secrets.sub("***", text)
     if "=" in text:
         text = _ASSIGNED.sub(r"\1***", text)
     if "//" in text:
@@ -54,22 +65,59 @@ def redact(text: str) -> str:
     return text
 
 
-def _list_environment_secrets() -> list[str]:
-    """Return the values, and what a server would say of them, the longest first: one may be a part of another."""
+@functools.lru_cache(maxsize=1)
+def _compile_secrets(environment: tuple[tuple[str, str], ...]) -> re.Pattern[str] | None:
+    """Return what finds every secret in each of its forms, the longest first: one may be a part of another."""
+    forms = set()
+    for secret in _list_secrets(environment):
+        quoted = urllib.parse.quote(secret, safe="")
+        lower = re.sub("%..", lambda found: found[0].lower(), quoted)
+        as_json = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+        plain = {secret, quoted, lower, urllib.parse.quote_plus(secret), urllib.parse.quote(secret)}
+        forms |= {re.escape(form) for form in (*plain, *as_json, repr(secret)[1:-1], html.escape(secret))}
+        forms |= {f"{re.escape(core)}[A-Za-z0-9+/_=-]*" for core in _list_base64(secret.encode(errors="replace"))}
+    return re.compile("|".join(sorted(forms, key=len, reverse=True))) if forms else None
+
+
+def _list_base64(secret: bytes) -> Iterator[str]:
+    """Yield what base64 of any text that holds the secret must hold, whatever stands before and behind it."""
+    for before, num_shared in enumerate((0, 2, 3)):
+        encoded = base64.b64encode(b"\0" * before + secret).decode().rstrip("=")
+        core = encoded[num_shared : len(encoded) - bool((before + len(secret)) % 3)]
+        yield from {core, core.translate(str.maketrans("+/", "-_"))}
+
+
+def _list_secrets(environment: tuple[tuple[str, str], ...]) -> set[str]:
+    """Return the values, and what a server would say of them."""
     found = set()
-    for name, value in os.environ.items():
-        if _NAMES_OF_SECRETS.search(name):
+    for name, value in environment:
+        if _is_secret(name, value):
             # Of USER:PASSWORD and of an address that is a secret, also the part that a server would repeat.
             found |= {value, value.partition("://")[2].partition("/")[2], value.rpartition(":")[2].lstrip("/")}
+            found |= _list_parts(value)
         if "://" in value:
-            if address := _PASSWORD_OF_ADDRESS.search(value):
-                found.add(address[1])
-            for part in value.partition("?")[2].split("&"):
-                key, _, secret = part.partition("=")
-                if _NAMES_IN_QUERIES.search(key) or len(secret) >= _LONG_VALUE:
-                    found.add(secret)
-    found |= {unquote(secret) for secret in found}
-    return sorted((secret for secret in found if len(secret) >= _MIN_SECRET_CHARACTERS), key=len, reverse=True)
+            for address in (value, *re.split(r"[\s,;]+", value)):
+                for user, password in _OF_ADDRESS.findall(address):
+                    found |= {password, user if len(user) >= _LONG_VALUE else ""}
+            found |= _list_parts(value.partition("?")[2])
+    found |= {urllib.parse.unquote(secret) for secret in found}
+    return {secret for secret in found if len(secret) >= _MIN_SECRET_CHARACTERS}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    named = _NAMES_OF_SECRETS.search(name)
+    if named is None or _NAMES_OF_OTHERS.search(name):
+        return False
+    return named.end() == len(name) or not value.isdecimal()
+
+
+def _list_parts(text: str) -> set[str]:
+    """Return the values of parts with a name like a secret's, long ones, and the passwords that these encode."""
+    parts = {value for name, value in _PARTS.findall(text) if _NAMES_OF_PARTS.search(name) or len(value) >= _LONG_VALUE}
+    for part in list(parts):
+        with contextlib.suppress(ValueError):
+            parts.add(base64.b64decode(part, validate=True).decode("ascii").partition(":")[2])
+    return parts
 
 
 def shorten(text: str, *, limit: int = MAX_CHARACTERS) -> str:
