@@ -1,7 +1,6 @@
 """params.yaml rewritten by a command, with its remarks: cells moved to `left_out`, and keys that are set."""
 
 import io
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +14,11 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from tasks.params import Params, load_params
 from tasks.params.complaint import describe_first_complaint
+from tasks.params.saved import save_beside
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
 from training.process.files import replace_file
 
-_SAVED_SUFFIX = ".saved"
 _WIDTH = 1000
 
 
@@ -48,7 +47,7 @@ def move_out(path: Path, reasons: Mapping[str, str]) -> None:
     for name, reason in reasons.items():
         del value["cells"][name]
         value.setdefault("left_out", {})[name] = reason
-    shutil.copyfile(path, path.with_name(path.name + _SAVED_SUFFIX))
+    save_beside(path)
     _write(path, value)
 
 

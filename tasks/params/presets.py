@@ -6,17 +6,17 @@ from pathlib import Path
 
 from tasks.params import load_params
 from tasks.params.choices import suggest
+from tasks.params.saved import save_beside
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 
 _PRESETS = Path("presets")
 _ACTIVE = Path("params.yaml")
-_SAVED = Path("params.yaml.saved")
 
 
 def use_preset(name: str) -> str:
     """Write presets/<name>.yaml into params.yaml and return what was done, and what it still lacks.
 
-    A params.yaml of one's own making is kept as params.yaml.saved first. Raises ConfigurationError for an unknown name.
+    A params.yaml of one's own making is kept beside it first. Raises ConfigurationError for an unknown name.
     """
     presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
     if name not in presets:
@@ -25,8 +25,7 @@ def use_preset(name: str) -> str:
     said = f"params.yaml is now {presets[name]}"
     active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
     if active is not None and active not in [file.read_bytes() for file in presets.values()]:
-        shutil.copyfile(_ACTIVE, _SAVED)
-        said += f"; yours was saved as {_SAVED}"
+        said += f"; yours was saved as {save_beside(_ACTIVE)}"
     shutil.copyfile(presets[name], _ACTIVE)
     try:
         load_params(_ACTIVE)

@@ -28,11 +28,14 @@ def test_a_preset_whose_data_is_not_there_yet_says_so() -> None:
     assert "imagenette2-320" in said
 
 
-def test_a_comparison_of_ones_own_is_kept() -> None:
-    own = Path("params.yaml").read_text().replace("epochs: 2", "epochs: 3")
-    Path("params.yaml").write_text(own)
-    assert "saved" in use_preset("embedded")
-    assert Path("params.yaml.saved").read_text() == own
+def test_every_comparison_of_ones_own_is_kept() -> None:
+    default = Path("params.yaml").read_text()
+    own = [default.replace("epochs: 2", f"epochs: {number}") for number in (3, 4, 3)]
+    for text in own:
+        Path("params.yaml").write_text(text)
+        assert "saved" in use_preset("embedded")
+    assert [Path(f"params.yaml.saved{more}").read_text() for more in ("", "-2")] == own[:2]
+    assert not Path("params.yaml.saved-3").exists()
 
 
 @pytest.mark.parametrize("name", ["", "nope", "../params"])
