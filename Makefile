@@ -129,7 +129,7 @@ $(READY): requirements.lock pyproject.toml $(if $(filter override,$(firstword $(
 	uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --offline -e .
 	[ "$$torch" != installed ] || $(VENV)/bin/python -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10) and "setup: torch " + torch.__version__ + " is installed; needed: 2.10 or later, or TORCH=cuda12")'
 	# A download without .git: DVC would ask for a git repository.
-	[ -e .git ] || dvc config --local core.no_scm true
+	[ -e .git -a ! -L data -a ! -L reports ] || dvc config --local core.no_scm true
 	touch $@
 
 always:

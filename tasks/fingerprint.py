@@ -6,6 +6,7 @@ Where there are GPUs it is asked once, in a process of its own, whether it can t
 """
 
 import argparse
+import configparser
 import contextlib
 import json
 import logging
@@ -22,7 +23,7 @@ from tasks.params.packages import read_package_versions
 from tasks.params.prompts import FILE
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
-from tasks.process.failure import exit_with_one_line
+from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import InputsFile, SourceDigest, SourcesFile, TrialFile
 from training.process.files import write_json
@@ -78,6 +79,21 @@ def note_versions(file: Path) -> None:
     write_json(file, now)
 
 
+def require_folder_for_dvc(folder: Path) -> None:
+    """Raise ConfigurationError if the folder leads out of the git repository: DVC fails there once a stage is done."""
+    here = Path.cwd()
+    root = next((parent for parent in (here, *here.parents) if (parent / ".git").exists()), None)
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read([".dvc/config", ".dvc/config.local"])
+    if root is None or settings.getboolean("core", "no_scm", fallback=False) or not folder.is_symlink():
+        return
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise ConfigurationError(
+            f"{folder}: leads to {folder.resolve()}, out of the git repository, and DVC writes a .gitignore beside its "
+            "outputs; allowed: a folder, or a link with `dvc config --local core.no_scm true`"
+        )
+
+
 def _source_digest(source: Source | None) -> SourceDigest | None:
     if source is None or source.kind != "path":
         return None
@@ -100,6 +116,8 @@ def _main() -> None:
     parser.add_argument("--stages", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
+    for folder in (Path("data"), Path("reports")):
+        require_folder_for_dvc(folder)
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
     machine.write(arguments.machine)

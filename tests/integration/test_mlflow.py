@@ -79,7 +79,9 @@ def _train_until_stopped(place: MlflowPlace) -> None:
 
 
 def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: MlflowPlace) -> None:
+    place.store.chmod(0o644)
     place.report(speedup=1.5)
+    assert stat.S_IMODE(place.store.stat().st_mode) == 0o600
     runs = place.runs()
     parent = runs.pop("small")
     assert set(runs) == set(place.params.cells)

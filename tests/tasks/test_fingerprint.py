@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fingerprint import note_versions
+from tasks.fingerprint import note_versions, require_folder_for_dvc
 from tasks.machine.facts import collect_machine_facts
 from tasks.params.source_digest import digest_source
+from tasks.process.failure import ConfigurationError
 from tasks.records.fingerprint import MachineFile
 from training.process.files import digest_json
 
@@ -40,6 +41,23 @@ def test_a_changed_byte_in_a_local_source_is_seen(tmp_path: Path) -> None:
     before = digest_source(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{ }")
     assert digest_source(tmp_path / "model") != before
+
+
+def test_a_data_folder_on_another_disk_is_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("disk", "repository/.git", "repository/.dvc", "repository/elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "repository")
+    Path("reports").mkdir()
+    Path("linked").symlink_to("elsewhere")
+    for inside in ("reports", "linked"):
+        require_folder_for_dvc(Path(inside))
+    Path("data").symlink_to(tmp_path / "disk")
+    with pytest.raises(ConfigurationError, match="no_scm true"):
+        require_folder_for_dvc(Path("data"))
+    Path(".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+    require_folder_for_dvc(Path("data"))
 
 
 def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(

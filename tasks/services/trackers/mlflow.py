@@ -40,6 +40,15 @@ def choose_uri(asked: str | None) -> str:
     return asked or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
+def _close_to_others(uri: str) -> None:
+    """Have this folder's own store be read by its user alone, as its UI is."""
+    store = Path.cwd() / "mlflow.db"
+    if uri == f"sqlite:///{store}":
+        with contextlib.suppress(PermissionError):  # somebody else's file
+            store.touch(mode=0o600)
+            store.chmod(0o600)
+
+
 def find_site(uri: str) -> "Callable[[], ASGIApp] | None":
     """Return what makes MLflow's UI of a store; None for a tracking server, which has its own."""
     return None if uri.startswith(("http://", "https://")) else functools.partial(_make_site, uri)
@@ -47,6 +56,7 @@ def find_site(uri: str) -> "Callable[[], ASGIApp] | None":
 
 def _make_site(uri: str) -> "ASGIApp":
     """Return MLflow's own app of a store: `mlflow server` has no place to put a lock in front of it."""
+    _close_to_others(uri)
     # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     # What `mlflow server` gives the process that serves.
@@ -138,6 +148,7 @@ class _Runs:
         self._comparison = comparison
         # MLflow writes this path into its SQL as it is, where quotation marks end it; a URI has none.
         os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
+        _close_to_others(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self._known: dict[str, set[tuple[bool, int]]] = {}
         found = self._client.get_experiment_by_name(comparison.experiment)
