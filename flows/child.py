@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from tasks.process.proxies import restore_proxies
+
 _SECONDS_TO_SAVE = 15.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 _CHUNK_BYTES = 65_536
@@ -169,4 +171,4 @@ def make_environment(interpreter: str) -> dict[str, str]:
     """
     folder = str(Path(interpreter).parent)
     kept = {name: value for name, value in os.environ.items() if not name.endswith("API_AUTH_STRING")}
-    return {**kept, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+    return {**restore_proxies(kept), "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}

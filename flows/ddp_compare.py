@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed
 
 from flows.dvc_stage import StageFailed, run_stage
 from flows.live_runs import end_abandoned_runs, mark_running, name_run
-from flows.outage import tolerate_outage
+from flows.outage import is_recorded, tolerate_outage
 from flows.pipeline import list_stages
 from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
@@ -30,8 +30,8 @@ REPORT = Path("reports/report.md")
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
 
-outcome: list[State[Any]] = []
-"""What the comparison of this process came to: known here even where Prefect's server is gone by then."""
+outcome: list[State[Any] | None] = []
+"""What the comparison of this process came to, known here even where Prefect's server is gone by then; None before."""
 
 
 @flow(name="ddp-compare", persist_result=False)
@@ -41,30 +41,34 @@ def ddp_compare(rebench: bool = False, preset: str | None = None) -> State[Any]:
     `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower. `preset`, the
     name of a file in presets/, is made the active comparison first, as `make use` does.
     """
-    set_up_flow_log()
     is_served, parent = bool(deployment.id), os.getppid()
     if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
     with tolerate_outage("runs that were killed may still be shown as running"):
         end_abandoned_runs()
     mark_running()
+    outcome.append(None)
     try:
-        outcome.append(_compare(rebench=rebench, preset=preset))
+        outcome[-1] = compare(rebench=rebench, preset=preset)
     finally:
         if is_served and os.getppid() != parent:
             # The training has saved and ended. Prefect would ask a server for a minute that mostly ended with the
             # runner; the next start marks this run as crashed.
             os._exit(ExitCode.PREEMPTED)
+    assert outcome[-1] is not None
     return outcome[-1]
 
 
-def _compare(*, rebench: bool, preset: str | None) -> State[Any]:
+def compare(*, rebench: bool, preset: str | None = None) -> State[Any]:
+    """Bring the comparison up to date, as the flow does, also where there is no Prefect server to record it."""
+    set_up_flow_log()
     try:
         with lock_workspace("a flow run of Prefect"):
             if preset is not None:
                 logging.getLogger(__name__).info("%s", use_preset(preset))
             params = load_params()
-            name_run(params.name, "ddp-compare", params.name)
+            if is_recorded():
+                name_run(params.name, "ddp-compare", params.name)
             run_stages(params, rebench=rebench)
             if rebench:
                 require_no_regression(RESULTS)
@@ -93,7 +97,8 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
         run(f"train@{cell}", hours=30 * 24)
     run("evaluate", hours=48)
     run("report", hours=1)
-    show_report()
+    if is_recorded():
+        show_report()
     run("upload", hours=24, retries=2)
 
 

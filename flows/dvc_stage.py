@@ -13,6 +13,7 @@ from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
+from flows.outage import is_recorded
 from flows.output import DVC_CHATTER, StageOutput
 from flows.pipeline import content_of_lock, list_changes, remember_seconds, reproduce
 from flows.progress import show_in_prefect
@@ -22,6 +23,7 @@ from tasks.process.failure import ExitCode
 logger = logging.getLogger(__name__)
 
 LOGS = Path(".work/logs")
+_RETRY_SECONDS: list[float] = [5, 20]
 _MAX_REASONS = 4
 _MAX_MESSAGE_CHARACTERS = 500
 
@@ -44,9 +46,16 @@ def run_stage(
     After so many `hours` it is asked to save and ended. `retries` go to failures that another try may mend, such as an
     unreachable service, never to a bad input. Raises StageFailed.
     """
-    # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
-    task_here = _run_dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
-    state = task_here(stage, place, dict(environment or {}), return_state=True)
+    if is_recorded():
+        # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
+        task_here = _run_dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
+        state = task_here(stage, place, dict(environment or {}), return_state=True)
+    else:
+        for wait in [*_RETRY_SECONDS[:retries], None]:
+            state = _run_dvc_stage.fn(stage, place, dict(environment or {}))
+            if wait is None or not _may_retry(None, None, state):
+                break
+            time.sleep(wait)
     if state.name == "TimedOut":
         raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
     if state.is_failed():
@@ -59,7 +68,7 @@ def get_exit_code(state: State[Any]) -> int:
     return code if isinstance(code, int) else 1
 
 
-def _may_retry(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
+def _may_retry(_task: Task[Any, Any] | None, _run: object, state: State[Any]) -> bool:
     return state.is_failed() and get_exit_code(state) == ExitCode.RESOURCES
 
 
@@ -68,7 +77,7 @@ def _may_retry(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
     task_run_name="{stage}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    retry_delay_seconds=[5, 20],
+    retry_delay_seconds=_RETRY_SECONDS,
     retry_condition_fn=_may_retry,
 )
 def _run_dvc_stage(stage: str, place: str, environment: dict[str, str]) -> State[Any]:

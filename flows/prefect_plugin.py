@@ -16,6 +16,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.server_address import read_served_environment
 from tasks.process.failure import ExitCode
+from tasks.process.proxies import bypass_proxies_on_loopback, bypass_proxies_to
 from training.process.redaction import redact
 
 _FLOW = "ddp-compare"
@@ -30,9 +31,11 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
 
     Ends the process in one line if the command is about our deployments and no server answers.
     """
+    bypass_proxies_on_loopback()
     meant = expand_deployment_name(sys.argv)
     served = {} if "PREFECT_API_URL" in os.environ else read_served_environment()
     url = served.get("PREFECT_API_URL") or ctx.api_url or ""
+    bypass_proxies_to(url)
     if meant != sys.argv and not _is_reachable(url, has_credentials=bool(served) or "PREFECT_API_URL" in os.environ):
         sys.stderr.write(
             f"ddp-compare: no Prefect server of this folder answers at {redact(url)}; type `make serve` in another "

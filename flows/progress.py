@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from flows.outage import tolerate_outage
+from flows.outage import is_recorded, tolerate_outage
 
 SECONDS_BETWEEN_LOOKS = 10.0
 _RUNS = Path(".work/runs")
@@ -21,7 +21,7 @@ _BYTES_OF_LAST_LINES = 8_192
 def show_in_prefect(stage: str) -> Iterator[None]:
     """Keep a progress artifact of a training up to date while the block runs; does nothing for another stage."""
     own_name, _, cell = stage.partition("@")
-    if own_name != "train":
+    if own_name != "train" or not is_recorded():
         yield
         return
     is_over = threading.Event()

@@ -7,6 +7,7 @@ imports Prefect in the process that asks: the server gets a head start while tha
 import argparse
 import contextlib
 import gc
+import http.client
 import os
 import signal
 import socket
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -24,12 +24,13 @@ from flows.database import set_damaged_aside
 from flows.server_address import SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
+from tasks.process.proxies import bypass_proxies_to
 from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
 from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
 LOG = Path(".work/logs/prefect_server.log")
-_STARTUP_SECONDS = 180.0
+_STARTUP_SECONDS = 120.0
 _SECONDS_BETWEEN_WORDS = 5.0
 
 
@@ -38,6 +39,7 @@ class Server:
 
     def __init__(self, url: str, process: subprocess.Popen[bytes] | None = None) -> None:
         self.url = url
+        bypass_proxies_to(url)
         self._process = process
 
     @property
@@ -53,7 +55,7 @@ class Server:
     def wait_until_ready(self, *, tell: Callable[[str], None] = lambda _: None) -> None:
         """Return once the server answers; `tell` hears every few seconds that it does not yet.
 
-        Raises ResourceError if it ends, or takes longer than three minutes.
+        Raises ResourceError if it ends, or takes longer than two minutes.
         """
         started = said = time.monotonic()
         deadline = started + _STARTUP_SECONDS
@@ -84,7 +86,7 @@ class Server:
 def set_environment() -> None:
     """Keep Prefect's files in the project, closed to other users, and its usage data at home."""
     switch_off_telemetry()
-    # Under a missing folder the server would wait for three minutes.
+    # Under a missing folder the server would wait for minutes.
     make_private_folder(HOME)
     os.environ.setdefault("PREFECT_HOME", str(HOME.resolve()))
     # Our plugin is for the command line that somebody types; where Prefect starts itself it only gets in the way.
@@ -167,7 +169,8 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
 
 
 def _is_reachable(url: str) -> bool:
-    with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
         return True
     return False
 

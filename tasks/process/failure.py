@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tasks.process.parent import end_with_parent
+from tasks.process.proxies import bypass_proxies_on_loopback
 from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
 from training.process.redaction import redact, redact_logs, shorten
 from training.process.safe_loading import UnsafeTorchError, require_safe_torch
@@ -93,6 +94,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     # Large packages are imported with a sixth less processor time than at Python's own 700.
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTING)
     end_with_parent()
+    bypass_proxies_on_loopback()
     redact_logs()
     try:
         _require_safe_torch()

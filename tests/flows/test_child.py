@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from flows.child import end_group, make_environment, run_child
+from tasks.process.proxies import bypass_proxies_on_loopback, bypass_proxies_to
 from tests.flows.toy_project import living, wait_for
 
 # Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
@@ -133,3 +134,15 @@ def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.Mon
     environment = make_environment(sys.executable)
     assert "ddp-compare:secret" not in environment.values()
     assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+
+
+def test_a_stage_has_the_proxies_that_prefect_ignores_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"NO_PROXY": "example.org"})
+    bypass_proxies_on_loopback()
+    bypass_proxies_to("https://prefect.example.org/api")
+    direct = "example.org,127.0.0.1,localhost,::1"
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == (direct, direct)
+    bypass_proxies_to("http://127.0.0.1:4200/api")
+    assert os.environ["no_proxy"] == "*"
+    environment = make_environment(sys.executable)
+    assert (environment["no_proxy"], environment["NO_PROXY"]) == (direct, direct)

@@ -108,3 +108,23 @@ def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy:
         assert toy.flow(**api.environment).returncode == 0
         states = [run["state_type"] for run in api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=2)]
         assert states == ["COMPLETED", "CRASHED"]
+
+
+_PROXIES = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_runs"),
+    [(_PROXIES, 1), ({"PREFECT_API_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:////proc/none.db", **_PROXIES}, 0)],
+    ids=["no proxy can be reached", "no server can start"],
+)
+def test_nothing_around_prefect_decides_whether_a_comparison_runs(
+    toy: ToyProject, environment: dict[str, str], num_runs: int
+) -> None:
+    toy.executed()
+    toy.change("params.yaml", "seed: 77" if num_runs else "seed: 78", "seed: 78" if num_runs else "seed: 79")
+    ran = toy.flow(**environment, NO_PROXY="example.org")
+    assert ran.returncode == 0, ran.stderr
+    assert toy.executed()[-1] == "upload"
+    assert ran.stderr.count("Prefect records nothing of it") == 1 - num_runs
+    assert "Traceback" not in ran.stderr
