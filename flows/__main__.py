@@ -126,11 +126,13 @@ def _tell(line: str) -> None:
 
 def _report_outcome(state: "State") -> int:
     """Say what the comparison came to; return the exit code."""
+    if state.is_completed():
+        _say_verdict()
+        return 0
     code = state.result(raise_on_failure=False) if state.is_failed() else None
     if not isinstance(code, int):
         state.result()
-        _say_verdict()
-        return 0
+        return 1
     if str(state.message).startswith(("upload: ", "rebench: ")):
         _say_verdict()  # the comparison itself is finished
     sys.stderr.write(f"{state.message}\n")

@@ -1,6 +1,7 @@
 """The flow when something around it goes away: the shell, DVC, the Prefect server, the time it was given."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -122,9 +123,10 @@ def test_nothing_around_prefect_decides_whether_a_comparison_runs(
     toy: ToyProject, environment: dict[str, str], num_runs: int
 ) -> None:
     toy.executed()
-    toy.change("params.yaml", "seed: 77" if num_runs else "seed: 78", "seed: 78" if num_runs else "seed: 79")
+    params = toy.folder / "params.yaml"
+    params.write_text(re.sub(r"seed: \d+", f"seed: {80 + num_runs}", params.read_text()))
     ran = toy.flow(**environment, NO_PROXY="example.org")
     assert ran.returncode == 0, ran.stderr
-    assert toy.executed()[-1] == "upload"
+    assert "train@2proc" in toy.executed()
     assert ran.stderr.count("Prefect records nothing of it") == 1 - num_runs
     assert "Traceback" not in ran.stderr
