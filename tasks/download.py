@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin.corpus import read_package_versions
+from tasks.data.fitness import check_fitness
 from tasks.data.sources.commits import pin_commit
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import collect_image_facts, store_images
-from tasks.data.sources.models import store_model
+from tasks.data.sources.models import count_bytes, store_model
 from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import describe_faults
+from tasks.data.sources.row_policy import describe_faults, describe_tokenised
 from tasks.data.sources.row_store import place_rows, require_classes, store_rows
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.prompts import FILE, read_template
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
+from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.fingerprint import SourcesFile
 from tasks.records.sources import HELDOUT, ROWS, RawManifest
@@ -72,6 +74,7 @@ def _place_texts(
         commit=commit,
         split=dataset.split if dataset.kind == "hub" else None,
         text_column=None if dataset.holds_instructions else dataset.text_column,
+        add_special_tokens=dataset.add_special_tokens,
         template=_read_template(dataset),
         **facts,
         license="the open-source licence of each package" if is_builtin else stored.license,
@@ -127,17 +130,32 @@ def _finish(manifest: RawManifest, raw: Path) -> None:
         )  # fmt: skip
 
 
-def download_model(params: Params, base_model: Path, *, class_names: Sequence[str] = ()) -> None:
+def download_model(
+    params: Params, base_model: Path, *, class_names: Sequence[str] = (), child: BoundedChild | None = None
+) -> None:
     """Fill `base_model` with the model's folder and its manifest.json, as hard links into the store.
 
-    It tells these classes apart, if there are any.
+    It tells these classes apart, if there are any. `child`: the process that reads it.
     """
     if params.dataset.holds_images:
         stored = store_image_model(params.model, class_names=class_names, image_size=params.dataset.image_size)
     else:
-        stored = store_model(params.model, commit=_find_commit(params.model, "model"), class_names=class_names)
+        commit = _find_commit(params.model, "model")
+        stored = store_model(params.model, commit=commit, class_names=class_names, child=child)
     _clear(base_model)
     link_folder(stored, base_model)
+
+
+def require_fitness(params: Params, raw: Path, base_model: Path, *, child: BoundedChild) -> None:
+    """Try the model on the first rows, and note what these become; raises DataError if they cannot be trained on."""
+    if params.dataset.holds_images:
+        return
+    num_bytes = count_bytes(base_model, params.model.model_copy(update={"weights": "pretrained"}))
+    what = f"model.source {params.model.source} with {params.dataset.source}"
+    found = child.run(check_fitness, params, raw, base_model, what=what, num_bytes=num_bytes)
+    manifest = RawManifest.read(raw).model_copy(update={"tokenised": found})
+    manifest.write(raw)
+    _log.info("%s: tokenised: %s", params.dataset.source, describe_tokenised(found))
 
 
 def _find_commit(source: Any, kind: Any) -> str | None:
@@ -175,7 +193,10 @@ def _main() -> None:
         params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None,
         heldout_digest=begun.heldout.digest if begun.heldout else None,
     )  # fmt: skip
-    download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)
+    with BoundedChild() as child:
+        class_names = RawManifest.read(arguments.raw).class_names
+        download_model(params, arguments.base_model, class_names=class_names, child=child)
+        require_fitness(params, arguments.raw, arguments.base_model, child=child)
     template = params.dataset.template or ""
     if begun.template is not None and digest_source(Path(template.removeprefix(FILE))) != begun.template.digest:
         raise DataError(f"dataset.template {template}: changed since this run began; run again")

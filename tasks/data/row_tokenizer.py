@@ -1,5 +1,6 @@
 """The tokenizer of a base model, as rows need it: no text becomes a control token, and none takes it for ever."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +23,24 @@ _NOT_TOKENIZER = ("config.json", "generation_config.json")
 class RowTokenizer:
     """Turns texts into the token ids of rows, each closed by `eos_token_id`.
 
-    To be classified, a text has what the tokenizer puts around it ([CLS] and [SEP] or the like); that closes it then.
+    If `is_framed`, a text has what the tokenizer puts around it (a BOS, or [CLS] and [SEP]); what it puts behind closes
+    the text then.
     """
 
     backend: Any
     eos_token_id: int
     vocab_size: int
     """Rows of the model's embedding: every id is below."""
+    unk_token_id: int | None
+    """What stands for what the tokenizer does not know; None where it knows all."""
     special_ids: frozenset[int]
     """Ids that no text may turn into."""
     special_tokens: tuple[str, ...]
     """How those look as text."""
     digest: str
     """sha256 over the tokenizer's files."""
-    has_labels: bool = False
-    """Whether the texts are to be classified."""
+    is_framed: bool = False
+    """Whether rows have what the tokenizer puts around a text."""
 
     def has_special_token(self, text: str) -> bool:
         """Return whether the text holds what looks like a special token; it stays text."""
@@ -49,10 +53,19 @@ class RowTokenizer:
         the process in one line where it takes minutes.
         """
         rows = []
-        for encoding in self._encode(texts, row_ids=row_ids, is_framed=self.has_labels):
-            is_closed = self.has_labels and bool(encoding.special_tokens_mask) and encoding.special_tokens_mask[-1] == 1
+        for encoding in self._encode(texts, row_ids=row_ids, is_framed=self.is_framed):
+            # Of a text that became nothing, what stands before it is no end.
+            is_closed = self.is_framed and encoding.special_tokens_mask[-2:] in ([0, 1], [1, 1])
             rows.append(np.array([*encoding.ids, *([] if is_closed else [self.eos_token_id])], dtype=np.int32))
         return rows
+
+    def describe_frame(self) -> tuple[str, str]:
+        """Return what stands before and behind each text, as text."""
+        (row,) = self.rows(["a"], row_ids=[])
+        (own,) = self._encode(["a"], row_ids=[], is_framed=False)
+        start = next((at for at in range(len(row)) if row[at : at + len(own.ids)].tolist() == own.ids), 0)
+        shown = [self.backend.id_to_token(token) for token in row.tolist()]
+        return "".join(shown[:start]), "".join(shown[start + len(own.ids) :])
 
     def prompts(self, texts: Sequence[str], *, row_ids: Sequence[int], is_framed: bool = True) -> list[list[int]]:
         """Return the ids of texts that something follows; raises as `rows` does.
@@ -85,7 +98,7 @@ class RowTokenizer:
         )
         with bound_native_code(what, seconds=seconds, remedy=remedy):
             encodings: list[Any] = self.backend.encode_batch_fast(texts, add_special_tokens=is_framed)
-        for row_id, encoding in zip(row_ids, encodings, strict=True):
+        for row_id, encoding in zip(row_ids or itertools.repeat("of a tokenizer"), encodings, strict=False):
             own = encoding.ids
             if is_framed:
                 is_added = encoding.special_tokens_mask
@@ -103,10 +116,10 @@ class RowTokenizer:
         return encodings
 
 
-def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenizer:
+def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: bool = False) -> RowTokenizer:
     """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token.
 
-    To classify texts, a separator will do for that token.
+    To classify texts (`has_labels`), a separator will do for that token.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -128,10 +141,11 @@ def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenize
         backend=backend,
         eos_token_id=end,
         vocab_size=config.get_text_config().vocab_size,
+        unk_token_id=tokenizer.unk_token_id if tokenizer.unk_token_id != end else None,
         special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
         special_tokens=tuple(tokenizer.all_special_tokens),
         digest=digest_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
-        has_labels=has_labels,
+        is_framed=is_framed,
     )
 
 

@@ -130,8 +130,9 @@ class Params(Section):
     @property
     def optional_sections(self) -> dict[str, Any]:
         """What params.yaml may leave out (of `train`: for images), with every default: DVC asks for each of it here."""
+        train = self.train.model_dump(mode="json", include={"seq_len", "adapter"})
         optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
-        return {**self.model_dump(mode="json", include=optional), "train": {"seq_len": self.train.seq_len}}
+        return {**self.model_dump(mode="json", include=optional), "train": train}
 
     @property
     def baseline(self) -> str:

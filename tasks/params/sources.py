@@ -184,6 +184,8 @@ class DatasetParams(Source):
     _key: str = PrivateAttr("source")
     text_column: str = "text"
     """The column that holds the text of a row."""
+    add_special_tokens: bool = True
+    """Texts of a language model have what the tokenizer puts around a text, such as a BOS; false: an end alone."""
     label: str | None = None
     """The column that holds the class of a row, a text or a whole number, for a workload that learns classes."""
     template: str | None = None
@@ -254,6 +256,8 @@ class DatasetParams(Source):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
             raise ValueError(f"label: got {self.label[:80]!r}; allowed: {join_choices('', BUILTIN_LABELS)}")
+        if not self.add_special_tokens and (self.label or self.template or self.holds_images):
+            raise ValueError("add_special_tokens: got false; allowed: true, but for plain texts of a language model")
         self._check_instructions()
         self._check_heldout_source()
         if self.kind == "hub" or (self.kind == "builtin" and self.location not in BUILTIN_IMAGES):

@@ -46,6 +46,25 @@ class ModelFacts(BaseModelFacts):
     """The short name in checkpoint files."""
 
 
+class TokenisedFacts(Record):
+    """What the first rows became by the base model's tokenizer."""
+
+    num_rows: int
+    """Rows that were looked at."""
+    num_tokens: int
+    """Their tokens."""
+    unknown_share: float
+    """Share of these that stand for what the tokenizer does not know, 0..1."""
+    num_rows_without_target: int
+    """Rows from which nothing can be learned: too short to predict a token, or a prompt that leaves no room."""
+    num_equal_rows: int
+    """Rows that say something else than an earlier one, and have the same tokens."""
+    before: str
+    """What the tokenizer puts before a text, as text."""
+    behind: str
+    """What stands behind it."""
+
+
 class DatasetFacts(SourceFacts):
     """The data set."""
 
@@ -63,6 +82,8 @@ class DatasetFacts(SourceFacts):
     """Held-out rows whose text also stands in a row outside the held-out slice, but for case and white space."""
     heldout_source: str | None = None
     """Where the held-out rows are from, if not from there; null: they are rows of the same source."""
+    tokenised: TokenisedFacts | None = None
+    """What the first rows became; null for images."""
     packages: dict[str, str] = {}
     """Built-in data set only: the packages whose texts were read, with their versions."""
 

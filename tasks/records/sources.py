@@ -24,6 +24,8 @@ class RawManifest(DatasetFacts, StageFile):
     """Rows that are left out of every slice, by their fault."""
     num_cut_rows: int = 0
     """Rows that were cut to 1,000,000 characters."""
+    add_special_tokens: bool = True
+    """Whether a text has what the tokenizer puts around it; of an instruction the prompt does."""
     class_names: list[str] = Field(default_factory=list)
     """The classes of the rows, in the order of their numbers; empty where rows have none."""
     image_size: int | None = None

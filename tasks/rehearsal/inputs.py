@@ -69,10 +69,8 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
         config = make_config(model.location, classes, image_size=size, norm=model.norm)
         write_json(scratch / "model" / "config.json", config)
         return scratch / "model", (_CLASSES_ASSUMED,)
-    if folder is None and model.kind in ("hub", "builtin") and model.location not in BUILTIN_CLASSIFIERS:
+    if folder is None and model.location not in BUILTIN_CLASSIFIERS:
         folder = _fetch_model(model, scratch / "fetched")
-    if folder is None and model.kind == "path":
-        folder = Path(model.location)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigurationError(
             f"model.source: got {model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
@@ -84,16 +82,16 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _fetch_model(model: ModelParams, folder: Path) -> Path:
-    """Return a folder with the config.json of a model of the Hub, filled with nothing else, or of a built-in one."""
+    """Return a folder with the config.json of a model, filled with nothing else, or with a built-in one."""
     from tasks.data.sources.commits import pin_commit
     from tasks.data.sources.models import fetch_config, store_model
 
     if model.kind == "builtin":
         return store_model(model)
-    assert model.revision is not None
     try:
         # The commit stays, so that what is rehearsed is what will be downloaded.
-        fetch_config(model, folder, commit=pin_commit(model.location, model.revision, kind="model"))
+        commit = None if model.revision is None else pin_commit(model.location, model.revision, kind="model")
+        fetch_config(model, folder, commit=commit)
     except StageError as error:
         raise ConfigurationError(
             f"model.source: {error}; config.json is all that is needed, and a path: to a folder with it will do"

@@ -16,7 +16,7 @@ from tasks.process.failure import exit_with_one_line
 row_tokenizer._SECONDS_OF_A_BATCH = float(sys.argv[3])
 def command():
     backend = Tokenizer.from_file(sys.argv[1])
-    tokenizer = row_tokenizer.RowTokenizer(backend, 0, 9, frozenset(), (), "")
+    tokenizer = row_tokenizer.RowTokenizer(backend, 0, 9, None, frozenset(), (), "")
     print(len(tokenizer.rows([sys.argv[2]] * 4, row_ids=[5, 6, 7, 8])))
 exit_with_one_line(command, name="slice")
 """

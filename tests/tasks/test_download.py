@@ -289,7 +289,7 @@ def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(mon
     assert manifest["is_random_weights"] is True
     assert manifest["label"] == "tiny-qwen2: Qwen2 architecture with random weights, 1.0 M parameters (built-in)"
     shutil.rmtree("data")
-    monkeypatch.setattr(models, "_fill", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(models, "_fetch", lambda *_: pytest.fail("made again"))
     download_model(ask(), Path("data/base_model"))
     assert json.loads(Path("data/base_model/manifest.json").read_text()) == manifest
 

@@ -70,9 +70,9 @@ class Instructions:
 
     def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
         """Write tokens.npy, offsets.npy, row_ids.npy and prompts.npy; return what the manifest says."""
-        return write_tokens(self.texts.rows, part, folder, encode=self._encode)
+        return write_tokens(self.texts.rows, part, folder, encode=self.encode)
 
-    def _encode(self, rows: Mapping[int, Row]) -> Encoded:
+    def encode(self, rows: Mapping[int, Row]) -> Encoded:
         """Return the rows whose prompts leave room for a response; a longer response is cut in training."""
         prompts = self._encode_prompts(list(rows.values()), row_ids=list(rows))
         responses = self._tokenizer.rows([row.response or "" for row in rows.values()], row_ids=list(rows))

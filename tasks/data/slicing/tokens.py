@@ -30,8 +30,9 @@ SPECIAL, CUT_RESPONSE = "special", "cut_response"
 
 def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Texts":
     """Return the texts of the data set, with the base model's tokenizer."""
-    tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
-    class_names = RawManifest.read(raw).class_names if tokenizer.has_labels else []
+    about, is_labelled = RawManifest.read(raw), has_labels(params.workload)
+    tokenizer = load_tokenizer(base_model, is_framed=about.add_special_tokens, has_labels=is_labelled)
+    class_names = about.class_names if is_labelled else []
     return Texts(rows=raw / ROWS, tokenizer=tokenizer, workload=params.workload, class_names=class_names)
 
 
@@ -52,6 +53,7 @@ class Texts:
         """What the arrays depend on, beside the rows."""
         return {
             "format": _FORMAT,
+            "is_framed": self.tokenizer.is_framed,
             "tokenizer": self.tokenizer.digest,
             "vocab_size": self.tokenizer.vocab_size,
             "workload": self.workload,
@@ -75,10 +77,11 @@ class Texts:
 
     def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
         """Write tokens.npy, offsets.npy and row_ids.npy, with classes labels.npy; return what the manifest says."""
-        facts = write_tokens(self.rows, part, folder, encode=self._encode)
+        facts = write_tokens(self.rows, part, folder, encode=self.encode)
         return {**facts, "class_names": list(self.class_names)}
 
-    def _encode(self, rows: Mapping[int, Row]) -> "Encoded":
+    def encode(self, rows: Mapping[int, Row]) -> "Encoded":
+        """Return what the rows become; those that are left out then are not among them."""
         texts = [row.text for row in rows.values()]
         numbers = {name: number for number, name in enumerate(self.class_names)}
         more = {"labels": [numbers[row.label] for row in rows.values() if row.label is not None]} if numbers else {}
@@ -105,7 +108,7 @@ class Encoded:
 def digest_rows(rows: Path, part: RowRange) -> str:
     """Return the sha256 of what the rows of a slice say, their faults and classes."""
     digest = hashlib.sha256()
-    for _, batch in _read_rows(rows, part):
+    for _, batch in read_rows(rows, part):
         for row in batch:
             digest.update(row.content + b"\0" + (row.fault or "").encode() + b"\0")
             if row.label is not None:
@@ -128,7 +131,7 @@ def write_tokens(
         show_progress(f"slice {part}: rows", part.end - part.start) as advance,
     ):
         _write_header(file, 0)
-        for first, batch in _read_rows(rows, part):
+        for first, batch in read_rows(rows, part):
             kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
             encoded = encode(kept)
             file.write(b"".join(tokens.tobytes() for tokens in encoded.tokens.values()))
@@ -168,7 +171,7 @@ def _write_header(file: Any, num_tokens: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
+def read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
     """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
         columns = [name for name in Row._fields if name in file.schema_arrow.names]

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from tasks.data.builtin import corpus, random_weights, tiny_classifier, tiny_mod
 from tasks.data.builtin.random_weights import draw_weights
 from tasks.data.sources.finite_weights import refuse_not_finite
 from tasks.data.sources.heads import give_head
-from tasks.data.sources.row_store import store_rows
+from tasks.data.sources.row_store import MAX_CLASSES, store_rows
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
-from tasks.process.failure import DataError
+from tasks.process.bounded_child import BoundedChild
+from tasks.process.failure import DataError, StageError
 from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
@@ -38,16 +39,28 @@ _BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
 _MOST_LAYERS = 1_000
 """Of each kind, and experts, in a config.json without weights that say how many there may be."""
 _BYTES_PER_PARAMETER = 4
+_QUANTISED = ("quantization_config", "compression_config")
+_FEWEST_TOKENS = 2
+"""Of a vocabulary, beside special ones."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
-def store_model(model: ModelParams, *, commit: str | None = None, class_names: Sequence[str] = ()) -> Path:
+def store_model(
+    model: ModelParams,
+    *,
+    commit: str | None = None,
+    class_names: Sequence[str] = (),
+    child: BoundedChild | None = None,
+) -> Path:
     """Return a folder with the model's files and its manifest.json; made only if it is not stored whole yet.
 
     With `class_names` it is a model that tells these classes apart: its head, if it is new, is made here, once.
     Raises DataError if the model has no safetensors weights, an unknown architecture, or a tokenizer that does not
-    fit its embedding.
+    fit its embedding. `child`: the process that reads it.
     """
+    if child is None:
+        with BoundedChild() as child:
+            return store_model(model, commit=commit, class_names=class_names, child=child)
     identity = _make_identity(model, commit)
     if class_names:
         identity["class_names"] = list(class_names)
@@ -56,13 +69,16 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with fill_folder(folder) as new:
-        _fill(new, model, commit, class_names, identity)
-        if model.weights == "random":
-            _draw_weights(new, model)
-        facts = _read_facts(new, model.source, is_classifier=bool(class_names))
-        if class_names and model.kind != "builtin":
-            with _translate_errors(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
-                facts["num_parameters"] = give_head(new, class_names)
+        texts = _fetch(new, model, commit, identity)
+        facts = child.run(
+            _make,
+            new,
+            model,
+            class_names,
+            texts,
+            what=f"model.source {model.source}",
+            num_bytes=count_bytes(new, model),
+        )
         files = {file.name: digest_file(file) for file in sorted(new.iterdir())}
         manifest = BaseModelManifest(
             source=model.source,
@@ -81,13 +97,45 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
     return folder
 
 
-def fetch_config(model: ModelParams, folder: Path, *, commit: str) -> None:
-    """Fill `folder` with the config.json of a model of the Hub, and with nothing else of it; raises as store_model."""
-    hub.download_config(model.location, commit, folder)
-    with _translate_errors(f"model.source {model.source}: config.json"):
-        _check_sizes([folder / "config.json"], model.source)
-        # No weights say how large it may be.
-        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), _MOST_LAYERS)
+def count_bytes(folder: Path, model: ModelParams) -> int:
+    """Return the memory that a model may take beside config and tokenizer: its weights and their gradient in fp32."""
+    if model.weights == "random":
+        return read_free_memory_bytes()[0]
+    return 6 * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def fetch_config(model: ModelParams, folder: Path, *, commit: str | None) -> None:
+    """Fill `folder` with the config.json of a model, and with nothing else of it; raises as store_model."""
+    if model.kind == "hub":
+        assert commit is not None
+        hub.download_config(model.location, commit, folder)
+    else:
+        file = Path(model.location) / "config.json"
+        _check_files([file], model.source)
+        folder.mkdir(parents=True)
+        shutil.copyfile(file, folder / file.name)
+    with BoundedChild() as child:
+        child.run(_read_outline, folder, model.source, what=f"model.source {model.source}")
+
+
+def _read_outline(folder: Path, source: str) -> None:
+    """Read the model that config.json describes: no weights say how large it may be."""
+    _build_outline(folder, source, most_layers=_MOST_LAYERS, is_classifier=False)
+
+
+def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
+    """Make what was fetched the base model; return what its manifest says of it."""
+    if model.kind == "builtin" and model.location in BUILTIN_CLASSIFIERS:
+        tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
+    elif model.kind == "builtin":
+        tiny_model.write_tiny_qwen2(folder, texts)
+    elif model.weights == "random":
+        _draw_weights(folder, model)
+    facts = _read_facts(folder, model.source, is_classifier=bool(class_names))
+    if class_names and model.kind != "builtin":
+        with translate_errors(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
+            facts["num_parameters"] = give_head(folder, class_names)
+    return facts
 
 
 def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
@@ -112,18 +160,13 @@ def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     return {"source": model.source, "files": {file.name: digest_file(file) for file in files}, **drawn}
 
 
-def _fill(
-    folder: Path, model: ModelParams, commit: str | None, class_names: Sequence[str], identity: dict[str, Any]
-) -> None:
+def _fetch(folder: Path, model: ModelParams, commit: str | None, identity: dict[str, Any]) -> list[str]:
+    """Fill the folder with the files of the source, unread; return the texts that a built-in model is made from."""
     if model.kind == "builtin":
         corpus_params = DatasetParams(source="builtin:docstrings")
         rows = next(store_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
-        texts = [row.text for row in rows]
-        if model.location in BUILTIN_CLASSIFIERS:
-            tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
-        else:
-            tiny_model.write_tiny_qwen2(folder, texts)
-    elif model.kind == "hub":
+        return [row.text for row in rows]
+    if model.kind == "hub":
         assert commit is not None
         hub.download_model(model.location, commit, folder, has_weights=model.weights == "pretrained")
     else:
@@ -133,24 +176,55 @@ def _fill(
         # The store is named after what the source held.
         if {file.name: digest_file(file) for file in folder.iterdir()} != identity["files"]:
             raise DataError(f"model.source {model.source}: changed while it was read; run again")
+    return []
 
 
 def _draw_weights(folder: Path, model: ModelParams) -> None:
     """Give the folder random weights of the model that its config.json describes."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    with _translate_errors(f"model.source {model.source}: config.json"):
-        _check_sizes([folder / "config.json"], model.source)
-        # No weights say how large it may be.
-        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), _MOST_LAYERS)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        build = partial(AutoModelForCausalLM.from_config, config, trust_remote_code=False)
-        with torch.device("meta"):
-            needed = build().num_parameters() * _BYTES_PER_PARAMETER
+    outline = _build_outline(folder, model.source, most_layers=_MOST_LAYERS, is_classifier=False)
+    needed = outline.num_parameters() * _BYTES_PER_PARAMETER
+    with translate_errors(f"model.source {model.source}: config.json"):
         if needed > (free := read_free_memory_bytes()[0]):
             raise ValueError(f"its weights take {needed:,} bytes of memory; allowed: {free:,}")
-        draw_weights(folder, build)
+        draw_weights(folder, partial(AutoModelForCausalLM.from_config, outline.config, trust_remote_code=False))
+
+
+def _build_outline(folder: Path, source: str, *, most_layers: int, is_classifier: bool) -> Any:
+    """Return the model that config.json describes, of shapes alone. Raises DataError if it is none for texts."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    _check_files([folder / "config.json"], source)
+    with translate_errors(f"model.source {source}: config.json"):
+        written = json.loads((folder / "config.json").read_bytes())
+        if not isinstance(written, dict):
+            raise ValueError(f"holds a {type(written).__name__}; allowed: a mapping")
+        _refuse_what_is_never_read(written)
+        _refuse_phantom_layers(written, most_layers)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.get_text_config(decoder=True) is not config:
+            others = ", ".join(name for name in config.sub_configs if name != "text_config")
+            raise ValueError(f"describes a model of more than texts ({others}); allowed: one of texts alone")
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+
+
+def _refuse_what_is_never_read(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for weights that cannot be trained whole, or stand in a file that is not taken."""
+    for name in _QUANTISED:
+        if config.get(name):
+            how = config[name].get("quant_method", "") if isinstance(config[name], dict) else ""
+            raise ValueError(
+                f"{name} {how}: quantised weights cannot be trained whole; allowed: the model that they were made of, "
+                "and train.adapter.base: nf4 to hold that in four bits"
+            )
+    if (file := config.get("transformers_weights")) is not None:
+        raise ValueError(f"transformers_weights names {str(file)[:80]!r}; allowed: null, and model.safetensors")
+    if isinstance(labels := config.get("num_labels"), int) and labels > MAX_CLASSES:
+        raise ValueError(f"num_labels is {labels:,}; allowed: {MAX_CLASSES:,}")
 
 
 def _select_files(folder: Path, source: str, *, has_weights: bool = True) -> list[Path]:
@@ -159,12 +233,12 @@ def _select_files(folder: Path, source: str, *, has_weights: bool = True) -> lis
     Without `has_weights` those that are no weights.
     """
     if not has_weights:
-        small = [file for name in SMALL_FILES if name != INDEX and (file := folder / name).is_file()]
+        small = [file for name in SMALL_FILES if name != INDEX and (file := folder / name).exists()]
         if folder / "config.json" not in small:
             raise DataError(
                 f"model.source {source}: config.json is missing; allowed: the folder of a transformers model"
             )
-        _check_sizes(small, source)
+        _check_files(small, source)
         return small
     weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
     if not weights:
@@ -175,16 +249,18 @@ def _select_files(folder: Path, source: str, *, has_weights: bool = True) -> lis
             f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
             f"save the model with save_pretrained(){remedy}"
         )
-    small = [file for name in SMALL_FILES if (file := folder / name).is_file()]
-    _check_sizes(small, source)
+    small = [file for name in SMALL_FILES if (file := folder / name).exists()]
+    _check_files([*small, *weights], source)
     return small + weights
 
 
-def _check_sizes(files: Iterable[Path], source: str) -> None:
-    """Raise DataError for a file that is far larger than its kind: reading it would take all memory."""
+def _check_files(files: Iterable[Path], source: str) -> None:
+    """Raise DataError for what is no file, or far larger than its kind: reading it would not end or take all memory."""
     for file in files:
+        if not file.is_file():
+            raise DataError(f"model.source {source}: {file.name}: is no file with content; allowed: plain files")
         size, allowed = file.stat().st_size, _MAX_SMALL_BYTES.get(file.name, _MAX_OTHER_BYTES)
-        if size > allowed:
+        if size > allowed and file.suffix != ".safetensors":
             raise DataError(
                 f"model.source {source}: {file.name}: cannot be used ({size:,} bytes; allowed: {allowed:,})"
             )
@@ -192,22 +268,22 @@ def _check_sizes(files: Iterable[Path], source: str) -> None:
 
 def _read_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, Any]:
     """Return `num_parameters` and `model_type`, having read the config, every weights header and the tokenizer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     place = f"model.source {source}"
-    _check_sizes((file for name in SMALL_FILES if (file := folder / name).is_file()), source)
+    _check_files((file for name in SMALL_FILES if (file := folder / name).exists()), source)
     num_tensors = _check_weights(folder, place)
-    with _translate_errors(f"{place}: config.json"):
-        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), num_tensors)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            network = kind.from_config(config, trust_remote_code=False)
+    network = _build_outline(folder, source, most_layers=num_tensors, is_classifier=is_classifier)
     refuse_not_finite(folder, place, parameters={name for name, _ in network.named_parameters()})
-    with _translate_errors(f"{place}: tokenizer"):
+    with translate_errors(f"{place}: tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         vocabulary = tokenizer.get_vocab()
+    # Where its files are missing, transformers makes one of special tokens alone.
+    if len(set(vocabulary).difference(tokenizer.all_special_tokens)) < _FEWEST_TOKENS:
+        raise DataError(
+            f"{place}: the tokenizer has no vocabulary, as where its files are missing; save the model's own beside it "
+            "(tokenizer.save_pretrained)"
+        )
     num_embeddings = network.get_input_embeddings().num_embeddings
     token, token_id = max(vocabulary.items(), key=lambda item: item[1])
     if token_id >= num_embeddings:
@@ -217,7 +293,7 @@ def _read_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, 
         )
     if tokenizer.eos_token_id is None and not (is_classifier and tokenizer.sep_token_id is not None):
         raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
-    return {"num_parameters": network.num_parameters(), "model_type": config.model_type}
+    return {"num_parameters": network.num_parameters(), "model_type": network.config.model_type}
 
 
 def _refuse_phantom_layers(config: Any, num_tensors: int) -> None:
@@ -244,7 +320,7 @@ def _check_weights(folder: Path, place: str) -> int:
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        with _translate_errors(f"{place}: {index.name}"):
+        with translate_errors(f"{place}: {index.name}"):
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if outside := sorted(
             name for name in named if name in (".", "..") or name != Path(str(name)).name or not name.isprintable()
@@ -256,7 +332,7 @@ def _check_weights(folder: Path, place: str) -> int:
     num_tensors = 0
     for file in sorted(folder.glob("*.safetensors")):
         _check_header(file, place)
-        with _translate_errors(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
+        with translate_errors(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
             names = list(weights.keys())
             if not names:
                 raise ValueError("holds no tensors")
@@ -265,13 +341,13 @@ def _check_weights(folder: Path, place: str) -> int:
 
 
 @contextlib.contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
     try:
         yield
     except BaseException as error:
         # The Rust libraries raise plain Exception, or panic.
-        if not isinstance(error, Exception) and not is_panic(error):
+        if isinstance(error, StageError | MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
             raise
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None

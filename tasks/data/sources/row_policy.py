@@ -5,7 +5,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tasks.process import wording
 from tasks.process.failure import DataError
+from tasks.records.facts import TokenisedFacts
 
 MAX_CHARACTERS = 1_000_000
 """Characters of a row that are kept; far more tokens than any sample has."""
@@ -150,6 +152,17 @@ def describe_faults(counts: Mapping[str, int]) -> str:
     """Return how many rows have which of the faults, such as `2 rows: null; 1 row: empty or white space`."""
     return "; ".join(
         f"{count} {'row' if count == 1 else 'rows'}: {_IN_WORDS[fault]}" for fault, count in counts.items()
+    )
+
+
+def describe_tokenised(found: TokenisedFacts) -> str:
+    """Return what the first rows became, such as `0.02 % unknown tokens, 12 rows without a target`."""
+    frame = f"behind {found.before} and " * bool(found.before) + f"before {found.behind}"
+    return (
+        f"of the first {wording.format_count(found.num_rows)} rows, each {frame}, "
+        f"{100 * found.unknown_share:.2f} % unknown tokens, "
+        f"{wording.format_plural(found.num_rows_without_target, 'row')} without a target, "
+        f"{wording.format_count(found.num_equal_rows)} with the tokens of another"
     )
 
 

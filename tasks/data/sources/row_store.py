@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
 """A quarantined row keeps its place, with an empty text and its fault; where classes are asked for, `label` follows, of
 instructions `context` and `response`."""
 _OF_INSTRUCTIONS = ("context", "response")
-_MAX_CLASSES = 10_000
+MAX_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
 
 def require_classes(classes: Sequence[str]) -> None:
     """Raise DataError unless there are 2 to 10,000 classes."""
-    if not 2 <= len(classes) <= _MAX_CLASSES:
+    if not 2 <= len(classes) <= MAX_CLASSES:
         raise DataError(
-            f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {_MAX_CLASSES:,}; choose another "
+            f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {MAX_CLASSES:,}; choose another "
             "column or other ranges"
         )
 

@@ -124,6 +124,8 @@ def _describe_rows(facts: ComparisonFacts) -> str:
     )
     num_cut = sum(part.num_cut_responses for part in parts)
     cut = f"; {wording.format_plural(num_cut, 'response')} cut at train.seq_len" if num_cut else ""
+    if dataset.tokenised is not None:
+        cut += f"; tokenised: {row_policy.describe_tokenised(dataset.tokenised)}"
     if facts.unit == "image":
         return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}"
     return (

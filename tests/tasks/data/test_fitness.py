@@ -1,0 +1,236 @@
+"""A model, its tokenizer and rows that would be trained on silently, or end a rank: one line in `download`."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, normalizers
+from tokenizers import models as token_models
+
+from tasks.download import download_model, download_rows, require_fitness
+from tasks.params import Params
+from tasks.process import bounded_child
+from tasks.process.bounded_child import BoundedChild
+from tasks.process.failure import DataError
+from tasks.records.facts import TokenisedFacts
+from tasks.records.sources import RawManifest
+from tests.tasks.test_download import TEXTS, ask
+from training.model.weights import without_deepspeed
+
+SMALL = {
+    "vocab_size": 2_048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+CLASSES: dict[str, Any] = {"workload": "sequence_classification"}
+LONGROPE = {
+    "rope_parameters": {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 48,
+    },
+    "original_max_position_embeddings": 48,
+}  # fmt: skip
+
+
+class _Here:
+    """Runs in this process what a child would run."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any, what: str, num_bytes: int = 0) -> Any:
+        return function(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with without_deepspeed():
+        yield
+
+
+def write_model(kind: str, *, tokenizer: Path | None, head: str = "AutoModelForCausalLM", **more: Any) -> None:
+    """Write the folder `model` of that architecture, with random weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **more})
+    getattr(transformers, head).from_config(config).save_pretrained("model")
+    for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
+        shutil.copy(tokenizer / name, "model")
+
+
+def change_json(name: str, **changes: Any) -> None:
+    file = Path("model", name)
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def try_model(*, child: Any = None, texts: list[str] = TEXTS, **changes: Any) -> TokenisedFacts:
+    """Do what `download` does with the folder `model` and the texts; return what is recorded."""
+    is_labelled = changes.get("workload") == "sequence_classification"
+    rows = [{"text": text} | ({"label": number % 2} if is_labelled else {}) for number, text in enumerate(texts)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {"source": "path:rows.jsonl", **({"label": "label"} if is_labelled else changes.pop("dataset", {}))}
+    params: Params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
+    child = child or _Here()
+    raw, base_model = Path("data/raw"), Path("data/base_model")
+    download_rows(params, raw, source_digest=None)
+    download_model(params, base_model, class_names=RawManifest.read(raw).class_names, child=child)
+    require_fitness(params, raw, base_model, child=child)
+    found = RawManifest.read(raw).tokenised
+    assert found is not None
+    return found
+
+
+def with_seq_len(number: int) -> dict[str, Any]:
+    return {"train": {**ask().model_dump(mode="json")["train"], "seq_len": number}}
+
+
+def test_what_the_first_rows_become_is_recorded(tiny_qwen2: Path) -> None:
+    write_model("llama", tokenizer=tiny_qwen2)
+    found = try_model(texts=[*TEXTS[:29], "a"])
+    assert (found.num_rows, found.unknown_share, found.num_rows_without_target, found.num_equal_rows) == (30, 0, 0, 0)
+    assert (found.before, found.behind) == ("", "<|endoftext|>")
+    framing = json.loads(Path("model/tokenizer.json").read_text())
+    framing["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": "B", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"B": {"id": "B", "ids": [1], "tokens": ["B"]}},
+    }  # fmt: skip
+    Path("model/tokenizer.json").write_text(json.dumps(framing))
+    framed = try_model()
+    assert (framed.before != "", framed.behind) == (True, "<|endoftext|>")
+    assert framed.num_tokens == try_model(dataset={"add_special_tokens": False}).num_tokens + 30
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "roberta", "gemma2", "gpt_neox", "camembert"])
+def test_a_model_without_its_vocabulary_is_refused(kind: str) -> None:
+    write_model(kind, tokenizer=None, embedding_size=32, head_dim=8)
+    with pytest.raises(DataError, match=r"^model.source path:model: the tokenizer has no vocabulary"):
+        try_model()
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "more", "changes"),
+    [
+        ("positions see the tokens", "bert", {}, {}),
+        ("positions see the tokens", "electra", {"embedding_size": 32}, {}),
+        ("has positions for 32", "llama", {"max_position_embeddings": 32}, {}),
+        ("has positions for 32", "gpt2", {"max_position_embeddings": 32}, {}),
+        ("does not depend on bert.pooler", "big_bird", {"is_decoder": True, "attention_type": "original_full"}, {}),
+        ("depends on the rows beside it", "phi3", LONGROPE, {}),
+        ("depends on the rows beside it", "fnet", {}, CLASSES),
+        ("model of more than texts", "gemma3", {"text_config": SMALL, "vision_config": {"hidden_size": 32, "num_attention_heads": 4}}, {}),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_trained_so_is_refused(
+    says: str, kind: str, more: dict[str, Any], changes: dict[str, Any], tiny_qwen2: Path
+) -> None:
+    head = "AutoModelForSequenceClassification" if changes else "AutoModelForCausalLM"
+    write_model(kind, tokenizer=tiny_qwen2, head=head, **more)
+    with pytest.raises(DataError, match=says):
+        try_model(**with_seq_len(128), **changes)
+
+
+def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> None:
+    for kind, more in (
+        ("bert", {"is_decoder": True}),
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+        ("mamba", {}),
+    ):
+        shutil.rmtree("model", ignore_errors=True)
+        write_model(kind, tokenizer=tiny_qwen2, **more)
+        assert try_model(**with_seq_len(128)).num_rows == 30
+
+
+@pytest.mark.parametrize(
+    ("says", "change"),
+    [
+        ("the weights lack lm_head.weight", lambda weights: weights.pop("lm_head.weight")),
+        ("the weights lack model.norm.weight", lambda weights: weights.update(norm=weights.pop("model.norm.weight"))),
+        (
+            r"lm_head.weight has the shape \[2000, 32\] in the weights, and \[2048, 32\] by config.json",
+            lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:2_000].clone()}),
+        ),
+    ],
+)
+def test_weights_that_are_not_all_there_are_refused(says: str, change: Callable[[Any], Any], tiny_qwen2: Path) -> None:
+    write_model("llama", tokenizer=tiny_qwen2, tie_word_embeddings=False)
+    weights = load_file("model/model.safetensors")
+    change(weights)
+    save_file(weights, "model/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=says):
+        try_model()
+
+
+def test_a_classifier_whose_body_is_not_whole_is_refused(tiny_qwen2: Path) -> None:
+    write_model("bert", tokenizer=tiny_qwen2, head="AutoModelForMaskedLM")
+    try_model(**CLASSES)
+    weights = load_file("model/model.safetensors")
+    del weights["bert.encoder.layer.1.output.dense.bias"]
+    save_file(weights, "model/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"the weights lack bert.encoder.layer.1.output.dense.bias"):
+        try_model(**CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("says", "changes"),
+    [
+        ("quantised weights cannot be trained", {"quantization_config": {"quant_method": "fp8"}}),
+        ("transformers_weights names 'other.safetensors'", {"transformers_weights": "other.safetensors"}),
+        ("num_labels is 1,000,000,000", {"num_labels": 10**9}),
+        (r"path:model.*(memory|cannot be used)", {"id2label": {str(number): "x" for number in range(300_000)}}),
+    ],
+)
+def test_a_config_that_asks_for_more_than_a_model_is_refused(
+    says: str, changes: dict[str, Any], tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model("llama", tokenizer=tiny_qwen2)
+    change_json("config.json", **changes)
+    monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**25)
+    with pytest.raises(DataError, match=says), BoundedChild() as child:
+        try_model(child=child if "id2label" in changes else None)
+
+
+def _words(*, normalizer: Any = None, words: str = "") -> Tokenizer:
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "</s>", *words.split()])}
+    tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("says", "tokenizer"),
+    [
+        ("its tokenizer knows", _words(words="one two")),
+        ("become the tokens of another", _words(words="one two", normalizer=normalizers.Replace(Regex(".+"), "one"))),
+        ("memory", _words(words="one two", normalizer=normalizers.Sequence([normalizers.Replace("e", "e" * 10)] * 9))),
+    ],
+    ids=["unknown", "equal", "bomb"],
+)  # fmt: skip
+def test_a_tokenizer_that_loses_the_texts_or_bursts_is_refused(
+    says: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model("llama", tokenizer=None)
+    tokenizer.save("model/tokenizer.json")
+    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "</s>"}
+    Path("model/tokenizer_config.json").write_text(json.dumps(tokens))
+    monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**29)
+    with pytest.raises(DataError, match=says), BoundedChild() as child:
+        try_model(child=child)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_is_no_file_is_refused_and_never_read(name: str, is_link: bool, tiny_qwen2: Path) -> None:
+    write_model("llama", tokenizer=tiny_qwen2)
+    Path("model", name).unlink()
+    if is_link:
+        Path("model", name).symlink_to("/dev/zero")
+    else:
+        os.mkfifo(f"model/{name}")
+    with pytest.raises(ValueError, match=r"no file"):
+        try_model()
