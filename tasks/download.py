@@ -6,6 +6,7 @@ What has arrived stays in .work/download/, outside DVC, which deletes outputs be
 import logging
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,23 @@ from training.process.files import digest_file
 _log = logging.getLogger(__name__)
 
 
-def download_rows(params: Params, raw: Path, *, source_digest: str | None, heldout_digest: str | None = None) -> None:
+def download_rows(
+    params: Params,
+    raw: Path,
+    *,
+    source_digest: str | None,
+    heldout_digest: str | None = None,
+    child: BoundedChild | None = None,
+) -> None:
     """Fill `raw` with rows.parquet, up to the last row that a slice names, and manifest.json.
 
     The digests are those of local sources when the run began. Held-out rows with a source of their own go to its folder
-    `heldout`, in the same way. Raises DataError for classes among them that no row to be trained on has.
+    `heldout`, in the same way; `child` reads texts. Raises DataError for classes among them that no row to be trained
+    on has.
     """
     dataset, other = params.dataset, params.dataset.of_heldout
     repeated = RepeatedRows(None if other else params.heldout)
-    place_part = _place_images if dataset.holds_images else _place_texts
+    place_part = _place_images if dataset.holds_images else partial(_place_texts, child=child)
     manifest = place_part(dataset, params.num_rows_needed, raw, repeated=repeated, source_digest=source_digest)
     if dataset.label is not None:
         require_classes(manifest.class_names)
@@ -58,11 +67,17 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None, heldo
 
 
 def _place_texts(
-    dataset: DatasetParams, num_rows: int, raw: Path, *, repeated: RepeatedRows, source_digest: str | None
+    dataset: DatasetParams,
+    num_rows: int,
+    raw: Path,
+    *,
+    repeated: RepeatedRows,
+    source_digest: str | None,
+    child: BoundedChild | None,
 ) -> RawManifest:
     """Have the first rows of a data set of texts in `raw`; return what is to be said of them."""
     commit = _find_commit(dataset, "dataset")
-    stored = store_rows(dataset, num_rows, commit=commit)
+    stored = store_rows(dataset, num_rows, commit=commit, child=child)
     _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
     facts = place_rows(stored, num_rows, repeated=repeated, target=raw / ROWS)
@@ -73,6 +88,7 @@ def _place_texts(
         revision=dataset.revision,
         commit=commit,
         split=dataset.split if dataset.kind == "hub" else None,
+        config=stored.config,
         text_column=None if dataset.holds_instructions else dataset.text_column,
         add_special_tokens=dataset.add_special_tokens,
         template=_read_template(dataset),
@@ -189,11 +205,11 @@ def _main() -> None:
     arguments = make_parser("download", __doc__, "sources", "raw", "base-model").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     begun = SourcesFile.read(arguments.sources)
-    download_rows(
-        params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None,
-        heldout_digest=begun.heldout.digest if begun.heldout else None,
-    )  # fmt: skip
     with BoundedChild() as child:
+        download_rows(
+            params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None,
+            heldout_digest=begun.heldout.digest if begun.heldout else None, child=child,
+        )  # fmt: skip
         class_names = RawManifest.read(arguments.raw).class_names
         download_model(params, arguments.base_model, class_names=class_names, child=child)
         require_fitness(params, arguments.raw, arguments.base_model, child=child)

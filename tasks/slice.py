@@ -5,8 +5,10 @@ A finished slice stays in .work/slices/ under the digest of what went into it: o
 
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.data.slicing import Slicer, find_slicing
@@ -16,7 +18,8 @@ from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.params.sources import RowRange
-from tasks.process.failure import ConfigurationError, exit_with_one_line
+from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.records.facts import SliceFacts
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import HELDOUT, ROWS, RawManifest
 from tasks.store.kept import fill_folder, is_kept
@@ -56,6 +59,10 @@ def store_slice(part: RowRange, rows: Slicer, *, unit: str = "token") -> Path:
         return folder
     with fill_folder(folder) as new:
         facts = rows.write(part, new)
+        if (labels := new / "labels.npy").exists():
+            counts = np.bincount(np.load(labels), minlength=len(facts["class_names"])).tolist()
+            named = zip(facts["class_names"], counts, strict=True)
+            facts["class_counts"] = {name: count for name, count in named if count}
         files = {file.name: digest_file(file) for file in sorted(new.glob("*.npy"))}
         manifest = SliceManifest(range=str(part), digest=digest_json(files), files=files, **facts)
         manifest.write(new)
@@ -75,16 +82,32 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
         of_heldout = slicing.open_rows(params, raw=raw / HELDOUT, base_model=base_model)
     stored = {str(part): store_slice(part, rows, unit=unit) for part in params.ranges}
     stored[params.heldout_name] = store_slice(params.heldout, of_heldout, unit=unit)
+    manifests: dict[str, SliceFacts] = {name: SliceManifest.read(folder) for name, folder in stored.items()}
+    _check_classes(manifests, heldout=params.heldout_name)
     shutil.rmtree(slices, ignore_errors=True)
     for name, folder in stored.items():
         link_folder(folder, slices / name)
     SlicesManifest(
         workload=params.workload,
         class_names=RawManifest.read(raw).class_names,
-        slices={name: SliceManifest.read(folder) for name, folder in stored.items()},
+        slices=manifests,
         heldout=params.heldout_name,
         **rows.about,
     ).write(slices)
+
+
+def _check_classes(slices: Mapping[str, SliceFacts], *, heldout: str) -> None:
+    """Raise DataError for held-out rows of a class that no range has; warn of a slice that has a single one."""
+    trained = {name for part, found in slices.items() if part != heldout for name in found.class_counts}
+    for part, found in slices.items():
+        if len(found.class_counts) == 1:
+            _log.warning("slice %s: all its rows are of the class %s", part, *found.class_counts)
+    if unknown := sorted(set(slices[heldout].class_counts) - trained):
+        raise DataError(
+            f"heldout {heldout}: {slices[heldout].class_counts[unknown[0]]} rows are of the class {unknown[0]!r}, "
+            f"which no row of ranges is; allowed: {', '.join(sorted(trained)[:10])}; choose other rows, or shuffle "
+            "a file that is sorted by class"
+        )
 
 
 def _main() -> None:

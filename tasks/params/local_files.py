@@ -7,7 +7,12 @@ from tasks.params.prompts import read_template
 from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
-_MAX_LINE_BYTES = 16 * 2**20
+_BUILDERS: dict[str, tuple[str, dict[str, str]]] = {
+    ".parquet": ("parquet", {}), ".jsonl": ("json", {}), ".ndjson": ("json", {}), ".json": ("json", {}),
+    ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".txt": ("text", {}), ".arrow": ("arrow", {}),
+}  # fmt: skip
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+_TEXT_FILES = f"a file of texts ({', '.join(_BUILDERS)}; all but parquet also packed, as .gz), or a folder of such"
 _MAX_TAR_BYTES_TO_COUNT = 2**30
 
 
@@ -41,7 +46,7 @@ def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, bas
         return
     file = base / dataset.location
     needed = count_rows_needed([part for parts in asked.values() for part in parts])
-    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
+    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset)
     if num_rows is not None and needed > num_rows:
         key = next(key for key, parts in reversed(asked.items()) if any(part.end > num_rows for part in parts))
         raise ValueError(
@@ -66,29 +71,30 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
         raise ValueError(f"{dataset.key}: {dataset.location}: {error}") from None
 
 
-def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
-    if file.is_dir() or file.suffix == ".tar":
-        raise ValueError(
-            f"{dataset.key}: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
-            "texts, or images with dataset.image_size"
-        )
-    if file.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"{dataset.key}: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
-    if not file.is_file():
-        raise ValueError(f"{dataset.key}: no file {dataset.location}; allowed: a .parquet or .jsonl file")
-    return _count_rows(file, enough=enough)
+def find_builder(file: Path) -> tuple[str, dict[str, str]]:
+    """Return which reader of `datasets` is for the file, with its options. Raises ValueError for other files."""
+    suffix = file.suffixes[-2] if file.suffix in _PACKED and len(file.suffixes) > 1 else file.suffix
+    if suffix not in _BUILDERS:
+        raise ValueError(f"got {str(file)!r}; allowed: {_TEXT_FILES}")
+    return _BUILDERS[suffix]
 
 
-def _count_rows(file: Path, *, enough: int) -> int | None:
-    """Return the number of rows, of lines no more than `enough`; None where the download stage will refuse the file."""
-    if file.suffix == ".jsonl":
-        num_rows = 0
-        with file.open("rb") as lines:
-            while num_rows < enough and (line := lines.readline(_MAX_LINE_BYTES)):
-                if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    return None
-                num_rows += bool(line.strip())
-        return num_rows
+def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
+    """Return the number of rows; None where only reading tells."""
+    try:
+        if file.is_dir():
+            if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
+                raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
+            return None
+        find_builder(file)
+        if dataset.config is not None:
+            raise ValueError(f"got the file {dataset.location!r} with dataset.config; allowed: null, or a folder")
+        if not file.is_file():
+            raise ValueError(f"no file {dataset.location}; allowed: {_TEXT_FILES}")
+    except ValueError as error:
+        raise ValueError(f"{dataset.key}: {error}") from None
+    if file.suffix != ".parquet":
+        return None
     import pyarrow as pa  # here, not above: half a second that only local parquet files need
     import pyarrow.parquet as pq
 

@@ -178,6 +178,8 @@ class DatasetParams(Source):
 
     split: str = "train"
     """Hub sources only: the split to read, or several, one after another: train+test."""
+    config: str | None = None
+    """Hub sources and folders only: which of its configs (subsets), if it has several; null: its default one."""
     heldout_source: str | None = None
     """Where the rows of `heldout` stand, if they are none of `source`: `split:NAME` (of a Hub source, such as
     split:test) or `path:FILE_OR_FOLDER`, with the same columns; null: they are rows of `source`, of no range."""
@@ -218,7 +220,7 @@ class DatasetParams(Source):
         """The data set of the held-out rows, read as this one is; None where they are rows of this one."""
         if self.heldout_source is None:
             return None
-        changes = {"source": self.heldout_source, "revision": None}
+        changes = {"source": self.heldout_source, "revision": None, "config": None}
         if self.heldout_source.startswith(_SPLIT):
             changes = {"split": self.heldout_source.removeprefix(_SPLIT)}
         other = self.model_copy(update={**changes, "heldout_source": None})
@@ -250,6 +252,10 @@ class DatasetParams(Source):
         self._check_source(BUILTIN_DATASETS)
         for split in self.split.split("+"):
             require_name("split", split)
+        if self.config is not None and (self.kind == "builtin" or self.holds_images):
+            raise ValueError(
+                f"config: got {self.config[:80]!r}; allowed: null, but for a hub: source or a folder of texts"
+            )
         if not self.text_column:
             raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
         if self.label is not None and (not self.label or self.label == self.text_column):

@@ -1,5 +1,6 @@
 """A child that reads what strangers wrote, with bounded memory and time: whatever it meets there is one line here."""
 
+import logging
 import multiprocessing
 import os
 import resource
@@ -44,19 +45,26 @@ class BoundedChild:
         self._end()
         self._said.close()
 
-    def run(self, function: Callable[..., _Result], *arguments: Any, what: str, num_bytes: int = 0) -> _Result:
+    def run(
+        self,
+        function: Callable[..., _Result],
+        *arguments: Any,
+        what: str,
+        num_bytes: int = 0,
+        is_endless: bool = False,
+    ) -> _Result:
         """Return what `function` returns; raises the StageError that it raises.
 
         Raises DataError, naming `what`, where it takes more memory than 3 GiB and `num_bytes`, far more time than
-        these take to be read, or ends the process.
+        these take to be read, or ends the process. `is_endless`: it may take any time, and says itself how far it is.
         """
         num_bytes, seconds = _SPARE_BYTES + num_bytes, _SECONDS + num_bytes / _BYTES_PER_SECOND
         if self._process is None:
             self._start()
         self._said.truncate(0)
-        self._pipe.send((function, arguments, num_bytes))
+        self._pipe.send((function, arguments, num_bytes, is_endless))
         try:
-            if not self._pipe.poll(seconds):
+            if not self._pipe.poll(None if is_endless else seconds):
                 self._end()
                 raise DataError(f"{what}: reading it takes over {seconds:.0f} s; allowed: that; use another one")
             result, error = self._pipe.recv()
@@ -102,18 +110,22 @@ def _serve(pipe: Connection, stderr: int, parent: int, is_single: bool) -> None:
     set_parent_death_signal(signal.SIGKILL, parent=parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent's affair
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(stderr, 2)
-    sys.stderr = os.fdopen(os.dup(2), "a", buffering=1)
+    live = os.dup(2)
+    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115 - lives as long as the process
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
     if is_single:
         import torch
 
         torch.set_num_threads(1)
     while True:
         try:
-            function, arguments, num_bytes = pipe.recv()
+            function, arguments, num_bytes, is_endless = pipe.recv()
         except EOFError:
             os._exit(ExitCode.OK)
-        os.lseek(2, 0, os.SEEK_SET)
+        os.lseek(stderr, 0, os.SEEK_SET)
+        os.dup2(live if is_endless else stderr, 2)
         pipe.send(_call(function, arguments, num_bytes))
 
 

@@ -70,6 +70,8 @@ class DatasetFacts(SourceFacts):
 
     split: str | None
     """The split that was read."""
+    config: str | None = None
+    """Which of the configs of its source it is; null where that has none."""
     text_column: str | None
     """The column that holds the text."""
     languages: list[str] = Field(default_factory=list)
@@ -105,6 +107,8 @@ class SliceFacts(Record):
     """Rows whose text names a special token of the tokenizer; it was encoded as text."""
     num_cut_responses: int = 0
     """Instructions only: rows whose response is cut in training, since prompt and response are longer than seq_len."""
+    class_counts: dict[str, int] = {}
+    """Class -> rows of it, for those that are there; empty where rows have none."""
     digest: str
     """sha256 of its tokens."""
 

@@ -49,6 +49,8 @@ class StoredManifest(StageFile):
     """As the data set's card on the Hub names it; null where that is not known."""
     languages: list[str] = Field(default_factory=list)
     """Likewise; empty where they are not known."""
+    config: str | None = None
+    """Which of the configs of its source it is; null where that has none."""
     class_names: list[str] = Field(default_factory=list)
     """Images only: the classes, in the order of their numbers."""
     identity: dict[str, Any]

@@ -38,6 +38,10 @@ def translate_error(error: Exception, place: str) -> Exception:
             f"{place}: the Hub could not be reached ({network.name_error(error)}, {tries} tries); check the network "
             "and run again: what has arrived is kept"
         )
+    if "proxy" in str(error).lower():
+        return ResourceError(
+            f"{place}: the proxy of the environment cannot be used ({error}); check HTTPS_PROXY, ALL_PROXY"
+        )
     if any(isinstance(cause, json.JSONDecodeError | FileMetadataError) for cause in network.walk_causes(error)):
         return ResourceError(
             f"{place}: what answers is not the Hub ({network.name_error(error)}); check network and proxy"

@@ -147,6 +147,7 @@ def test_bad_answers_of_the_hub_end_in_one_line_and_lose_nothing(downloader: Dow
             3,
             "no column 'abstract'; the columns there are: id, text; set dataset.text_column",
         ),
+        ({"config": "small"}, 2, "dataset.config: got small; allowed: 'default'"),
         ({"split": "test"}, 2, "dataset.split: got 'test'; Bad split: test. Available splits: ['train']"),
         ({"heldout": "4400-4600"}, 2, "they need 4600 rows, and hub:owner/texts has 4500; allowed: 0-4500"),
     ]

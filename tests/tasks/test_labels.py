@@ -75,8 +75,14 @@ def test_every_row_keeps_its_class_and_classes_are_in_order(
     assert manifest["class_names"] == names
 
 
-def test_a_row_without_a_class_is_left_out_and_counted(project: Path) -> None:
-    rows, manifest = downloaded(asked(project, write_source([*["a", "b"] * 14, "a", None])))
+@pytest.mark.parametrize(
+    "labels",
+    [[*["a", "b"] * 14, "a", None], [*[0, 1] * 14, 1, -1], [*[0, 1] * 14, 1, -100]],
+    ids=["null", "-1", "-100"],
+)
+def test_a_row_without_a_class_is_left_out_and_counted(project: Path, labels: list[Any]) -> None:
+    rows, manifest = downloaded(asked(project, write_source(labels)))
+    assert len(manifest["class_names"]) == 2
     assert (rows[29]["text"], rows[29]["fault"], rows[29]["label"]) == ("", "unlabelled", None)
     assert manifest["quarantined"] == {"unlabelled": 1}
 
@@ -87,12 +93,32 @@ def test_a_row_without_a_class_is_left_out_and_counted(project: Path) -> None:
         (["a"] * 30, "the rows have 1 classes; allowed: 2 to 10,000"),
         ([0.5, 1.5] * 15, r"the class of row 0 is '0.5' \(float\); allowed: a whole number, or a line of text"),
         (["a\nb", "c"] * 15, "class of row 0"),
-        ([*["a", None] * 15], "15 rows are without a class, the first is row 1"),
+        ([*["a", None] * 15], "15 rows are without a class .*, the first is row 1"),
     ],
 )
 def test_what_is_no_class_is_refused_in_one_line(project: Path, labels: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         downloaded(asked(project, write_source(labels)))
+
+
+def test_a_class_that_only_held_out_rows_have_is_refused_and_a_slice_says_which_it_has(
+    project: Path, tiny_modernbert: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for labels, is_refused in (([*["neg"] * 20, *["pos"] * 10], True), ([*["neg", "pos"] * 10, *["pos"] * 10], False)):
+        params = asked(project, write_source(labels))
+        downloaded(params)
+        where = {"raw": Path("data/raw"), "base_model": tiny_modernbert, "slices": Path("data/slices")}
+        if is_refused:
+            with pytest.raises(
+                DataError, match=r"heldout 20-30: 10 rows are of the class 'pos', which no row of ranges is"
+            ):
+                slicing.write_slices(params, **where)
+    slicing.write_slices(params, **where)
+    assert "slice 20-30: all its rows are of the class pos" in caplog.text
+    found = json.loads(Path("data/slices/manifest.json").read_text())["slices"]
+    assert {part: facts["class_counts"] for part, facts in found.items()} == {
+        "0-20": {"neg": 10, "pos": 10}, "20-30": {"pos": 10},
+    }  # fmt: skip
 
 
 def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts(project: Path) -> None:

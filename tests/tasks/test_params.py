@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.params import Params, load_params
@@ -109,7 +111,7 @@ BAD = {
     "revision that climbs": ("builtin:docstrings", "hub:a/b\n  revision: ../x", ["dataset.revision", "../x"]),
     "revision of a built-in": ("builtin:docstrings", "builtin:docstrings\n  revision: main", ["dataset.revision"]),
     "missing file": ("builtin:docstrings", "path:nowhere.parquet", ["dataset.source", "nowhere.parquet"]),
-    "file of another kind": ("builtin:docstrings", "path:data.csv", ["dataset.source", ".parquet or .jsonl"]),
+    "file of another kind": ("builtin:docstrings", "path:data.xlsx", ["dataset.source", ".parquet, .jsonl"]),
     "missing model folder": ("builtin:tiny-qwen2", "path:nowhere", ["model.source", "nowhere/config.json"]),
     "name with a newline": ("name: test", 'name: "a\\nb"', ["name"]),
     "empty description": ("A test.", '""', ["description"]),
@@ -244,10 +246,10 @@ def test_an_extra_that_is_not_installed_is_refused(
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 320)
+    pq.write_table(pa.table({"text": ["a"] * 320}), tmp_path / "rows.parquet")
     file = tmp_path / "params.yaml"
-    file.write_text(GOOD.replace("builtin:docstrings", "path:rows.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"heldout: row 350 is beyond the 320 rows of rows\.jsonl"):
+    file.write_text(GOOD.replace("builtin:docstrings", "path:rows.parquet"))
+    with pytest.raises(ConfigurationError, match=r"heldout: row 350 is beyond the 320 rows of rows\.parquet"):
         load_params(file)
 
 

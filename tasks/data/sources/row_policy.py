@@ -14,13 +14,15 @@ MAX_CHARACTERS = 1_000_000
 MAX_QUARANTINED_SHARE = 0.05
 """Of the rows read; with more of them it is the wrong column or a damaged file."""
 MAX_LABEL_CHARACTERS = 200
+NO_CLASS = (-1, -100)
+"""What data sets and libraries write for none; as text it is a class of that name."""
 CUT = "cut"
 QUARANTINED = {
     "null": "null",
     "blank": "empty or white space",
     "nul": "text with a NUL character",
     "surrogate": "text with a lone surrogate, which UTF-8 cannot hold",
-    "unlabelled": "without a class",
+    "unlabelled": "without a class (or -1, which stands for none unless it is text)",
     "long_prompt": "a prompt that leaves no token of the response within train.seq_len",
 }
 """Fault of a row that is left out of every slice -> in words."""
@@ -121,7 +123,7 @@ class RowCheck:
     def _set_label(self, row: Row, label: Any) -> Row:
         if row.fault in QUARANTINED:
             return row
-        if label is None or label == "":
+        if label is None or label == "" or (isinstance(label, int) and label in NO_CLASS):
             return Row("", "unlabelled")
         if not isinstance(label, str | int) or (
             isinstance(label, str) and (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable())

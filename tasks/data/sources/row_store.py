@@ -17,8 +17,10 @@ from tasks.data.builtin import corpus
 from tasks.data.sources.parquet import open_parquet, read_groups
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names, make_rows
-from tasks.data.sources.rows import read_source_values
+from tasks.data.sources.rows import Reading, read_source_values
+from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams
+from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
 from tasks.records.sources import ROWS, StoredManifest
@@ -30,7 +32,7 @@ from training.process.files import digest_file, digest_json, replace_file
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 2
+_FORMAT = 3
 """Counts up when rows are judged otherwise than before, or the file's layout changes."""
 _SCHEMA = pa.schema(
     [
@@ -57,6 +59,8 @@ class StoredRows:
     """As the data set's card on the Hub names it; None where that is not known."""
     languages: list[str]
     """Likewise; empty where they are not known."""
+    config: str | None
+    """Which of its configs it is; None where a source has none."""
 
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
         """Yield the first `num_rows` rows, in batches."""
@@ -67,11 +71,17 @@ class StoredRows:
                 yield make_rows(table)
 
 
-def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
+def store_rows(
+    dataset: DatasetParams, num_rows: int, *, commit: str | None = None, child: BoundedChild | None = None
+) -> StoredRows:
     """Return the data set's first `num_rows` rows or more, read from the source only if they are not stored yet.
 
-    Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts.
+    Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts. `child`:
+    the process that reads them.
     """
+    if child is None:
+        with BoundedChild() as child:
+            return store_rows(dataset, num_rows, commit=commit, child=child)
     identity = _make_identity(dataset, commit)
     folder = STORE / digest_json(identity)[:32]
     kept = read_kept(folder, StoredManifest)
@@ -79,7 +89,10 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
         _log.info("%s: reused the %d rows in %s", dataset.source, kept.num_rows, folder)
     else:
         with fill_folder(folder) as new:
-            _read(dataset, num_rows, commit, new / ROWS)
+            if dataset.kind == "builtin":
+                config = _read(dataset, num_rows, commit, new / ROWS)
+            else:
+                config = child.run(_read, dataset, num_rows, commit, new / ROWS, what=dataset.place, is_endless=True)
             # The store is named after what the source held.
             if _make_identity(dataset, commit) != identity:
                 raise DataError(f"{dataset.place}: changed while it was read; run again")
@@ -87,11 +100,16 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
             languages = [] if commit is None else hub.find_languages(dataset.location, commit, kind="dataset")
             files = {ROWS: digest_file(new / ROWS)}
             kept = StoredManifest(
-                num_rows=num_rows, license=license_id, languages=languages, identity=identity, files=files
+                num_rows=num_rows,
+                license=license_id,
+                languages=languages,
+                config=config,
+                identity=identity,
+                files=files,
             )
             kept.write(new)
         _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
-    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license, kept.languages)
+    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license, kept.languages, kept.config)
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, target: Path) -> dict[str, Any]:
@@ -144,7 +162,9 @@ def require_classes(classes: Sequence[str]) -> None:
         )
 
 
-def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
+def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> str | None:
+    """Write the rows; return which of the source's configs they are of."""
+    reading = Reading()
     what, key = f"column {dataset.text_column!r}", "text_column"
     more = [] if dataset.label is None else ["label"]
     if dataset.holds_instructions:
@@ -159,7 +179,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
     with (
         pq.ParquetWriter(target, schema, compression="zstd") as writer,
         show_progress(f"{dataset.source}: rows", num_rows) as advance,
-        contextlib.closing(read_source_values(dataset, num_rows, commit=commit)) as batches,
+        contextlib.closing(read_source_values(dataset, num_rows, commit=commit, reading=reading)) as batches,
     ):
         for values in batches:
             if dataset.holds_instructions:
@@ -176,6 +196,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
             f"params.yaml: ranges and heldout: they need {num_rows} rows, and {dataset.source} has {first}; "
             f"allowed: 0-{first}"
         )
+    return None if dataset.kind == "path" and Path(dataset.location).is_file() else reading.config
 
 
 def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
@@ -197,7 +218,7 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
         identity["packages"] = corpus.read_package_versions()
         identity["code"] = {file.name: digest_file(file) for file in files}
     elif dataset.kind == "hub":
-        identity |= {"commit": commit, "split": dataset.split}
+        identity |= {"commit": commit, "split": dataset.split, "config": dataset.config}
     else:
-        identity["digest"] = digest_file(Path(dataset.location))
+        identity |= {"digest": digest_source(Path(dataset.location)), "config": dataset.config}
     return identity

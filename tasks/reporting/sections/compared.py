@@ -5,12 +5,14 @@ from typing import Any
 
 from tasks.data.sources import row_policy
 from tasks.process import wording
-from tasks.records.facts import ComparisonFacts, NodeFacts, SourceFacts
+from tasks.records.facts import ComparisonFacts, DatasetFacts, NodeFacts, SliceFacts, SourceFacts
 from tasks.reporting.blocks import Block, Facts, Items, Table, tabulate
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
 TITLE = "What was compared"
+
+_FEW_CLASSES = 4
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -122,19 +124,30 @@ def _describe_rows(facts: ComparisonFacts) -> str:
         f"of the rows read {wording.format_count(dataset.num_duplicate_rows)} repeat an earlier one, and "
         f"{wording.format_count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
     )
+    classes = "".join(f"; {part.range}: {_describe_classes(part)}" for part in parts if part.class_counts)
     num_cut = sum(part.num_cut_responses for part in parts)
     cut = f"; {wording.format_plural(num_cut, 'response')} cut at train.seq_len" if num_cut else ""
     if dataset.tokenised is not None:
         cut += f"; tokenised: {row_policy.describe_tokenised(dataset.tokenised)}"
     if facts.unit == "image":
-        return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}"
+        return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}{classes}"
     return (
         f"{wording.format_count(left_out.total())} left out as no good text{why}, "
         f"{wording.format_count(sum(part.num_cut_rows for part in parts))} cut to "
         f"{wording.format_count(row_policy.MAX_CHARACTERS)} characters, "
         f"{wording.format_count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
-        f"stayed text; {repeated}{cut}"
+        f"stayed text; {repeated}{classes}{cut}"
     )
+
+
+def _describe_classes(part: SliceFacts) -> str:
+    """Return how many rows of each class there are, or of many the fewest and the most."""
+    counts = part.class_counts
+    if len(counts) == 1:
+        return f"all of the class {next(iter(counts))}"
+    if len(counts) <= _FEW_CLASSES:
+        return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{len(counts)} classes, {min(counts.values())} to {max(counts.values())} rows each"
 
 
 def _describe_scaling(results: Results) -> str:
@@ -146,6 +159,8 @@ def _describe_scaling(results: Results) -> str:
 
 def _describe_source(source: SourceFacts) -> str:
     asked = f", revision {source.revision}" if source.revision else ""
+    if isinstance(source, DatasetFacts) and source.config not in (None, "default"):
+        asked = f", config {source.config}{asked}"
     resolved = f", commit {source.commit}" if source.commit and source.commit != source.revision else ""
     licence = f", licence {source.license}" if source.license else ""
     return f"{source.source}{asked}{resolved}{licence}, content {source.digest[:12]}"
