@@ -113,7 +113,10 @@ def _load(params: Params, base_model: Path) -> Any:
     config = AutoConfig.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
     config.use_cache = False
     if BaseModelManifest.read(base_model).num_parameters * _BYTES_PER_PARAMETER > read_free_memory_bytes()[0]:
-        config.num_hidden_layers = _count_telling_layers(config)
+        few = _count_telling_layers(config)
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:few]
+        config.num_hidden_layers = few
     kind = AutoModelForSequenceClassification if has_labels(params.workload) else AutoModelForCausalLM
     model, found = kind.from_pretrained(
         base_model, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
@@ -151,7 +154,7 @@ def _shorten(model: Any) -> None:
     few = _count_telling_layers(config)
     for module in list(model.modules()):
         for name, layers in module.named_children():
-            if isinstance(layers, nn.ModuleList) and len(layers) == number > few:
+            if isinstance(layers, nn.ModuleList) and len(layers) == number > few and "expert" not in name:
                 setattr(module, name, layers[:few])
 
 

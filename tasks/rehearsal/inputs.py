@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.data.builtin.image_networks import make_config
 from tasks.params import Params
-from tasks.params.choices import read_unit
+from tasks.params.choices import has_labels, read_unit
 from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
@@ -70,7 +70,8 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
         write_json(scratch / "model" / "config.json", config)
         return scratch / "model", (_CLASSES_ASSUMED,)
     if folder is None and model.location not in BUILTIN_CLASSIFIERS:
-        folder = _fetch_model(model, scratch / "fetched")
+        is_classifier = None if read_unit(params.workload) == "image" else has_labels(params.workload)
+        folder = _fetch_model(model, scratch / "fetched", is_classifier=is_classifier)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigurationError(
             f"model.source: got {model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
@@ -81,7 +82,7 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     return scratch / "model", ()
 
 
-def _fetch_model(model: ModelParams, folder: Path) -> Path:
+def _fetch_model(model: ModelParams, folder: Path, *, is_classifier: bool | None) -> Path:
     """Return a folder with the config.json of a model, filled with nothing else, or with a built-in one."""
     from tasks.data.sources.commits import pin_commit
     from tasks.data.sources.models import fetch_config, store_model
@@ -91,7 +92,7 @@ def _fetch_model(model: ModelParams, folder: Path) -> Path:
     try:
         # The commit stays, so that what is rehearsed is what will be downloaded.
         commit = None if model.revision is None else pin_commit(model.location, model.revision, kind="model")
-        fetch_config(model, folder, commit=commit)
+        fetch_config(model, folder, commit=commit, is_classifier=is_classifier)
     except StageError as error:
         raise ConfigurationError(
             f"model.source: {error}; config.json is all that is needed, and a path: to a folder with it will do"

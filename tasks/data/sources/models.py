@@ -104,8 +104,11 @@ def count_bytes(folder: Path, model: ModelParams) -> int:
     return 6 * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def fetch_config(model: ModelParams, folder: Path, *, commit: str | None) -> None:
-    """Fill `folder` with the config.json of a model, and with nothing else of it; raises as store_model."""
+def fetch_config(model: ModelParams, folder: Path, *, commit: str | None, is_classifier: bool | None) -> None:
+    """Fill `folder` with the config.json of a model, and with nothing else of it; raises as store_model.
+
+    `is_classifier`: whether it tells classes of texts apart; None for a model of images.
+    """
     if model.kind == "hub":
         assert commit is not None
         hub.download_config(model.location, commit, folder)
@@ -115,12 +118,14 @@ def fetch_config(model: ModelParams, folder: Path, *, commit: str | None) -> Non
         folder.mkdir(parents=True)
         shutil.copyfile(file, folder / file.name)
     with BoundedChild() as child:
-        child.run(_read_outline, folder, model.source, what=f"model.source {model.source}")
+        child.run(_read_outline, folder, model.source, is_classifier, what=f"model.source {model.source}")
 
 
-def _read_outline(folder: Path, source: str) -> None:
+def _read_outline(folder: Path, source: str, is_classifier: bool | None) -> None:
     """Read the model that config.json describes: no weights say how large it may be."""
-    _build_outline(folder, source, most_layers=_MOST_LAYERS, is_classifier=False)
+    _read_config(folder, source, most_layers=_MOST_LAYERS)
+    if is_classifier is not None:
+        _build_outline(folder, source, most_layers=_MOST_LAYERS, is_classifier=is_classifier)
 
 
 def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
@@ -197,6 +202,18 @@ def _build_outline(folder: Path, source: str, *, most_layers: int, is_classifier
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    _read_config(folder, source, most_layers=most_layers)
+    with translate_errors(f"model.source {source}: config.json"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.get_text_config(decoder=True) is not config:
+            others = ", ".join(name for name in config.sub_configs if name != "text_config")
+            raise ValueError(f"describes a model of more than texts ({others}); allowed: one of texts alone")
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+
+
+def _read_config(folder: Path, source: str, *, most_layers: int) -> None:
+    """Raise DataError for a config.json that no library should be given."""
     _check_files([folder / "config.json"], source)
     with translate_errors(f"model.source {source}: config.json"):
         written = json.loads((folder / "config.json").read_bytes())
@@ -204,12 +221,6 @@ def _build_outline(folder: Path, source: str, *, most_layers: int, is_classifier
             raise ValueError(f"holds a {type(written).__name__}; allowed: a mapping")
         _refuse_what_is_never_read(written)
         _refuse_phantom_layers(written, most_layers)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        if config.get_text_config(decoder=True) is not config:
-            others = ", ".join(name for name in config.sub_configs if name != "text_config")
-            raise ValueError(f"describes a model of more than texts ({others}); allowed: one of texts alone")
-        with torch.device("meta"):
-            return kind.from_config(config, trust_remote_code=False)
 
 
 def _refuse_what_is_never_read(config: Mapping[str, Any]) -> None:
