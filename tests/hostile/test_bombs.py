@@ -44,7 +44,7 @@ CODES = {
     "line.jsonl": 3,
     "digits.jsonl": 3,
     "lists.jsonl": 3,
-    "page.parquet": 3,
+    "page.parquet": 2,
     "shared.parquet": 3,
     "typed.parquet": 3,
     "understated.parquet": 3,

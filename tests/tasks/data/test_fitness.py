@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers
 from tokenizers import models as token_models
 
+from tasks.data.sources.models import fetch_config
 from tasks.download import download_model, download_rows, require_fitness
 from tasks.params import Params
+from tasks.params.sources import ModelParams
 from tasks.process import bounded_child
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError
@@ -235,3 +237,36 @@ def test_what_is_no_file_is_refused_and_never_read(name: str, is_link: bool, tin
         os.mkfifo(f"model/{name}")
     with pytest.raises(ValueError, match=r"no file"):
         try_model()
+
+
+@pytest.mark.parametrize(
+    ("says", "content"),
+    [
+        (r"num_hidden_layers is 3000000", '{"model_type": "llama", "num_hidden_layers": 3000000}'),
+        (r"config.json: cannot be used \(RecursionError", '{"a":' * 100_000),
+        (r"config.json: cannot be used \(500,000,000 bytes", None),
+    ],
+)
+def test_a_rehearsal_reads_a_local_config_with_the_same_checks(says: str, content: str | None, tmp_path: Path) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(content or "{")
+    if content is None:
+        os.truncate("model/config.json", 500_000_000)
+    model = ModelParams(source="path:model", name="m")
+    with pytest.raises(DataError, match=says):
+        fetch_config(model, tmp_path / "fetched", commit=None, is_classifier=False)
+
+
+def test_a_chat_template_that_bursts_is_refused(tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model("llama", tokenizer=tiny_qwen2)
+    Path("model/chat_template.jinja").write_text("{{ ('x' * 6000000000)|length }}")
+    rows = [{"instruction": text, "response": text} for text in TEXTS]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {"source": "path:rows.jsonl", "template": "chat"}
+    params = ask(dataset, model={"source": "path:model", "name": "m"}, workload="instruction")
+    raw, base_model = Path("data/raw"), Path("data/base_model")
+    download_rows(params, raw, source_digest=None)
+    download_model(params, base_model)
+    monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**30)
+    with BoundedChild() as child, pytest.raises(DataError, match=r"memory|MemoryError"):
+        require_fitness(params, raw, base_model, child=child)
