@@ -20,6 +20,8 @@ from tasks.services.hub_calls import bound_requests
 from tasks.services.network import find_status_code, is_transient, name_error, walk_causes
 
 BATCH_ROWS = 1_000
+_CACHE = Path(".work/download/datasets")
+"""Where `datasets` notes what it read here; a home may be closed."""
 _MAX_BATCH_CHARACTERS = 32_000_000
 _BEGINNINGS = {
     b"\x1f\x8b": "is compressed by gzip: give it a name that ends in .gz",
@@ -130,11 +132,13 @@ def _open(dataset: DatasetParams, commit: str | None, split: str) -> Any:
             dataset.location, name=dataset.config, revision=commit, split=split, streaming=True
         )
     source = Path(dataset.location)
+    local = {"streaming": True, "cache_dir": str(_CACHE)}
     if source.is_dir():
-        return datasets.load_dataset(str(source), name=dataset.config, split=split, streaming=True)
+        return datasets.load_dataset(str(source), name=dataset.config, split=split, **local)
     builder, options = find_builder(source)
-    files = glob.escape(str(source.resolve()))
-    return datasets.load_dataset(builder, data_files=files, split="train", streaming=True, **options)
+    return datasets.load_dataset(
+        builder, data_files=glob.escape(str(source.resolve())), split="train", **local, **options
+    )
 
 
 def _name_classes(labels: list[Any], feature: Any) -> list[Any]:
