@@ -1,5 +1,6 @@
 """A child that reads what strangers wrote, with bounded memory and time: whatever it meets there is one line here."""
 
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -108,6 +109,7 @@ class BoundedChild:
 
 def _serve(pipe: Connection, stderr: int, parent: int, is_single: bool) -> None:
     set_parent_death_signal(signal.SIGKILL, parent=parent)
+    faulthandler.disable()  # an end of its own is one line in the parent
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent's affair
         signal.signal(number, signal.SIG_IGN)
     live = os.dup(2)

@@ -28,6 +28,7 @@ _BEGINNINGS = {
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"\xfe\xff": "is UTF-16: save it as UTF-8",
 }
+_OF_LINES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 _EMPTY = "BatchSize must be greater than 0"
 """What the reader says of a parquet file without rows; of others it only stops."""
 
@@ -173,7 +174,8 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
             if why := _BEGINNINGS.get(file.read(2)):
                 return DataError(f"{place}: {why}")
             file.seek(0)
-            for number, line in enumerate(file if isinstance(error, UnicodeDecodeError) else (), start=1):
+            is_text = isinstance(error, UnicodeDecodeError) and Path(dataset.location).suffix in _OF_LINES
+            for number, line in enumerate(file if is_text else (), start=1):
                 try:
                     line.decode()
                 except UnicodeDecodeError as wrong:
