@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -106,7 +107,7 @@ def test_columns_of_the_held_out_file_are_checked_as_those_of_the_other(
         ({"heldout_source": "path:none.jsonl"}, "dataset.heldout_source: no file none.jsonl"),
         ({"heldout_source": "split:test"}, "allowed: another file as path:FILE"),
         ({"heldout_source": "test.jsonl"}, "allowed: another file as path:FILE"),
-        ({"heldout_source": "path:short.jsonl"}, "heldout: row 10 is beyond the 3 rows of short.jsonl"),
+        ({"heldout_source": "path:short.parquet"}, "heldout: row 10 is beyond the 3 rows of short.parquet"),
         (
             {"source": "hub:some/data", "revision": "main", "split": "train+test", "heldout_source": "split:test"},
             "got split:test, which is trained on",
@@ -117,7 +118,7 @@ def test_a_source_of_held_out_rows_that_is_none_is_refused_before_anything_start
     project: Path, dataset: dict[str, Any], message: str
 ) -> None:
     two_files(TEXTS[:10], ["a"] * 10)
-    write_rows("short.jsonl", TEXTS[:3], ["a"] * 3)
+    pq.write_table(pa.table({"text": TEXTS[:3], "label": ["a"] * 3}), "short.parquet")
     Path("params.yaml").write_text(json.dumps(ask(project, {"source": "path:rows.jsonl", **dataset})))
     with pytest.raises(ConfigurationError, match=r"^params\.yaml: ") as refused:
         load_params()
