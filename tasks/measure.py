@@ -19,7 +19,7 @@ from tasks.equivalence.replay import UpdateReplayer
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.measuring.planning import compute_timed_batch, plan_session, tell_training_time
-from tasks.measuring.sample import take_sample
+from tasks.measuring.sample import write_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.measuring.versions import list_versions
@@ -153,11 +153,12 @@ def _measure(inputs: Inputs, work: Path, stop: threading.Event) -> MeasurementFi
 def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: threading.Event) -> list[dict[str, Any]]:
     """Return what was found of the first updates of so many samples, made as in a training and computed twice."""
     params, work = inputs.params, work.resolve()
-    sample = take_sample(inputs.slices, str(params.ranges[0]), num_steps=_NUM_STEPS, batch_size=batch)
-    sample.write(work / "sample")
+    rows, num_steps = write_sample(
+        inputs.slices / str(params.ranges[0]), work / "sample", num_steps=_NUM_STEPS, batch_size=batch
+    )
     segment = SegmentConfig(
-        range=sample.range, epoch=1, fingerprint="checked", slice_dir=work / "sample",
-        checked_steps=tuple(range(1, sample.num_steps + 1)),
+        range=rows, epoch=1, fingerprint="checked", slice_dir=work / "sample",
+        checked_steps=tuple(range(1, num_steps + 1)),
     )  # fmt: skip
     told = make_ranks_config(
         cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir, work=work,

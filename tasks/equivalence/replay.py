@@ -19,6 +19,7 @@ from tasks.ranks.memory import name_out_of_memory
 from tasks.records.checked_update import CheckedUpdate
 from training.config import TrainingConfig, read_config
 from training.process.files import write_json
+from training.process.redaction import redact, shorten
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from tasks.equivalence.reference.update import OneProcess
@@ -83,6 +84,12 @@ class UpdateReplayer:
                     found = check_update(config, self._get_process(config), folder)
             except OutOfMemoryError as error:
                 found = dataclasses.replace(found, problem=str(error))
+            except Exception as error:
+                # What goes wrong in looking at a training ends none.
+                _log.exception("the second computation of step %d failed", step)
+                found = dataclasses.replace(
+                    found, problem=f"the second computation failed: {redact(shorten(repr(error)))}"
+                )
             finally:
                 if config.device == "cuda":
                     self._leave_device()

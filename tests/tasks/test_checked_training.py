@@ -111,8 +111,11 @@ def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_
     before = train(project)
     change_params(project, {"ranges": ["0-320", "320-477"], "verify.updates": 30})
     assert train(project) == before, "nothing was trained anew"
-    change_params(project, {"ranges": ["0-320"], "train.schedule_span": "segment"})
-    assert train(project) == [one for one in before if one["step"] <= 40]
+    change_params(project, {"ranges": ["0-320"], "train.epochs": 2, "verify.updates": 12})
+    found, kept = train(project), [one for one in before if one["step"] <= 40]
+    assert found[: len(kept)] == kept
+    assert {one["step"] > 40 for one in found[len(kept) :]} == {True}
+    assert list_verdicts(found) == [("passed", None)] * len(found)
 
 
 def test_killed_between_keeping_and_replaying_it_trains_and_checks_that_update_again(project: Path) -> None:

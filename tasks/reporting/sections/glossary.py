@@ -72,13 +72,10 @@ GLOSSARY: dict[str, str] = {
     "one of them was not checked.",
     "Gate": "A check that a cell has to pass before its speedup is printed.",
     "Verdict": "passed, failed, or not checked, which is no pass.",
-    "Compared": "The gradient of the first update, reduced over the ranks and before clipping; the weights after the "
-    "last update of a few.",
-    "Difference": "L2 norm of the differences between the ranks and one process / L2 norm of the one process's.",
-    "Largest": "Largest absolute difference of a single element.",
-    "Bitwise equal": "Whether every bit agrees.",
-    "Noise floor": "The difference that one process makes to itself when it adds the same micro-batches up in another "
-    "order: rounding alone.",
+    "Compared": "What of a checked update was held against one process: gradient and squares as the optimizer's "
+    "moments have them, weights, running statistics, logged loss, norm of the gradient, loss of the rows one by one.",
+    "Difference": "L2 norm of the differences between the ranks and one process / L2 norm of what the update changed.",
+    "Noise floor": "The difference that another order of the same sums, and rounding, make in one process.",
     "Allowed": "The largest difference that still passes: a multiple of the noise floor.",
     "What was compared": "The numbers that the gate looked at.",
     "What it asks": "The question that the gate answers.",
