@@ -50,6 +50,7 @@ LONG = (
     "training/test_strategy_contract.py::*[[]deepspeed [123]*",
     "training/test_strategy_contract.py::test_however*[[]deepspeed [oz]*",
     "training/test_compile.py::*[[]inductor[]]",
+    "tasks/test_checked_training.py::test_wrong_trainers*bf16*",
     # What no file may make happen.
     "hostile/test_bombs.py",
     "hostile/test_bad_params.py::test_any_*",

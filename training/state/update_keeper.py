@@ -82,7 +82,7 @@ class UpdateKeeper:
         copies = self._strategy.digest()
         facts = {
             "step": fact.step, "loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm,
-            "copies": copies._asdict(),
+            "copies": {"parameters": copies.parameters, "optimizer states": copies.optimizer},
         }  # fmt: skip
         problem = self._keep(AFTER)
         result = {"verdict": "not checked", "problem": problem} if problem else self._wait(facts)
