@@ -83,7 +83,7 @@ def change_params(project: Path, changes: dict[str, Any]) -> None:
         *path, last = key.split(".")
         section = params
         for part in path:
-            section = section[part]
+            section = section.setdefault(part, {})
         section[last] = copy.deepcopy(value)  # which an exhibit shares with every comparison that it is shown in
     write_json(project / "params.yaml", params)
 
