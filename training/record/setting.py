@@ -24,7 +24,7 @@ from training.workloads import find_workload
 
 _NOT_WORK = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
-    "work_dir", "segments", "heldout_dir", "heldout_digest",
+    "work_dir", "segments", "heldout_dir", "heldout_digest", "max_check_gib",
 }  # fmt: skip
 """Fields of the config that are no part of the section `train`."""
 

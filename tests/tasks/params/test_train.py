@@ -10,7 +10,7 @@ from training.config import TrainingConfig
 NOT_FOR_RANKS = {"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"}
 OF_THE_CELL = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
-    "work_dir", "segments", "heldout_dir", "heldout_digest", "statistics_rows",
+    "work_dir", "segments", "heldout_dir", "heldout_digest", "statistics_rows", "max_check_gib",
 }  # fmt: skip
 
 
