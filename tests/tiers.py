@@ -41,7 +41,6 @@ LONG = (
     "tasks/ranks/test_watchdog.py::test_hangs_and_failures*",
     # The museum beyond one trained exhibit per gate.
     "museum/test_chaotic.py",
-    "museum/test_instruction.py",
     "museum/test_times.py",
     "museum/test_weak_scaling.py",
     # The contract on four ranks, offloaded and with other options.

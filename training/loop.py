@@ -188,7 +188,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         record.counters.log_seconds += time.perf_counter() - window.closed_at - (facts[-1].heldout_seconds or 0.0)
-        updates.end(segment_step, facts[-1])
+        updates.end(segment_step, line)
         stop_code = ranks.highest(launch.stop.exit_code)
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from tasks.gates.equivalence import compute_probability
+from tasks.params import VerifyParams
 from tests.marked_table import END
 from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
@@ -22,13 +24,34 @@ def with_table(text: str, records: Iterable[str]) -> str:
     """Return the document with a row for each exhibit; `records`: keys of those that a changed record shows as well."""
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    rows = ["| exhibit | defect | caught by | in `make test` |", "|---|---|---|---|"]
+    rows = [
+        "| wrong updates | one of them is checked with |",
+        "|---|---|",
+        *(f"| {which} | {100 * chance:.0f} % |" for which, chance in _list_chances()),
+        "",
+    ]
+    rows += ["| exhibit | defect | caught by | where it begins later | in `make test` |", "|---|---|---|---|---|"]
     rows += [_make_row(part, set(records)) for part in EXHIBITS]
     return "\n".join([before + BEGIN, *rows, END + after])
 
 
+def _list_chances() -> Iterable[tuple[str, float]]:
+    """Yield which updates are wrong, and how likely one of them is checked; the first and the last always are."""
+    drawn = VerifyParams().updates
+    yield "from step 1, after the first checks, or from the middle, to the end", 1.0
+    yield "the last tenth", 1.0
+    for part, words in ((1 / 4, "a quarter"), (1 / 10, "a tenth")):
+        yield f"{words} of the steps", compute_probability(drawn, part)
+        yield f"{words} of the steps, neither the first nor the last", compute_probability(drawn - 2, part)
+
+
 def _make_row(part: Exhibit, records: set[str]) -> str:
-    stage, _, words = part.caught_by.partition(": ")
-    who = f"`{stage}` refuses: “{words}”" if words else part.caught_by
     ways = [("trained", part.key in TRAINED.values() or part.scenario == "search"), ("record", part.key in records)]
-    return f"| {part.key} | {part.defect} | {who} | {' and '.join(name for name, is_so in ways if is_so)} |"
+    who, late = _tell(part.caught_by), _tell(part.late_caught_by) if part.begins_anywhere else ""
+    late = "the same" if late == who else late
+    return f"| {part.key} | {part.defect} | {who} | {late} | {' and '.join(name for name, is_so in ways if is_so)} |"
+
+
+def _tell(caught_by: str) -> str:
+    stage, _, words = caught_by.partition(": ")
+    return f"`{stage}` refuses: “{words}”" if words else caught_by

@@ -104,14 +104,11 @@ class Museum:
         checkout: Path,
         *,
         size: Size | None = None,
-        certifies_all: bool = False,
         num_attempts: int = NUM_ATTEMPTS,
         block_seconds: float = _BLOCK_SECONDS,
         speed_seconds: float = _SPEED_SECONDS,
     ) -> None:
         self._root = root
-        self._certifies_all = certifies_all
-        """Whether the certificate is made with every defect, as it would be in a comparison."""
         self._timing = {"measure.block_seconds": block_seconds, "measure.max_seconds": speed_seconds}
         """Of the exhibits that are timed; three starts of every cell are made in however few seconds."""
         self._num_attempts = num_attempts
@@ -143,27 +140,32 @@ class Museum:
                 break
         return outcome
 
-    def show(self, exhibit: Exhibit) -> Outcome:
-        """Run the comparison with the defect in it."""
+    @property
+    def first_steps(self) -> list[int]:
+        """From where a defect is shown: step 1, after the first checks, from the middle, in the last tenth."""
+        number = sum(-(-rows // 8) for rows in self._size.num_rows)
+        return [1, 3, number // 2 + 1, number + 1 - max(number // 10, 1)]
+
+    def show(self, exhibit: Exhibit, first: int = 1) -> Outcome:
+        """Run the comparison with the defect in it, from this step on."""
         if exhibit.is_timed:
             return self.show_timed(exhibit)
-        folder = self._root / _plain(exhibit.key)
+        folder = self._root / f"{_plain(exhibit.key)}-{first}"
         if exhibit.scenario == "search":
             return run_search(folder, self._checkout, exhibit)
         is_resumed = exhibit.scenario.startswith("resume")
         blank = self._blank_with_dropout if exhibit.has_dropout else self.blank
         project = copy_project(self.clean_project if is_resumed else blank, folder)
-        is_certified = exhibit.is_certified or (self._certifies_all and not is_resumed)
         if is_resumed:
             self._forget_last_range(project, CELLS if exhibit.scenario == "resume both" else CELLS[1:])
         elif not exhibit.has_dropout:
-            self._share(project, exhibit, is_certified=is_certified)
+            self._share(project, exhibit)
         change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
-        _patch(project, exhibit)
+        _patch(project, exhibit, first)
         cells = CELLS[1:] if exhibit.spares_baseline else CELLS
         if exhibit.scenario == "two jobs":
             return run_two_jobs(project, cells)
-        return compare(project, cells, measures=is_certified)
+        return compare(project, cells, measures=exhibit.has_dropout)
 
     @cached_property
     def _blank_with_dropout(self) -> Path:
@@ -171,9 +173,9 @@ class Museum:
         run_elsewhere(make_project, folder, self._checkout, dataclasses.replace(self._size, dropout=0.2))
         return folder
 
-    def _share(self, project: Path, exhibit: Exhibit, *, is_certified: bool) -> None:
+    def _share(self, project: Path, exhibit: Exhibit) -> None:
         """Give the project what the clean comparison made and the defect does not touch."""
-        shared = [] if is_certified else ["data/measurements"]
+        shared = ["data/measurements"]
         shared += ["data/runs/1proc"] if exhibit.spares_baseline else []
         # What was found of the same weights would be taken for what is found of them with the defect.
         if not {part.module for part in exhibit.patches} & {"training.data.batches", "tasks.evaluate"}:
@@ -189,14 +191,14 @@ class Museum:
             shutil.rmtree(project / "data" / "runs" / cell)
 
 
-def name_patches(exhibit: Exhibit) -> str:
-    """Return the exhibit's patches as a process is told of them."""
-    return f"tests.museum.exhibits:{exhibit.key}"
+def name_patches(exhibit: Exhibit, first: int = 1) -> str:
+    """Return the exhibit's patches as a process is told of them; `first`: the step from which they are wrong."""
+    return f"tests.museum.exhibits:{exhibit.key} from step {first}"
 
 
-def _patch(project: Path, exhibit: Exhibit | None) -> None:
+def _patch(project: Path, exhibit: Exhibit | None, first: int = 1) -> None:
     if exhibit is not None:
-        patch_project(project, name_patches(exhibit))
+        patch_project(project, name_patches(exhibit, first))
 
 
 def _plain(key: str) -> str:

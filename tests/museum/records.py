@@ -9,8 +9,12 @@ import numpy as np
 
 from tasks.gates.checks import check_gates
 from tasks.records.gate import Gate
+from tests.museum.exhibit import UPDATES
+from tests.museum.exhibits import EXHIBITS
 from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import (
+    RANGES,
+    STEPS_PER_SEGMENT,
     edit_json,
     edit_ledger,
     edit_segment,
@@ -22,36 +26,41 @@ from tests.tasks.reporting.comparison import (
     write_updates,
 )
 
-Change = Callable[[Path, dict[str, Any]], object]
+Change = Callable[[Path, dict[str, Any], int], object]
+"""Given the folder, the params, and the step from which the training is wrong."""
 CELLS = ("1proc", "2proc")
+NUM_STEPS = 4
 
 
-def _segment(part: str = "8-16", **changes: Any) -> Change:
-    return lambda folder, _: edit_segment(folder, "2proc", part, **changes)
+def _select_part(first: int) -> str:
+    return RANGES[(first - 1) // STEPS_PER_SEGMENT]
+
+
+def _segment(part: str = "", **changes: Any) -> Change:
+    return lambda folder, _, first: edit_segment(folder, "2proc", part or _select_part(first), **changes)
 
 
 def _steps(*cells: str, part: str = "0-8", index: int = 1, **changes: Any) -> Change:
-    return lambda folder, _: [edit_steps(folder, cell, part, index=index, **changes) for cell in cells]
+    return lambda folder, *_: [edit_steps(folder, cell, part, index=index, **changes) for cell in cells]
 
 
-def _rows(change: Callable[[np.ndarray], np.ndarray], *cells: str) -> Change:
-    """Change each column of the work ledgers alike."""
+def _rows(change: Callable[[np.ndarray], np.ndarray], *cells: str, column: str = "") -> Change:
+    """Change this column of the work ledgers, or each alike."""
 
     def edit(arrays: dict[str, np.ndarray]) -> None:
-        arrays.update({name: change(column) for name, column in arrays.items()})
+        arrays.update({name: change(its) for name, its in arrays.items() if name == (column or name)})
 
-    return lambda folder, _: [edit_ledger(folder, cell, edit) for cell in cells or CELLS[1:]]
+    return lambda folder, _, first: [
+        edit_ledger(folder, cell, edit, _select_part(first)) for cell in cells or CELLS[1:]
+    ]
 
 
 def _row_ids(change: Callable[[np.ndarray], np.ndarray], *cells: str) -> Change:
-    def edit(arrays: dict[str, np.ndarray]) -> None:
-        arrays["row_id"] = change(arrays["row_id"])
-
-    return lambda folder, _: [edit_ledger(folder, cell, edit) for cell in cells or CELLS[1:]]
+    return _rows(change, *cells, column="row_id")
 
 
 def _setting(cell: str, section: str, **changes: Any) -> Change:
-    def change(folder: Path, params: dict[str, Any]) -> None:
+    def change(folder: Path, params: dict[str, Any], _: int) -> None:
         setting = setting_of(params)
         edit_segment(folder, cell, settings=[setting | {section: setting.get(section, {}) | changes}])
 
@@ -59,73 +68,80 @@ def _setting(cell: str, section: str, **changes: Any) -> Change:
 
 
 def _update(kind: str) -> Change:
-    return lambda folder, _: write_updates(folder, "2proc", verdict="failed", problem=f"the {kind} differ")
+    changes = {"verdict": "failed", "problem": f"the {kind} differ"}
+    return lambda folder, _, first: write_updates(folder, "2proc", first=first, **changes)
+
+
+def _first_loss(difference: float, *cells: str) -> Change:
+    compared = {"loss": {"difference": difference, "noise_floor": 0.0, "tolerance": 1e-5}}
+    return lambda folder, *_: [write_updates(folder, cell, compared=compared) for cell in cells]
+
+
+def _traffic(cell: str, **counted: int) -> Change:
+    return lambda folder, _, first: edit_traffic(folder, cell, _select_part(first), **counted)
 
 
 def _blocks(name: str = "2proc", *, speedup: float = SPEEDUP, **changes: Any) -> Change:
-    return lambda folder, _: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
+    return lambda folder, *_: write_blocks(folder, arm_blocks(name, turn=None, **changes), speedup=speedup)
 
 
-def _forget_segment(folder: Path, _: Any) -> None:
+def _forget_segment(folder: Path, *_: Any) -> None:
     path = folder / "runs" / "2proc" / "run.json"
     edit_json(path, segments=json.loads(path.read_text())["segments"][:1])
 
 
-def _evaluate_others(folder: Path, _: Any) -> None:
+def _evaluate_others(folder: Path, *_: Any) -> None:
     path = folder / "evaluation" / "evaluation.json"
     models = json.loads(path.read_text())["models"]
     models["2proc"]["parameter_checksum"] = models["base"]["parameter_checksum"]
     edit_json(path, models=models)
 
 
-def _leave_out_turns(folder: Path, _: Any) -> None:
+def _leave_out_turns(folder: Path, *_: Any) -> None:
     arms = [arm_blocks(name) for name in CELLS]
     for arm in arms:
         arm.blocks[:] = [one for one in arm.blocks if one.turn % 4]
     write_blocks(folder, *arms)
 
 
-def _set_timed(folder: Path, params: dict[str, Any]) -> None:
+def _set_timed(folder: Path, params: dict[str, Any], _: int) -> None:
     setting = setting_of(params)
     slow = setting | {"kernels": setting["kernels"] | {"searches_anomalies": True}}
     write_blocks(folder, settings={"1proc": [slow], "2proc": [setting]})
 
 
 _UNCHECKED = "trainer's check removed"
-_DIFFERENT = _segment(parameter_checksums=["05" * 8, "bb"])
+_DIFFERENT = _segment(parameter_checksums=["aa", "bb"])
 _OTHER_LOSS = _steps("2proc", loss=6.0)
-_FIRST_LOSS: Change = lambda folder, _: [  # noqa: E731
-    write_updates(folder, cell, compared={"loss": {"difference": 7.0, "noise_floor": 0.0, "tolerance": 1e-5}})
-    for cell in CELLS
-]
-_ALL_MICRO_BATCHES: Change = lambda folder, _: edit_traffic(folder, "2proc", number=4, num_bytes=16_000)  # noqa: E731
+_ALL_MICRO_BATCHES = _traffic("2proc", number=4, num_bytes=16_000)
+_GRADIENT = _update("gradient")
 RECORDS: dict[str, Change] = {
     f"raw module, {_UNCHECKED}": _DIFFERENT,
     f"no_sync off by one, {_UNCHECKED}": _DIFFERENT,
     f"zero1: shares not sent, {_UNCHECKED}": _DIFFERENT,
-    f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["05" * 8]),
+    f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["bb"]),
     "loss scale not shared": _DIFFERENT,
     "no no_sync": _ALL_MICRO_BATCHES,
     "no_sync around backward only": _ALL_MICRO_BATCHES,
-    "baseline in a DDP wrapper": lambda folder, _: edit_traffic(folder, "1proc", number=2, num_bytes=8_000),
-    "zero1: shares clipped one by one": _update("gradient"),
+    "baseline in a DDP wrapper": _traffic("1proc", number=2, num_bytes=8_000),
+    "zero1: shares clipped one by one": _GRADIENT,
     "fsdp2: shards clipped one by one": _update("weights"),
-    "pipeline: two stages that shuffle apart": _update("gradient"),
-    "mean of means over micro-batches": _update("gradient"),
+    "pipeline: two stages that shuffle apart": _GRADIENT,
+    "mean of means over micro-batches": _GRADIENT,
     "another weight decay in one cell": _update("weights"),
-    "one stream of dropout for all micro-batches": _update("gradient"),
+    "one stream of dropout for all micro-batches": _GRADIENT,
     "pipeline: labels = attention mask": _OTHER_LOSS,
-    "mean of means over ranks": _OTHER_LOSS,
-    "wrong scaling by N": _OTHER_LOSS,
-    "shard-local clipping": _OTHER_LOSS,
+    "mean of means over ranks": _GRADIENT,
+    "wrong scaling by N": _GRADIENT,
+    "shard-local clipping": _GRADIENT,
     "labels from the wrong column": _OTHER_LOSS,
-    "salted vocabulary": _OTHER_LOSS,
-    "silent start from the base model in one cell": _steps("2proc", part="8-16", loss=4.0),
-    "another learning rate in one cell from the second range on": _steps("2proc", part="8-16", loss=3.6),
-    "another learning rate in every cell from the second range on": _steps(*CELLS, part="8-16", loss=3.6),
-    "labels from the wrong column in every cell": _FIRST_LOSS,
-    "loss logged 8x": _FIRST_LOSS,
-    "another precision in one cell": _steps("2proc", index=0, loss=4.001),
+    "salted vocabulary": _GRADIENT,
+    "rank 1's gradient thrown away": _GRADIENT,
+    "learning rate of 1.1 times the recorded one in every cell": _update("weights"),
+    "no update in every cell": _update("weights"),
+    "labels from the wrong column in every cell": _first_loss(0.3, *CELLS),
+    "loss logged 8x": _first_loss(7.0, *CELLS),
+    "another precision in one cell": _first_loss(1e-3, "2proc"),
     f"missing sharding, {_UNCHECKED}": _rows(lambda column: np.tile(column, 2)),
     "an epoch of all data per rank": _rows(lambda column: np.tile(column, 2)),
     "dropped samples": _rows(lambda column: column[:-1], *CELLS),
@@ -138,9 +154,9 @@ RECORDS: dict[str, Change] = {
     "trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS),
     "another model evaluated": _evaluate_others,
     "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
-    "silent start from the base model": _segment(start_checksum="01" * 8),
-    f"optimizer state not restored, {_UNCHECKED}": _segment(start_optimizer_checksum="empty"),
-    "optimizer state not restored in every cell": _segment(start_optimizer_checksum="empty"),
+    "silent start from the base model": _segment(part="8-16", start_checksum="01" * 8),
+    f"optimizer state not restored, {_UNCHECKED}": _segment(part="8-16", start_optimizer_checksum="empty"),
+    "optimizer state not restored in every cell": _segment(part="8-16", start_optimizer_checksum="empty"),
     "different global batch per cell": _setting("2proc", "train", global_batch_size=8),
     "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
     "debugging left on in the baseline": _setting("1proc", "kernels", searches_anomalies=True),
@@ -177,10 +193,15 @@ RECORDS: dict[str, Change] = {
 """Exhibit -> what is changed."""
 
 
-def judge(folder: Path, key: str) -> list[Gate]:
-    """Return what the gates say of a comparison with this exhibit's change, written to the folder."""
-    params = write_comparison(folder)
-    RECORDS[key](folder, params)
+def judge(folder: Path, key: str, first: int = 1) -> list[Gate]:
+    """Return what the gates say of a comparison with this exhibit's change, written to the folder.
+
+    `first`: the step from which the training is wrong. What is caught early in one way leaves other updates later.
+    """
+    params, change = write_comparison(folder), RECORDS[key]
+    if first > 1 and next(part for part in EXHIBITS if part.key == key).late_caught_by == UPDATES:
+        change = _GRADIENT
+    change(folder, params, first)
     return check_gates(outputs_of(folder, params))
 
 

@@ -1,5 +1,6 @@
-"""Weak scaling is timed on larger steps than are trained: certified as what they are, and held to their rows."""
+"""Weak scaling is timed on larger steps than are trained: checked as what they are, and held to their rows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,8 @@ def test_a_weak_scaling_comparison_without_a_defect_lacks_no_proof(tmp_path: Pat
     others = {name: gate["verdict"] for name, gate in gates.items() if name not in ABOUT_SECONDS}
     del others["Quiet enough to tell"]
     assert others == dict.fromkeys(others, "passed"), outcome.says
-    (certified,) = gates["Update equivalence"]["findings"]
-    assert "(updates of 8 samples)" in certified["compared"]
-    assert "(updates of 16 samples)" in certified["compared"]
+    timed = json.loads((tmp_path / "compared/data/measurements/speed.json").read_bytes())["checked_updates"]
+    assert [one["verdict"] for one in timed["2proc"]] == ["passed"] * 3
     told = {one["cell"]: one["compared"] for one in gates["Timed blocks did the work"]["findings"]}
     assert "a step of 16 samples, weak scaling" in told["2proc"]
     assert "loss" in told["1proc"]
-    compared = {part["global_batch_size"] for part in outcome.results["equivalence"]}
-    assert compared == {8, 16}

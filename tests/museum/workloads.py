@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model
+from tests.images import make_image_model, make_image_slice
+from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model, with_manifest
 from training.process.files import digest_file, digest_json, write_json
 
 VOCAB_SIZE = 256
@@ -53,7 +54,7 @@ def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int, dro
 def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, min_len: int, seed: int) -> None:
     """Write a slice."""
     if workload == "image_classification":
-        _write_images(folder, num_rows=num_rows, first_row=first_row, seed=seed)
+        make_image_slice(folder, num_rows=num_rows, size=_IMAGE_SIZE, first_row=first_row)
         return
     # Shorter than any seq_len of the museum: the stage `slice` leaves out a row whose prompt is not.
     longest_prompt = 16 if workload == "instruction" else 0
@@ -66,48 +67,14 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
 
 def _write_resnet(folder: Path, *, seed: int) -> None:
     """Write the built-in network with weights of this seed: each its own, moved by a tenth of how far they spread."""
-    from tasks.data.builtin.image_networks import write_image_network
-
-    folder.mkdir(parents=True)
-    write_image_network(folder, "resnet18", [str(digit) for digit in range(10)])
-    weights = load_file(folder / "model.safetensors")
-    chance = np.random.default_rng(seed)
+    make_image_model(folder)
+    weights, chance = load_file(folder / "model.safetensors"), np.random.default_rng(seed)
     moved = {
         name: (one + 0.1 * one.std() * chance.standard_normal(one.shape)).astype(one.dtype)
         for name, one in sorted(weights.items())
     }
     save_file(moved, folder / "model.safetensors")
-    files = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
-    facts: dict[str, Any] = {
-        "source": "builtin:resnet18",
-        "kind": "builtin",
-        "revision": None,
-        "commit": None,
-        "label": "ResNet18",
-    }
-    facts |= {"num_parameters": 11_181_642, "model_type": "resnet18", "is_random_weights": True}
-    write_json(folder / "manifest.json", {**facts, "digest": digest_json(files), "files": files})
-
-
-def _write_images(folder: Path, *, num_rows: int, first_row: int, seed: int) -> None:
-    """Write handwritten digits, other ones for another seed, in a size that a ResNet18 takes."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    chosen = np.random.default_rng(seed).choice(len(digits.target), num_rows, replace=False)
-    grey = (digits.images[chosen] * (255 / 16)).round().astype(np.uint8)
-    large = grey.repeat(_IMAGE_SIZE // 8, axis=1).repeat(_IMAGE_SIZE // 8, axis=2)
-    arrays = {
-        "images": np.repeat(large[:, None], 3, axis=1).copy(),
-        "labels": digits.target[chosen].astype(np.int64),
-        "row_ids": np.arange(first_row, first_row + num_rows, dtype=np.int64),
-    }
-    folder.mkdir(parents=True)
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
-    about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
-    write_json(folder / "manifest.json", {**about, "digest": digest_json(files), "files": files})
+    with_manifest(folder, num_parameters=11_181_642, model_type="resnet18")
 
 
 def write_tokenizer(folder: Path) -> None:

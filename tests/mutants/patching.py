@@ -73,9 +73,30 @@ class Patch:
 
 
 def find_patches(keys: str) -> list[Patch]:
-    """Return the patches of these keys: those in PATCHES of each module."""
-    parts = [key.split(":", 1) for key in keys.splitlines()]
-    return [patch for module, key in parts for patch in importlib.import_module(module).PATCHES[key]]
+    """Return the patches of these keys: those in PATCHES of each module, `KEY from step N` as of a training's step."""
+    found: list[Patch] = []
+    for key in keys.splitlines():
+        module, _, told = key.partition(":")
+        name, _, first = told.partition(" from step ")
+        patches: list[Patch] = importlib.import_module(module).PATCHES[name]
+        found += _begin_at(int(first), patches) if int(first or 1) > 1 else patches
+    return found
+
+
+def _begin_at(first: int, patches: Iterable[Patch]) -> list[Patch]:
+    """Return patches of functions that a rank calls as they are before this step of the run."""
+    step = 0
+
+    def note(of: Callable[..., None], heartbeat: Any, begun: int) -> None:
+        nonlocal step
+        step = begun
+        of(heartbeat, begun)
+
+    def late(change: Callable[..., Any], of: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        return of(*given, **named) if step < first else change(of, *given, **named)
+
+    changed = [Patch(patch.name, functools.partial(late, patch.change)) for patch in patches]
+    return [Patch("training.process.heartbeat:Heartbeat.begin", note), *changed]
 
 
 def make_environment(keys: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:

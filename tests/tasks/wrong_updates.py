@@ -84,33 +84,12 @@ def _make_no_update(of, replica, learning_rate):
     return replica.forget_gradient(), norm.to(replica.device)
 
 
-def _begin(change, first):
-    """Return the change from a call on that is counted from 1; warming up, which weighs nothing, counts as none."""
-    number = 0
-
-    def changed(of, *given, **named):
-        nonlocal number
-        number += named.get("weight") != 0.0
-        return change(of, *given, **named) if number >= first else of(*given, **named)
-
-    return changed
-
-
 _RUN, _UPDATE = "training.strategies.ddp:Ddp._run", "training.step.replica:Replica.step"
 LATE = {
-    "rank 1's gradient thrown away": (_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
-    "gradient halved": (_RUN, functools.partial(_scale_gradient, factor=0.5)),
-    "learning rate of 1.1 times the recorded one": (_UPDATE, _change_rate),
-    "no update": (_UPDATE, _make_no_update),
+    "rank 1's gradient thrown away": Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
+    "gradient halved": Patch(_RUN, functools.partial(_scale_gradient, factor=0.5)),
+    "learning rate of 1.1 times the recorded one": Patch(_UPDATE, _change_rate),
+    "no update": Patch(_UPDATE, _make_no_update),
 }
-"""What goes wrong from a step on: `KEY from step N` is the key of the patch."""
-
-
-class _Patches(dict):
-    def __missing__(self, key):
-        name, _, step = key.partition(" from step ")
-        where, change = LATE[name]
-        return [Patch(where, _begin(change, int(step)))]
-
-
-PATCHES = _Patches({key: [patch] for key, patch in (WRONG | OTHERS).items()})
+"""What is tried from a late step on."""
+PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE).items()}

@@ -22,7 +22,6 @@ from training.process.events import EventStream
 from training.process.files import make_folder, write_json
 from training.process.heartbeat import Heartbeat, StepSection
 from training.record.segment import SegmentRecord
-from training.record.window import StepFacts
 from training.step.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -73,17 +72,20 @@ class UpdateKeeper:
             self._note(step, {"verdict": "not checked", "problem": problem})
         self._record.counters.check_seconds += time.perf_counter() - started
 
-    def end(self, step: int, fact: StepFacts) -> None:
-        """Keep the state after the step if that before it was, and wait until the stage has replayed the update."""
+    def end(self, step: int, line: dict[str, Any]) -> None:
+        """Keep the state after the step if that before it was, and wait until the stage has replayed the update.
+
+        `line`: the step as it is logged.
+        """
         if self._kept != step:
             return
         started = time.perf_counter()
         self._heartbeat.enter(StepSection.CHECKPOINT)
         copies = self._strategy.digest()
         facts = {
-            "step": fact.step, "loss": fact.loss_sum / max(fact.num_targets, 1), "grad_norm": fact.grad_norm,
+            **{key: line[key] for key in ("step", "loss", "grad_norm")},
             "copies": {"parameters": copies.parameters, "optimizer states": copies.optimizer},
-        }  # fmt: skip
+        }
         problem = self._keep(AFTER)
         result = {"verdict": "not checked", "problem": problem} if problem else self._wait(facts)
         self._note(step, result)

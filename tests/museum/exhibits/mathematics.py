@@ -5,8 +5,9 @@ from dataclasses import replace
 from tests.museum.exhibit import show
 from tests.museum.exhibits.common import count_ranks, with_mask_as_labels
 from tests.mutants.patching import Patch
+from tests.tasks.wrong_updates import LATE
 
-_CURVES, _START = "Loss curves coincide", "Starts from the base model"
+_CURVES, _START, _UPDATES = "Loss curves coincide", "Starts from the base model", "Update equivalence"
 _STEP, _REPLICA = "training.strategies.ddp:Ddp.train_step", "training.step.replica:Replica"
 
 
@@ -41,26 +42,37 @@ EXHIBITS = [
     show(
         "salted vocabulary",
         "Token ids come from Python's hash(), which is salted per process: every rank has its own vocabulary.",
-        _CURVES, Patch("training.data.batches:Slice.row", _salt), launcher="torchrun",
+        _UPDATES, Patch("training.data.batches:Slice.row", _salt), launcher="torchrun",
     ),
     show(
         "mean of means over ranks", "Each rank averages over its own tokens and DDP averages the averages.",
-        _CURVES, Patch(_STEP, _average_own), spares_baseline=True,
+        _UPDATES, Patch(_STEP, _average_own), spares_baseline=True,
     ),
     show(
         "mean of means over micro-batches",
         "Each micro-batch's mean loss counts alike, however few tokens it has; the same in every cell.",
-        "Update equivalence", Patch(f"{_REPLICA}.add", _average_each), is_certified=True,
+        _UPDATES, Patch(f"{_REPLICA}.add", _average_each),
     ),
     show(
         "wrong scaling by N", "The gradient is divided by the number of ranks once too often.",
-        _CURVES,
+        _UPDATES,
         Patch(_STEP, lambda of, *given, num_targets, **more: of(*given, num_targets=num_targets * 2, **more)),
         spares_baseline=True,
     ),
     show(
         "shard-local clipping", "Each rank's share of the parameters is clipped by the norm of that share alone.",
-        _CURVES, Patch(f"{_REPLICA}._clip_whole", _clip_shards), spares_baseline=True,
+        _UPDATES, Patch(f"{_REPLICA}._clip_whole", _clip_shards), spares_baseline=True,
+    ),
+    *(
+        show(f"{key}{where}", defect, _UPDATES, LATE[key], spares_baseline=not where)
+        for key, where, defect in (
+            ("rank 1's gradient thrown away", "", "What one of two ranks has computed weighs nothing."),
+            (
+                "learning rate of 1.1 times the recorded one", " in every cell",
+                "The optimizer takes a tenth more than the record says, in all cells, so that their losses agree.",
+            ),
+            ("no update", " in every cell", "Gradients are clipped and forgotten, and no weight changes."),
+        )
     ),
     show(
         "labels from the wrong column", "The several-rank strategy takes the attention mask for the labels.",

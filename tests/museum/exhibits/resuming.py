@@ -5,11 +5,10 @@ from unittest import mock
 from tests.museum.exhibit import show
 from tests.mutants.patching import Patch
 
-_CURVES, _BREAK = "Loss curves coincide", "No break between segments"
+_BREAK = "No break between segments"
 _STATE = "training.step.replica:Replica.load_state"
 _NOT_LOADED = Patch("training.state.checkpoint:CheckpointStore.load_finished", lambda *_: None)
 _NOT_RESTORED = Patch(_STATE, lambda *_: None)
-_FASTER = Patch("training.step.replica:Replica.step", lambda of, replica, rate: of(replica, 1.1 * rate))
 
 
 def _restore_no_optimizer(of, replica, state):
@@ -29,11 +28,6 @@ EXHIBITS = [
         _BREAK, _NOT_LOADED, scenario="resume both",
     ),
     show(
-        "silent start from the base model in one cell",
-        "The same, where only one cell was interrupted and had to resume.",
-        _CURVES, _NOT_LOADED, scenario="resume 2proc", spares_baseline=True,
-    ),
-    show(
         "optimizer state not restored",
         "A resumed cell has its weights back and an empty optimizer.",
         "train: is not what was saved after it was restored", Patch(_STATE, _restore_no_optimizer),
@@ -48,16 +42,6 @@ EXHIBITS = [
         "optimizer state not restored in every cell",
         "The same in all cells, so that their losses agree.",
         _BREAK, _NOT_RESTORED, scenario="resume both",
-    ),
-    show(
-        "another learning rate in one cell from the second range on",
-        "The optimizer takes a tenth more than the record says, where the certificate does not reach.",
-        _CURVES, _FASTER, scenario="resume 2proc", spares_baseline=True,
-    ),
-    show(
-        "another learning rate in every cell from the second range on",
-        "The same in all cells, so that their losses agree.",
-        _CURVES, _FASTER, scenario="resume both",
     ),
     show(
         "resume on rank 0 only",

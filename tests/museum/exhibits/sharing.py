@@ -79,13 +79,13 @@ EXHIBITS = [
         "zero1: shares clipped one by one",
         "Each rank clips the gradient of its own share by the norm of that share.",
         _EQUIVALENCE, Patch("training.step.replica:Replica._clip_whole", _clip_own),
-        params=spread("zero1"), is_certified=True, spares_baseline=True,
+        params=spread("zero1"), spares_baseline=True,
     ),
     show(
         "fsdp2: shards clipped one by one",
         "Each rank clips its rows of the gradient by the norm of those rows.",
         _EQUIVALENCE, Patch("training.strategies.fsdp2:Fsdp2._clip", _clip_shard),
-        params=spread("fsdp2"), is_certified=True, spares_baseline=True,
+        params=spread("fsdp2"), spares_baseline=True,
     ),
     show(
         "fsdp2: reduced on every micro-batch",
@@ -121,6 +121,6 @@ EXHIBITS = [
         "pipeline: two stages that shuffle apart",
         "The last stage goes through the micro-batches of a step in another order than the first.",
         _EQUIVALENCE, Patch(_STAGED, _shuffle_last),
-        params=spread("pipeline"), is_certified=True, spares_baseline=True,
+        params=spread("pipeline"), spares_baseline=True,
     ),
 ]  # fmt: skip

@@ -115,11 +115,11 @@ def arguments_of(folder: Path) -> list[str]:
     ]
 
 
-def write_updates(folder: Path, cell: str, **changes: Any) -> None:
-    """Make changes to what was found of each update of a cell."""
+def write_updates(folder: Path, cell: str, *, first: int = 1, **changes: Any) -> None:
+    """Make changes to what was found of each update of a cell from this step on."""
     for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
         found = json.loads(path.read_bytes())["checked_updates"]
-        edit_json(path, checked_updates=[one | changes for one in found])
+        edit_json(path, checked_updates=[one | changes if one["step"] >= first else one for one in found])
         seal_segment(path.parent)
 
 
