@@ -29,7 +29,6 @@ def describe(kind: str, **changes: Any) -> Any:
         # It has no fused attention, and positions that are added to its scores.
         "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 32, "n_layer": 3, "n_head": 4, "hidden_dropout": 0.0}),
         "gpt2": ("GPT2", {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}),
-        "qwen3": ("Qwen3", {**wide, **places, "num_key_value_heads": 2, "head_dim": 8}),
         "mistral": ("Mistral", {**wide, "num_key_value_heads": 1, "sliding_window": 16}),
         "gemma2": ("Gemma2", {
             **wide, **places, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 3, "sliding_window": 64,
