@@ -13,7 +13,7 @@ from tests.museum.museum import ABOUT_SECONDS
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "museum.md"
 BEGIN = "<!-- exhibits, written by make museum: begin -->"
 TRAINED = {part.caught_by: part.key for part in reversed(EXHIBITS) if part.scenario != "search"}
-"""Who catches -> the first exhibit that has to be caught by it: `make test` trains it, unless its gate is about seconds."""
+"""Who catches -> the first exhibit that it has to catch: `make test` trains it, unless the gate is about seconds."""
 
 
 def write_table(records: Iterable[str]) -> None:
