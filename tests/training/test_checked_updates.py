@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.images import make_image_slice
 from tests.training.conftest import Toy, are_bitwise_equal, facts_of, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.replays import check, launch_checked, list_checked, list_verdicts, train_checked
@@ -42,6 +43,17 @@ def test_updates_of_right_ranks_pass_whatever_is_trained(
     assert list_verdicts(updates) == [("passed", None)] * 2
     assert updates[0]["start_problem"] is None
     assert {"gradient", "loss", "norm", "rows"} <= updates[0]["compared"].keys()
+
+
+def test_a_gradient_of_millions_of_elements_may_be_clipped_by_a_norm_summed_in_fp32(
+    ranks: ForkedRanks, toy: Toy, tmp_path: Path
+) -> None:
+    told = {**ARCHITECTURES["resnet18"][0], "slices": [make_image_slice(tmp_path / "images", num_rows=22, size=64)]}
+    updates = train_checked(ranks, check(toy.tell(strategy="ddp", world_size=2, **told), 1, 3))
+    assert list_verdicts(updates) == [("passed", None)] * 2
+    norm = updates[0]["compared"]["norm"]
+    # Ten times what another order of the sums makes would not allow it.
+    assert 1.2e-6 < norm["difference"] < norm["tolerance"] < 1e-3
 
 
 def test_checking_changes_no_bit_of_a_training_and_is_told_from_its_seconds(ranks: ForkedRanks, toy: Toy) -> None:
