@@ -160,7 +160,7 @@ def test_any_update_of_a_training_is_what_one_process_computes(
     updates = train_checked(ranks, check(toy.tell(**told, num_slices=2), 1, 3, 4))
     assert list_verdicts(updates) == [("passed", None)] * len(updates)
     assert [one["step"] for one in updates] == [1, 3, 4, 7, 9, 10]
-    assert set(updates[0]["compared"]) == {"gradient", "squares", "weights", "loss", "norm"}
+    assert set(updates[0]["compared"]) == {"gradient", "squares", "weights", "loss", "norm", "rows"}
     assert all(one["compared"]["gradient"]["tolerance"] < 1e-5 for one in updates)
 
 
