@@ -34,8 +34,11 @@ LONG = (
     "phantom/test_training.py::test_a_training_over_nccl*[[]zero stage*",
     "phantom/test_waits.py::test_a_step_waits*[[]zero stage*",
     "phantom/test_waits.py::test_a_step_waits*[[]stages *",
+    "phantom/test_classic_rows.py",
+    "phantom/test_gpu_day.py",
     "phantom/test_comparison.py",
     # Chaos beyond a few kills.
+    "chaos/test_comparison.py",
     "chaos/test_kills.py::test_a_long_training*",
     "chaos/test_kills.py::test_20_kills*",
     "tasks/ranks/test_watchdog.py::test_hangs_and_failures*",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import crash_points, damage, hangs, kills, ray_kills, soak, starts, stragglers
+from tests.chaos import comparison, crash_points, damage, hangs, kills, ray_kills, soak, starts, stragglers
 from tests.chaos.course import Size
 from tests.chaos.saved import Saved
 from tests.chaos.torchrun import Torchrun
@@ -116,6 +116,21 @@ PARTS = [
         survives="exactly one trains, the others end with exit code 4, every file of the winner verifies",
         trials=partial(starts.start_trials, num_trials=20),
         num_trials=20,
+    ),
+    Part(
+        key="comparison",
+        fault="SIGKILL to shell, make, flow, server, runner, DVC, stage, torchrun, rank, in each stage, "
+        "and two served runs that are cancelled",
+        survives="nobody left, the server's flow goes on, the clean run's weights; seconds until nobody was left",
+        trials=lambda root: comparison.comparison_trials(root, comparison.all_kills()),
+        num_trials=len(comparison.all_kills()),
+    ),
+    Part(
+        key="stops",
+        fault="SIGSTOP to flow, server, DVC, stage, torchrun, rank, in the stages of a comparison, SIGCONT after 3 s",
+        survives="it goes on, the clean run's weights",
+        trials=lambda root: comparison.comparison_trials(root, comparison.all_stops()),
+        num_trials=len(comparison.all_stops()),
     ),
     Part(
         key="soak",

@@ -1,0 +1,149 @@
+"""A day on a card that is not there, under the versions of a lent machine: its parts end, and a kill loses none."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks.gpu_day.__main__ import PARTS
+from benchmarks.gpu_day.summary import RUNNING
+from benchmarks.throughput.rows import small_qwen2, write_rows
+from tests.conftest import PROJECT
+from tests.phantom.build import Phantom
+from tests.pinned_python import make_pinned_python
+from training.process.files import write_json
+
+pytestmark = pytest.mark.slow
+
+_LENT = (
+    "torch==2.11.0", "transformers==5.17.*", "numpy", "scipy", "safetensors", "accelerate", "psutil", "pytest",
+    # Headers that torch 2.11 does not bring, for the phantom alone.
+    "nvidia-cuda-cccl==13.0.*",
+)  # fmt: skip
+_NOT_LENT = ("pydantic", "pydantic-core")
+_BUILD = "import sys; from pathlib import Path; from tests.phantom.build import build; build(Path(sys.argv[1]))"
+_NUM_ROWS = 800
+_SHOWN_BY_A_CARD_ALONE = {"tests": "AssertionError", "two-ranks": "the ranks hold different"}
+"""The phantom computes nothing, so that whoever looks at numbers may fail, with these words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lent:
+    """A machine with a card, as it is lent."""
+
+    python: Path
+    environment: dict[str, str]
+    prepared: Path
+
+    def start(self, folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+        """Start a day of short parts, whose archive and files stand in the folder."""
+        (folder / "tmp").mkdir(parents=True)
+        command: list[str | Path] = [
+            self.python,
+            "-m",
+            "benchmarks.gpu_day",
+            "--prepared",
+            self.prepared,
+            "--short",
+            "--minutes",
+            "75",
+        ]
+        with (folder / "log.txt").open("wb") as log:
+            return subprocess.Popen(
+                [*command, "--archive", folder / "day.tgz", *words], cwd=PROJECT, stdout=log, stderr=log,
+                env={**self.environment, "TMPDIR": str(folder / "tmp")},
+            )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Lent:
+    """torch 2.11 and transformers 5.17 with the phantom that is built for them, and a tiny model's rows."""
+    folder = tmp_path_factory.mktemp("lent")
+    python = make_pinned_python(folder / "python", _LENT, without=_NOT_LENT)
+    subprocess.run([python, "-c", _BUILD, folder / "phantom"], cwd=PROJECT, check=True)
+    given = Phantom(library=folder / "phantom" / "libphantom.so").environment()
+    random_rows, prepared = np.random.default_rng(0), folder / "prepared"
+    sizes = random_rows.integers(8, 64, size=_NUM_ROWS)
+    write_rows(prepared / "rows", [random_rows.integers(0, 512, size=size) for size in sizes])
+    shape = small_qwen2(512, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2)
+    write_json(prepared / "config.json", shape)
+    write_json(prepared / "facts.json", {"texts": "random tokens", "num_rows": _NUM_ROWS, "seq_len": 48})
+    environment = {**os.environ, **given, "PHANTOM_SECONDS": "600", "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    return Lent(python=python, environment=environment, prepared=prepared)
+
+
+def _read(archive: Path) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(archive) as packed:
+        for file in packed:
+            content = packed.extractfile(file)
+            assert content is not None
+            yield file.name.removeprefix("gpu-day/"), content.read()
+
+
+def _read_parts(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:
+    return {part["name"]: part for part in json.loads(files["summary.json"])}
+
+
+@pytest.mark.timeout(2400)
+def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measured(lent: Lent, tmp_path: Path) -> None:
+    lent.start(tmp_path).wait()
+    log, files = (tmp_path / "log.txt").read_text(), dict(_read(tmp_path / "day.tgz"))
+    parts = _read_parts(files)
+    assert list(parts) == list(PARTS)
+    wrong = {name: part["how"] for name, part in parts.items() if part["how"] != "finished"}
+    assert wrong.keys() <= _SHOWN_BY_A_CARD_ALONE.keys(), (wrong, log)
+    for name in wrong:
+        assert _SHOWN_BY_A_CARD_ALONE[name] in files[f"{name}/log-end.txt"].decode()
+    assert {f"{name}/{file}" for name in PARTS for file in ("found.json", "log-end.txt")} <= files.keys()
+    settings = {name: one for part in parts.values() for name, one in part["found"].get("settings", {}).items()}
+    assert len(settings) == 7
+    assert all(one["allocated_gib"] > 0 and one["host_ms"] > 0 for one in settings.values())
+    assert parts["tests"]["found"]["outcomes"]["passed"] > 0
+    assert parts["training"]["found"]["second"]["first_step"] == parts["training"]["found"]["first"]["last_step"] + 1
+    assert "1 rank" in parts["two-ranks"]["found"]["ended"]
+    assert set(parts["peers"]["found"]["contests"]) == {"trainer", "accelerated", "published", "published_fp32"}
+    # The summary stands last in the output, and is that of the archive.
+    assert log.endswith(files["summary.md"].decode())
+    assert "neither times nor losses" in log
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_day_that_is_killed_leaves_a_whole_archive_of_all_before_and_no_process(
+    lent: Lent, seed: int, tmp_path: Path
+) -> None:
+    drawn = random.Random(seed)
+    part = drawn.choice([name for name in PARTS if name != "card"])
+    day = lent.start(tmp_path, "--only", part)
+    archive = tmp_path / "day.tgz"
+    while day.poll() is None and not (archive.exists() and part in _read_parts(dict(_read(archive)))):
+        time.sleep(0.2)
+    time.sleep(drawn.uniform(0.0, 3.0))
+    day.send_signal(signal.SIGKILL)
+    day.wait()
+    files = dict(_read(archive))
+    parts = _read_parts(files)
+    assert parts["card"]["how"] == "finished"
+    assert parts["card"]["found"]["card"] == "NVIDIA H100 80GB HBM3"
+    assert parts[part]["how"] in (RUNNING, "finished"), part
+    assert "card/found.json" in files
+    deadline = time.monotonic() + 60
+    while left := [one for one in psutil.process_iter(["environ"]) if _is_of(one, tmp_path)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    """Whether it was started by the day whose files stand in the folder, and still runs."""
+    return (process.info["environ"] or {}).get("TMPDIR") == str(folder / "tmp") and process.status() != "zombie"
