@@ -90,7 +90,9 @@ def train_one_process(config: TrainingConfig, order: Order | None = None) -> End
         {"params": [part for part in parameters.values() if (part.ndim > 1) is decays], "weight_decay": decay}
         for decays, decay in ((True, config.weight_decay), (False, 0.0))
     ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2))
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        groups, betas=(config.adam_beta1, config.adam_beta2), fused=True
+    )
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=config.momentum)
     for number in range(1, process.num_steps + 1):

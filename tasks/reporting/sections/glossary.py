@@ -74,6 +74,7 @@ GLOSSARY: dict[str, str] = {
     "Verdict": "passed, failed, or not checked, which is no pass.",
     "Compared": "What of a checked update was held against one process: gradient and squares as the optimizer's "
     "moments have them, weights, running statistics, logged loss, norm of the gradient, loss of the rows one by one.",
+    "Step": "Where it was farthest off, beside what is allowed; counted from 1 over the whole training.",
     "Difference": "L2 norm of the differences between the ranks and one process / L2 norm of what the update changed.",
     "Noise floor": "The difference that another order of the same sums, and rounding, make in one process.",
     "Allowed": "The largest difference that still passes: a multiple of the noise floor.",

@@ -69,6 +69,7 @@ def write_comparison(
     params = params or PARAMS
     seconds = seconds or SECONDS
     write_json(folder / "params.yaml", params)  # JSON is YAML
+    (folder / "measurements").mkdir(parents=True, exist_ok=True)
     _write_sources(folder)
     for name in [*params["ranges"], params["heldout"]]:
         _write_slice(folder / "slices" / name, name)
@@ -124,11 +125,16 @@ def write_updates(folder: Path, cell: str, *, first: int = 1, **changes: Any) ->
 
 
 def drop_updates(folder: Path, *cells: str) -> None:
-    """Have no update of these cells be checked."""
+    """Have no update of the last segment of these cells be checked."""
     for cell in cells:
-        for path in sorted((folder / "runs" / cell / "segments").glob("*/segment.json")):
-            edit_json(path, checked_updates=[])
-            seal_segment(path.parent)
+        path = max((folder / "runs" / cell / "segments").glob("*/segment.json"), key=_read_first_step)
+        edit_json(path, checked_updates=[])
+        seal_segment(path.parent)
+
+
+def _read_first_step(path: Path) -> int:
+    first: int = json.loads(path.read_bytes())["first_step"]
+    return first
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -20,9 +20,9 @@ from tests.tasks.reporting.comparison import (
     drop_updates,
     edit_json,
     edit_segment,
+    make_checked_update,
     outputs_of,
     write_comparison,
-    write_updates,
 )
 from tests.tasks.reporting.measured import advised, arm, measurement, waterfall, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
@@ -138,7 +138,8 @@ def _none(folder: Path, _: dict[str, Any]) -> None:
 
 
 def _not_checked(folder: Path, _: dict[str, Any]) -> None:
-    write_updates(folder, "2proc", verdict="not checked", problem="too much noise")
+    unchecked = make_checked_update(3, verdict="not checked", problem="too much noise")
+    edit_segment(folder, "2proc", "8-16", checked_updates=[unchecked])
 
 
 @pytest.mark.parametrize("change", [_none, _not_checked])
