@@ -14,6 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser
 
+from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.process.failure import DataError
@@ -124,8 +125,9 @@ def test_an_index_that_names_files_elsewhere_is_refused(name: str, workspace: Pa
 
 def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace: Path, defaults: dict[str, Any]) -> None:
     """A model folder may hold links (the Hub's cache does); what is written later never goes through one."""
-    model = make_tiny_model(Path("model"))
-    (model / "manifest.json").unlink()
+    model = Path("model")
+    model.mkdir()
+    write_tiny_qwen2(model, ["a text of some words"] * 50)
     os.rename(model / "config.json", model / "real.json")
     (model / "config.json").symlink_to("real.json")
     params = Params.model_validate(defaults | {"model": {"source": "path:model", "name": "own"}})

@@ -135,7 +135,7 @@ def test_a_data_set_that_is_named_a_pickle_is_refused_by_params_yaml(name: str, 
     Path(name).write_bytes(plain(touching(canary)))
     preset = (project / "presets" / "embedded.yaml").read_text()
     Path("params.yaml").write_text(preset.replace("source: builtin:docstrings", f"source: path:{name}"))
-    with pytest.raises(ConfigurationError, match=r"dataset\.source: .*; allowed: a \.parquet or \.jsonl file"):
+    with pytest.raises(ConfigurationError, match=r"dataset\.source: .*; allowed: a file of texts"):
         load_params()
     assert not canary.exists()
 
@@ -214,7 +214,7 @@ def test_a_download_that_meets_a_payload_ends_with_3_and_one_line(canary: Path, 
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.DATA
     assert done.stderr.count("\n") == 1
-    assert "no readable parquet file" in done.stderr
+    assert "dataset.source path:rows.parquet: cannot be read" in done.stderr
     assert not canary.exists()
 
 

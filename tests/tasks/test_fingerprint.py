@@ -8,6 +8,7 @@ import pytest
 
 from tasks.fingerprint import note_versions, require_folder_for_dvc
 from tasks.machine.facts import collect_machine_facts
+from tasks.measuring.versions import MEASURING_VERSION
 from tasks.params.source_digest import digest_source
 from tasks.process.failure import ConfigurationError
 from tasks.records.fingerprint import MachineFile
@@ -75,7 +76,7 @@ def test_finished_work_of_an_earlier_version_is_said_once_to_be_made_anew(
     assert "numerics 0 -> 1" in line
     assert "trained" in line
     assert note() == []
-    monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", 2)
+    monkeypatch.setattr("tasks.measuring.versions.MEASURING_VERSION", MEASURING_VERSION + 1)
     (line,) = note()
-    assert "(measuring 1 -> 2)" in line
+    assert f"(measuring {MEASURING_VERSION} -> {MEASURING_VERSION + 1})" in line
     assert "trained" not in line
