@@ -1,13 +1,8 @@
 """On a GPU: the kernels that were chosen without one compute what they are to compute."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
 
-from tests.gpu.steps import read_told
-from tests.tiny import make_config, make_slice, make_tiny_model
 from training.model.linear_loss import _compute_softmax, linear_cross_entropy
 
 pytestmark = [
@@ -43,16 +38,3 @@ def test_the_heads_gradient_is_as_near_to_fp64_as_one_product_in_16_bit(dtype: t
         assert wanted.grad is not None
         # Logits and their gradient are rounded once each, to 8 and 11 bits; sums of many chunks are not.
         assert float((got.grad.double() - wanted.grad).norm() / wanted.grad.norm()) < 2 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_packed_rows_have_the_gradient_of_the_rows_unpacked(precision: str, tmp_path: Path) -> None:
-    asked = make_config(
-        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=40)],
-        device="cuda", packing=True, precision=precision, global_batch_size=40, micro_batch_size=20,
-    )  # fmt: skip
-    told = read_told(asked, tmp_path)
-    assert has_packed_kernels(told)
-    found = compare_packed_kernels(told)
-    assert found is not None
-    assert 0 < found.found.relative_l2 < found.tolerance
