@@ -41,6 +41,7 @@ def ddp_compare(rebench: bool = False, preset: str | None = None) -> State[Any]:
     `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower. `preset`, the
     name of a file in presets/, is made the active comparison first, as `make use` does.
     """
+    set_up_flow_log()
     is_served, parent = bool(deployment.id), os.getppid()
     if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
