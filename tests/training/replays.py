@@ -42,6 +42,8 @@ def launch_checked(
         folder = folder.with_name("told")
         write_json(folder / "config.json", told)
     codes: list[list[int]] = []
+    # What an earlier launch said is nothing that these ranks wait for.
+    (Path(config["work_dir"]) / "steps.jsonl").unlink(missing_ok=True)
     ranks.start(config, **options)
     waiting = threading.Thread(target=lambda: codes.append(ranks.wait()))
     waiting.start()

@@ -136,7 +136,9 @@ class UpdateKeeper:
 
         def look() -> Any:
             file = self._folder / RESULT
-            return json.loads(file.read_bytes()) if file.exists() else None
+            found = json.loads(file.read_bytes()) if file.exists() else {}
+            # A stage may still be at an update of ranks that are gone.
+            return found if found.get("step") == facts["step"] else None
 
         self._ranks.ask_first_rank(tell)
         if self._ranks.device.type == "cuda":
