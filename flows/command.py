@@ -1,7 +1,10 @@
 """`ddp-compare`: what one does with the comparison of the params.yaml that stands here; make's targets call it."""
 
+import contextlib
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -30,16 +33,11 @@ def run(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show what DVC says of its own work, too.")] = False,
 ) -> None:
     """Run what is not finished of the comparison of params.yaml."""
-    before = _PARAMS.read_bytes() if _PARAMS.is_file() else None
-    try:
-        _change_params(preset, changes)
+    with _change_params(preset, changes, is_kept=not dry_run):
         if dry_run:
             from flows.__main__ import print_plan
 
             print_plan()
-    finally:
-        if dry_run and before is not None:
-            _PARAMS.write_bytes(before)
     if not dry_run:
         _go_on_as("flows", *(["--verbose"] if verbose else []))
 
@@ -55,15 +53,16 @@ def params(changes: _Changes = []) -> None:  # noqa: B006
     """Check params.yaml."""
     from tasks.params import load_params
 
-    _change_params("", changes)
-    load_params(_PARAMS)
+    with _change_params("", changes):
+        load_params(_PARAMS)
     typer.echo(f"{_PARAMS} is valid")
 
 
 @app.command()
 def use(preset: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Make presets/NAME.yaml the active comparison."""
-    _change_params(preset, [])
+    with _change_params(preset, []):
+        pass
 
 
 @app.command()
@@ -104,17 +103,40 @@ def main() -> None:
     exit_with_one_line(app, name="ddp-compare")
 
 
-def _change_params(preset: str, changes: list[str]) -> None:
-    """Make the changes and say them; raises ConfigurationError, with nothing changed, where they do not fit."""
-    if preset:
-        from tasks.params.presets import use_preset
+@contextlib.contextmanager
+def _change_params(preset: str, changes: list[str], *, is_kept: bool = True) -> Iterator[None]:
+    """Make the changes and say them; undo them at the end without `is_kept`, and where one does not fit.
 
-        typer.echo(use_preset(preset), err=True)
-    if changes:
-        from tasks.params.editing import change_params
+    While inside no comparison begins in this folder. Raises ConfigurationError, and ResourceError while one runs: it
+    would fail for a file that is edited under it.
+    """
+    if not (preset or changes):
+        yield
+        return
+    from tasks.params.editing import change_params
+    from tasks.params.presets import use_preset
+    from tasks.process.lock import lock_workspace
 
-        for change in change_params(_PARAMS, changes):
-            typer.echo(f"{_PARAMS}: {change}", err=True)
+    with lock_workspace("ddp-compare"):
+        # Whoever is killed meanwhile finds it here.
+        before = Path(f"{_PARAMS}.before-{os.getpid()}")
+        if _PARAMS.is_file():
+            shutil.copy(_PARAMS, before)
+        try:
+            said = [use_preset(preset, saves=is_kept)] if preset else []
+            said += [f"{_PARAMS}: {change}" for change in (change_params(_PARAMS, changes) if changes else [])]
+            typer.echo("\n".join(said), err=True)
+            yield
+        except BaseException:
+            is_kept = False
+            raise
+        finally:
+            if is_kept:
+                before.unlink(missing_ok=True)
+            elif before.exists():
+                before.replace(_PARAMS)
+            else:
+                _PARAMS.unlink(missing_ok=True)
 
 
 def _go_on_as(module: str, *arguments: str) -> NoReturn:

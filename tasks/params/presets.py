@@ -13,10 +13,11 @@ _PRESETS = Path("presets")
 _ACTIVE = Path("params.yaml")
 
 
-def use_preset(name: str) -> str:
+def use_preset(name: str, *, saves: bool = True) -> str:
     """Write presets/<name>.yaml into params.yaml and return what was done, and what it still lacks.
 
-    A params.yaml of one's own making is kept beside it first. Raises ConfigurationError for an unknown name.
+    With `saves` a params.yaml of one's own making is kept beside it first. Raises ConfigurationError for an unknown
+    name.
     """
     presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
     if name not in presets:
@@ -24,7 +25,7 @@ def use_preset(name: str) -> str:
     load_params(presets[name], looks_at_data=False)
     said = f"params.yaml is now {presets[name]}"
     active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
-    if active is not None and active not in [file.read_bytes() for file in presets.values()]:
+    if saves and active is not None and active not in [file.read_bytes() for file in presets.values()]:
         said += f"; yours was saved as {save_beside(_ACTIVE)}"
     shutil.copyfile(presets[name], _ACTIVE)
     try:

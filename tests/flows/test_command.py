@@ -1,5 +1,6 @@
 """`ddp-compare`: what it hands on, what it changes, and what it refuses."""
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.command import app
+from tasks.process.lock import WORKSPACE
 
 
 @pytest.fixture
@@ -42,10 +44,29 @@ def test_a_command_becomes_the_module_that_does_it(
 def test_a_dry_run_says_what_would_run_and_leaves_params_as_they_were(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = (here / "params.yaml").read_bytes()
+    before, names = (here / "params.yaml").read_bytes(), {path.name for path in here.iterdir()}
     monkeypatch.setattr(os, "execv", None)
     said = CliRunner().invoke(app, ["run", "--dry-run", "--preset", "imdb", "-S", "train.epochs=3"])
     assert said.exit_code == 0, said.output
     assert "params.yaml: train.epochs: 20 -> 3\n" in said.output
     assert "  train@4gpu: has not run here before\n" in said.output
+    assert (here / "params.yaml").read_bytes() == before
+    assert {path.name for path in here.iterdir()} - {".work"} == names
+
+
+def test_a_preset_with_a_change_that_does_not_fit_leaves_params_as_they_were(here: Path) -> None:
+    before = (here / "params.yaml").read_bytes()
+    refused = CliRunner().invoke(app, ["run", "--preset", "imdb", "-S", "train.epoch=3"])
+    assert "did you mean epochs?" in str(refused.exception)
+    assert (here / "params.yaml").read_bytes() == before
+
+
+def test_params_are_not_changed_under_a_comparison_that_runs(here: Path) -> None:
+    before = (here / "params.yaml").read_bytes()
+    (here / WORKSPACE).parent.mkdir(parents=True, exist_ok=True)
+    with (here / WORKSPACE).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for typed in (["use", "imdb"], ["run", "--dry-run", "--preset", "imdb"], ["params", "-S", "train.epochs=3"]):
+            refused = CliRunner().invoke(app, typed)
+            assert "a comparison runs in this folder already" in str(refused.exception)
     assert (here / "params.yaml").read_bytes() == before
