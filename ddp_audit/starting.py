@@ -25,12 +25,13 @@ _MOST_ROUNDS = 50
 class Started:
     """One command line and all that comes of it.
 
-    What it starts stays a descendant of this process however it forks, since whose parent has ended is given to us.
+    What it starts stays a descendant of this process however it forks: while it runs, and there is one at a time, whose
+    parent has ended is given to us.
     """
 
     def __init__(self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
-        _adopt_orphans()
+        _adopt_orphans(is_wanted=True)
         self.log_folder, self._before = logs, list_descendants()
         self.left: list[str] = []
         """What still ran when the command line had ended by itself: number and words of each process."""
@@ -68,6 +69,7 @@ class Started:
                 time.sleep(0.02)
             self._process.wait()
             self._log_cap.close()
+            _adopt_orphans(is_wanted=False)
 
     def exit_code(self) -> int:
         """Return its exit code: that of the rank that caused the end, where torchrun names one."""
@@ -128,9 +130,9 @@ def list_descendants() -> list[int]:
     return found
 
 
-def _adopt_orphans() -> None:
+def _adopt_orphans(*, is_wanted: bool) -> None:
     if _PRCTL is not None:
-        _PRCTL(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _PRCTL(_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
 
 
 def _end_with(parent: int) -> None:

@@ -45,7 +45,7 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     found = _count(rows, tokens, getattr(slicer, "texts", slicer), is_labelled=has_labels(params.workload))
     place = f"model.source {params.model.source}"
     _require_words(found, place, manifest.source)
-    texts = [row for row in tokens.values() if len(row) > 1]
+    texts = [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)]
     with translate_errors(place):
         model = _load(params, base_model)
         _require_gradients(model, params, texts, place)

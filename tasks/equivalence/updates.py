@@ -375,7 +375,10 @@ def _tell_ratio(found: Differences, words: str) -> str | None:
 def runs_other_kernels(config: TrainingConfig) -> bool:
     """Return whether the ranks compute in 16 bit with kernels that the one process has not, which round otherwise."""
     is_packed = bool(config.packing) and config.device == "cuda"
-    return config.precision != "fp32" and (is_packed or config.compile or config.statistics_rows > 0)
+    # DeepSpeed computes linear layers of weights in shares in its own way.
+    has_own_layers = config.strategy == "deepspeed" and config.options.get("stage") == 3
+    is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
+    return config.precision != "fp32" and is_other
 
 
 def _compute_norm(gradient: Mapping[str, "Tensor"], *, is_rounded: bool = False) -> float:

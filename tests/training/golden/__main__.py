@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.training.forked_ranks import ForkedRanks
 from tests.training.golden.trainings import (
     FILE,
-    describe_platform,
     find_moved,
     list_trainings,
     read_golden,
@@ -30,7 +29,7 @@ def main() -> None:
                 sys.exit(moved)
     finally:
         ranks.close()
-    write_json(FILE, {"numerics_version": NUMERICS_VERSION, "platform": describe_platform(), "numbers": numbers})
+    write_json(FILE, {"numerics_version": NUMERICS_VERSION, "numbers": numbers})
 
 
 if __name__ == "__main__":
