@@ -8,7 +8,7 @@ from tests.chaos.trial import Part, Trial, failure_rate_bound, median_and_worst
 from tests.marked_table import replace_rows
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-_HEADINGS = ("part", "fault", "survived means", "trials", "survived", "seconds lost", "restart", "fails at most", "on")
+_HEADINGS = ("part", "fault", "survived if", "trials", "survived", "seconds lost", "restart", "fails at most", "on")
 _BEGIN = "<!-- written by make chaos: begin -->"
 
 

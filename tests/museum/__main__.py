@@ -45,7 +45,9 @@ def main() -> int:
                 is_right = outcome.is_caught if is_other else outcome.is_caught_by(expected)
                 wrong += not is_right
                 told = f"{exhibit.key}, from step {first}"
-                print(f"{told}: {'' if is_right else 'NOT AS EXPECTED: '}{outcome.says}", flush=True)
+                print(
+                    f"{told}: {'' if is_right else f'NOT AS EXPECTED ({exhibit.defect}): '}{outcome.says}", flush=True
+                )
         for index in range(given.clean):
             outcome = run_clean(Path(scratch) / f"clean-{index}", _CHECKOUT, index, **kind)[-1]
             wrong += outcome.is_caught
