@@ -19,6 +19,7 @@ MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
 LONGER = {"decisions.md": 6000, "faults.md": 2500, "museum.md": 1900, "performance.md": 2400}
 """Words of the pages that are a list or tables of results."""
 MOST_WORDS_OF_A_DECISION = 65
+MOST_WORDS_OF_ALL_PAGES = 30_000
 _FILES_NAMED = re.compile(
     r"(?<!/)\b((?:flows|tasks|training|tests|benchmarks|presets)/[\w/.-]+\.(?:py|md|json|svg|yaml))\b"
 )
@@ -172,6 +173,8 @@ def test_readme_and_pages_are_short_enough_to_read(project: Path) -> None:
     for pattern, most in MOST_WORDS.items():
         for page in project.glob(pattern):
             assert len(page.read_text().split()) <= LONGER.get(page.name, most), page
+    all_pages = [page.read_text() for page in (project / "docs").glob("*.md")]
+    assert sum(len(text.split()) for text in all_pages) <= MOST_WORDS_OF_ALL_PAGES
 
 
 def test_every_decision_is_short_and_stands_in_a_room(project: Path) -> None:
