@@ -29,6 +29,7 @@ SMALL = {
     "train.seq_len": 48,
     "train.warmup_steps": 2,
     "measure.max_seconds": 1,
+    "measure.burn_in_seconds": 0,
     "measure.block_seconds": 0.05,
     "measure.waterfall_seconds": 0,
     "measure.others_share": 1,

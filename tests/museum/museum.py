@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tasks.params import MeasureParams
 from tasks.process.lock import is_taken, make_lock_name
 from tasks.reporting.results import Results
 from tests.museum.exhibit import Exhibit
@@ -110,7 +111,11 @@ class Museum:
         speed_seconds: float = _SPEED_SECONDS,
     ) -> None:
         self._root = root
-        self._timing = {"measure.block_seconds": block_seconds, "measure.max_seconds": speed_seconds}
+        self._timing = {
+            "measure.block_seconds": block_seconds,
+            "measure.max_seconds": speed_seconds,
+            "measure.burn_in_seconds": min(speed_seconds, MeasureParams().burn_in_seconds),
+        }
         """Of the exhibits that are timed; three starts of every cell are made in however few seconds."""
         self._num_attempts = num_attempts
         """Of a comparison without a defect whose times were disturbed; 1 where nobody asks for its times."""

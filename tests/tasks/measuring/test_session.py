@@ -40,7 +40,10 @@ DEVICE = EmulatedDevice(
     num_layers=3, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=25.0, link_latency_ms=15.0
 )
 """9 ms per micro-batch and 3 buckets of 15 ms: what two of them lose is communication, however busy the machine is."""
-MEASURE = {"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 20, "others_share": 1, "waterfall_seconds": 2}
+MEASURE = {
+    "max_seconds": 2, "burn_in_seconds": 0, "block_seconds": 0.04, "advice_seconds": 20, "others_share": 1,
+    "waterfall_seconds": 2,
+}  # fmt: skip
 PARAMS = emulated_params([1, 2], num_micro_batches=4, measure=MEASURE)
 COMPARISON = TimedComparison(
     cells=[Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)],
