@@ -271,5 +271,6 @@ def _compute_exposed_seconds(timers: Mapping[str, Any]) -> float | None:
 def _describe_verdict(cell: Cell, parts: list[LostPart], measured: float) -> str:
     largest = max(parts, key=lambda part: part.seconds.value)
     if largest.seconds.low <= 0:
-        return f"{cell.name}: no single part stands out of the noise"
+        lost = sum(part.seconds.value for part in parts) / measured
+        return f"{cell.name}: {lost:.0%} is lost over several parts, each too small to tell from noise"
     return f"{cell.name}: most is lost to {largest.name}, {largest.seconds.value / measured:.0%} of the step"

@@ -87,7 +87,8 @@ def _describe_measured(
 ) -> list[str]:
     """Return how much faster by measurement, and then whatever has to be known of it."""
     first, arm = select_cell_arms(measurement)[0], select_arm(measurement, best.cell)
-    said = [_describe_arm(measurement, first, arm), _describe_place(results)]
+    tied = [cell.cell for cell in others if _ties(best.measured_speedup, cell.measured_speedup)]
+    said = [_describe_arm(measurement, first, arm, tied), _describe_place(results)]
     beside = [f"{one.name} {wording.format_ratio(one.speedup.value)}" for one in measurement.beside]
     beside += [
         f"{arm.arm} {wording.format_ratio(arm.speedup.value)}"
@@ -96,7 +97,7 @@ def _describe_measured(
     ]
     if beside:
         said.append(f"beside {first.cell}: {', '.join(beside)}")
-    said += _describe_others(best, others, measurement)
+    said += _describe_others(others, measurement)
     every = arm.speedup_of_all_turns
     if arm.speedup and every and not arm.speedup.contains(every.value):
         said.append(f"all turns, loud ones too, give {wording.format_ratio_with_interval(every)}")
@@ -107,7 +108,7 @@ def _describe_measured(
 
 
 def _describe_place(results: Results) -> str:
-    """Return on what machine, with how much of it for each process, of which model, and when."""
+    """Return on what machine, with how much of it for each process, which model learned from which rows, and when."""
     baseline, machine = results.baseline, results.comparison.machine
     if baseline.device == "cuda":
         what = f"one {machine.gpus[0].name} for each rank"
@@ -116,12 +117,14 @@ def _describe_place(results: Results) -> str:
         what = f"each process with {threads} on {machine.cpu} ({wording.format_plural(machine.num_cpus, 'core')})"
     if baseline.world_size == 1 and baseline.strategy != "single":
         what = f"{baseline.cell} is one rank inside {baseline.strategy}, no plain process; {what}"
-    size = wording.format_parameters(results.comparison.model.num_parameters)
-    return f"{what}, a model of {size}, {results.comparison.trained_at[:10]}"
+    compared = results.comparison
+    size = wording.format_parameters(compared.model.num_parameters)
+    rows = wording.replace_unprintable(compared.dataset.source)
+    return f"{what}, {compared.model.name} ({size}) on {rows}, {compared.trained_at[:10]}"
 
 
-def _describe_others(best: CellResults, others: list[CellResults], measurement: Measurement) -> list[str]:
-    """Return the speedups of the cells that the sentence is not about, and which of them may be as fast as the best."""
+def _describe_others(others: list[CellResults], measurement: Measurement) -> list[str]:
+    """Return the speedups of the cells that the sentence is not about."""
     figures = []
     for cell in others:
         measured, same = cell.measured_speedup, ""
@@ -129,8 +132,6 @@ def _describe_others(best: CellResults, others: list[CellResults], measurement: 
             continue
         if measured.holds_one:
             same = ", no measurable difference" if is_about_one(measured, measurement) else ", which may be 1"
-        if ties(best.measured_speedup, measured):
-            same += f", a tie with {best.cell}"
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} ({wording.format_interval(measured)}, "
             f"{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
@@ -138,7 +139,7 @@ def _describe_others(best: CellResults, others: list[CellResults], measurement: 
     return [f"others: {', '.join(figures)}"] if figures else []
 
 
-def ties(one: Estimate | None, other: Estimate | None) -> bool:
+def _ties(one: Estimate | None, other: Estimate | None) -> bool:
     """Return whether the interval of their ratio holds 1."""
     if one is None or other is None:
         return False
@@ -194,9 +195,10 @@ def _warn_slow_ranks(results: Results) -> list[str]:
     return said
 
 
-def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> str:
+def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed, tied: list[str]) -> str:
     assert arm.speedup is not None
     speedup = arm.speedup
+    named = f"{arm.cell}, in a tie with {wording.join_names(tied)}," if tied else arm.cell
     doubt = (
         f"95 % interval {wording.format_interval(speedup)} of this session, {_format_linear_share(arm, first)}, "
         f"{measurement.scaling} scaling"
@@ -215,14 +217,12 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
         if is_about_one(speedup, measurement):
             answer = f"no measurable difference between {arm.cell} and {first.cell} ({ratio}, "
     elif speedup.value < 1:
-        answer = f"{arm.cell} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "
+        answer = f"{named} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "
     elif speedup.relative_half_width > _VAGUE:
         ends = f"between {speedup.low:.1f} and {speedup.high:.1f} times"
-        answer = (
-            f"{arm.cell} trains {ends} as fast as {first.cell} (in the mean {wording.format_ratio(speedup.value)}, "
-        )
+        answer = f"{named} trains {ends} as fast as {first.cell} (in the mean {wording.format_ratio(speedup.value)}, "
     else:
-        answer = f"{arm.cell} trains {wording.format_ratio(speedup.value)} as fast as {first.cell} ("
+        answer = f"{named} trains {wording.format_ratio(speedup.value)} as fast as {first.cell} ("
     return f"{answer}{doubt}): {times}"
 
 

@@ -3,6 +3,7 @@
 Screenshots are kept in test-artifacts/, to be looked at.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
     page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
     sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert sizes[0] <= sizes[1], "the page hangs over the right edge"
+    assert page.evaluate("(bar => bar.scrollWidth <= bar.clientWidth)(document.querySelector('nav'))")
     columns_of_letters: list[str] = page.evaluate(
         """[...document.querySelectorAll('main :is(th, td, dt, dd, li, p, a)')]
             .filter(e => e.offsetHeight && e.innerText.trim().length > 5 && e.offsetWidth < 30).map(e => e.innerText)"""
@@ -147,6 +149,7 @@ def test_what_is_folded_opens_by_keyboard_by_a_link_to_it_and_in_print(opened: t
     page, _ = opened
     hidden = page.locator("#gate-update-equivalence")
     assert not hidden.is_visible()
+    page.get_by_label("Print all of it").check()
     page.emulate_media(media="print")
     assert hidden.is_visible()
     page.emulate_media(media="screen")
@@ -253,9 +256,15 @@ def test_a_word_of_a_table_leads_to_its_meaning(opened: tuple[Page, list[str]]) 
     assert "Serial fraction" in page.locator("#word-karp-flatt").inner_text()
 
 
-@pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)
-def test_the_page_prints_dark_on_white(opened: tuple[Page, list[str]]) -> None:
+@pytest.mark.parametrize("opened", [("given", 1280, "dark"), ("six-strategies", 1280, "dark")], indirect=True, ids=str)
+def test_the_page_prints_dark_on_white_and_on_one_sheet_unless_all_is_asked_for(
+    opened: tuple[Page, list[str]],
+) -> None:
     page, _ = opened
+    sheets = re.compile(rb"/Type /Page\b")
+    assert len(sheets.findall(page.pdf(format="A4"))) == 1
+    page.get_by_label("Print all of it").check()
+    assert len(sheets.findall(page.pdf(format="A4"))) > 3
     page.emulate_media(media="print", color_scheme="dark")
     colors = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]

@@ -52,7 +52,7 @@ def _advise(measurement: Measurement, advice: Advice) -> str:
         f"{recommended} of {wording.format_plural(len(advice.tried), 'change')} made the cell faster beyond doubt: the "
         "whole interval of the gain is above 1."
         if recommended
-        else "None of these changes is recommended: of none is the whole interval of the gain above 1."
+        else "None of these changes is recommended: for none is the whole interval above 1."
     )
     more = [explain_omission(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
     return " ".join([found, *filter(None, [_describe_failed(advice), _describe_not_tried(advice), *more])])

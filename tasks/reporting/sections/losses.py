@@ -54,9 +54,9 @@ def _tell(one: Waterfall) -> list[str]:
         told.append(f"{one.cell}: the largest part is {largest.name}, {share} of the step.")
     if one.lost_efficiency is not None and one.unexplained_efficiency is not None:
         told.append(
-            f"{one.cell} loses {wording.format_small_percent(one.lost_efficiency)} of its efficiency; "
-            f"{wording.format_small_percent(one.unexplained_efficiency)} are not explained by the parts, which were "
-            "timed in turns of their own."
+            f"The headline's runs of {one.cell} lost {wording.format_small_percent(one.lost_efficiency)} of its "
+            "efficiency; this breakdown is from separate runs, and leaves "
+            f"{wording.format_small_percent(one.unexplained_efficiency)} unexplained."
         )
     return told
 

@@ -20,9 +20,7 @@ _PARTS: list[tuple[str, Callable[[MemoryParts], float]]] = [
     ("Communication", lambda parts: parts.communication),
     ("In all", lambda parts: parts.total),
 ]
-_OF_CPU = (
-    "All this was measured on CPUs, by the life of tensors: no GPU was asked. It is what these would take of a card."
-)
+_OF_CPU = "Measured on CPUs: counted from tensor sizes, without a GPU. It is what the same step would take of a card."
 
 
 def make_blocks(results: Results) -> list[Block]:

@@ -27,6 +27,7 @@ from tasks.reporting.verdict import (
 TITLE = "Verdict"
 _NEARLY_LINEAR = 0.97
 _SECONDS_PER_HOUR = 3600.0
+_WORTH = "Is it worth it?"
 _MOST_TOLD = 4
 """Cells whose seconds are told in one sentence."""
 _OF_NOISE = {QUIET_TURNS, BORNE_OUT}
@@ -74,7 +75,7 @@ def _answer(results: Results) -> Answers:
     if not results.answers:
         return Answers(
             [
-                ("Is it worth the ranks?", "That cannot be said yet: no speedup is given.", "gates"),
+                (_WORTH, "That cannot be said yet: no speedup is given.", "gates"),
                 ("Can I trust it?", _tell_trust(results), "gates"),
                 ("Why not more?", "That takes a speedup. What was timed of a step stands below.", "losses"),
                 ("What next?", _tell_next(results), "gates"),
@@ -85,7 +86,7 @@ def _answer(results: Results) -> Answers:
     times = best.world_size / results.baseline.world_size
     return Answers(
         [
-            ("Is it worth the ranks?", _tell_worth(results, best), "cost"),
+            (_WORTH, _tell_worth(results, best), "cost"),
             ("Can I trust it?", _tell_trust(results), "gates"),
             (f"Why not {times:g}x?", _tell_losses(results, best), "losses"),
             ("What next?", _tell_next(results), "advice"),
@@ -95,23 +96,31 @@ def _answer(results: Results) -> Answers:
 
 
 def _tell_worth(results: Results, best: CellResults) -> str:
-    """Return how much sooner, for how much device time, and how many results others would make of the same devices."""
-    found = _find_cost(results.cost, best)
-    if found is None or found.cost_of_speedup is None:
+    """Return whether one result sooner is worth the device time, and whether many at once are had better otherwise."""
+    found, measured = _find_cost(results.cost, best), best.measured_speedup
+    if found is None or found.cost_of_speedup is None or measured is None:
         return "That takes a measured speedup."
     base = results.baseline.cell
     if _may_be_slower(results, best):
         return f"That cannot be told yet: {best.cell} may be slower than {base}, or faster."
-    sooner = wording.format_ratio(best.speedup)
-    told = f"{best.cell} is {sooner} as fast as {base} for {found.cost_of_speedup:.2f} times the device time"
+    devices = f"{_tell_change(found.cost_of_speedup - 1, 'less')} device time"
+    if measured.low > 1:
+        told = f"Yes for one result sooner: {_tell_change(1 / measured.value - 1, 'less')} time for {devices}."
+    elif measured.holds_one:
+        told = f"No for one result: no measurable difference in time, for {devices}."
+    else:
+        told = f"No for one result: {_tell_change(1 / measured.value - 1, 'less')} time, for {devices}."
     if found.num_baseline_jobs is None or found.baseline_results_per_hour is None:
-        return f"{told}."
+        return told
     gain = found.baseline_results_per_hour / found.results_per_hour - 1
     jobs = f"{wording.format_plural(found.num_baseline_jobs, 'job')} of {base} side by side give"
     if abs(gain) <= _AS_MANY:
-        return f"{told}; {jobs} as many results per hour."
-    more = f"{wording.format_small_percent(abs(gain))} {'more' if gain > 0 else 'fewer'}"
-    return f"{told}; {jobs} {more} results per hour."
+        return f"{told} No difference for many: {jobs} as many results per hour."
+    return f"{told} {'No' if gain > 0 else 'Yes'} for many: {jobs} {_tell_change(gain, 'fewer')} results per hour."
+
+
+def _tell_change(share: float, less: str) -> str:
+    return f"{wording.format_percent(abs(share))} {'more' if share > 0 else less}"
 
 
 def _may_be_slower(results: Results, best: CellResults) -> bool:
@@ -144,7 +153,8 @@ def _tell_losses(results: Results, best: CellResults) -> str:
         return "The step of this cell was not taken apart."
     largest = find_largest_part(waterfall)
     if largest is None or largest.seconds.low <= 0:
-        return "No single part of the step stands out of the noise."
+        lost = wording.format_percent(1 - (best.parallel_efficiency or 0))
+        return f"{lost} is lost over several parts, each too small to tell from noise."
     share = wording.format_small_percent(largest.seconds.value / waterfall.measured_seconds)
     return f"Most of what is lost is {largest.name}: {share} of the step."
 

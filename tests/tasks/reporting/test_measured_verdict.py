@@ -4,8 +4,10 @@ import pytest
 
 from tasks.records.arm_figures import compute_baseline_step_seconds
 from tasks.records.measurement import BesideSpeed, Measurement
+from tasks.reporting.blocks import Answers
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
+from tasks.reporting.sections.verdict import make_blocks
 from tasks.reporting.verdict import make_verdict, name_state
 from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import (
@@ -39,6 +41,27 @@ def verdict_of(folder: Path, found: Measurement) -> str:
 )
 def test_an_interval_decides_what_is_claimed(tmp_path: Path, found: Measurement, figures: tuple[str, ...]) -> None:
     assert not lacks(verdict_of(tmp_path, found), *figures)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "told"),
+    [
+        (1.6, ("Yes for one", "38 % less time", "25 % more device time", "No for many", "25 % more results")),
+        (0.8, ("No for one", "25 % more time", "150 % more device time", "No for many")),
+        (1.01, ("No for one", "no measurable difference", "98 % more device time")),
+        (2.03, ("Yes for one", "51 % less time", "1 % less device time", "No difference for many")),
+        (2.1, ("Yes for one", "5 % less device time", "Yes for many", "5 % fewer results")),
+    ],
+)
+def test_whether_it_is_worth_it_is_said_of_one_result_and_of_many(
+    tmp_path: Path, speedup: float, told: tuple[str, ...]
+) -> None:
+    params = write_comparison(tmp_path)
+    found = with_speedup(speedup)
+    # With the parts of a waterfall contention would slow the jobs side by side.
+    write_measurement(tmp_path, found.model_copy(update={"waterfalls": []}))
+    (answers,) = [one for one in make_blocks(collect_results(outputs_of(tmp_path, params))) if isinstance(one, Answers)]
+    assert not lacks(answers.answers[0][1], *told)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +157,7 @@ def test_cells_that_tie_are_called_a_tie_and_what_loud_turns_say_stands_beside(t
         three = arm("ddp-2", 2, seconds=seconds)
         write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), two, three]))
         verdict = collect_results(outputs_of(tmp_path, params)).verdict
-        assert ("a tie with 2proc" in verdict) == is_tie
+        assert ("2proc, in a tie with ddp-2, trains" in verdict) == is_tie
         assert "all turns, loud ones too, give 1.30x" in verdict
 
 
