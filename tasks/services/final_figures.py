@@ -10,14 +10,17 @@ Figures = dict[str | None, dict[str, float]]
 
 _COMPARING = ("speedup", "efficiency", "karp_flatt")
 """Words in the names of figures that compare a cell with the baseline, of which gates decide what is left."""
+_RATES = ("tokens_per_second", "samples_per_second")
+HEADLINE = ("final/speedup", "final/tokens_per_second")
+"""Of the fastest proven cell, else of the one with most tokens per second, these stand beside the comparison too."""
 
 
 def collect_final_figures(results: Mapping[str, Any]) -> Figures:
-    """Return what results.json found: cell -> figures, and under None those of the base model.
+    """Return what results.json found: cell -> figures, and under None the HEADLINE and those of the base model.
 
     Figures are the measured numbers, counts and settings are not. What compares a cell with the baseline is absent
     where the gates withhold it, and called `unproven_...` where they leave it unproven: whoever plots one figure of
-    many runs sees no other. Where the stage `measure` ran, speedup and efficiency are what it found.
+    many runs sees no other. Where the stage `measure` ran, speedup, efficiency and rates are what it found.
     """
     figures: Figures = {None: {}}
     for cell in results["cells"]:
@@ -30,6 +33,9 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
             if model.get(key) is not None:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
+    others = [figures[cell["cell"]] for cell in results["cells"][1:]]
+    best = max(others, key=lambda one: [one.get(name, 0.0) for name in HEADLINE], default={})
+    figures[None] |= {name: best[name] for name in HEADLINE if name in best}
     return figures
 
 
@@ -51,9 +57,8 @@ def _collect_measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any
         return {}
     figures = {
         "step_seconds": arm["step_seconds"]["value"],
-        "speedup_of_whole_training": cell["whole"]["speedup"],
-        **{f"measured_{name}": arm[name] for name in ("tokens_per_second", "samples_per_second", "mfu")},
-        **{name: arm[name] for name in ("gpu_utilisation", "gpu_watts", "joules_per_token")},
+        **{f"{name}_of_whole_training": cell["whole"][name] for name in ("speedup", *_RATES)},
+        **{name: arm[name] for name in (*_RATES, "mfu", "gpu_utilisation", "gpu_watts", "joules_per_token")},
     }
     if (speedup := cell["measured_speedup"]) is not None:
         figures |= {"speedup": speedup["value"], "speedup_low": speedup["low"], "speedup_high": speedup["high"]}

@@ -25,6 +25,7 @@ from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
+from tasks.services.trackers.mlflow import find_runs_page
 from tests.tracked_run import ALL_STEPS, PARAMS, Place
 from tests.tracker_stores import STORES, find_closed_port
 from training.process.files import digest_file
@@ -100,6 +101,13 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
     assert [context for context, _ in inputs.values()] == ["training"] * (len(ranges) - 1) + ["evaluation"]
     assert runs["2proc"].data.params["world_size"] == "2"
     assert runs["2proc"].data.metrics["final/speedup"] == 1.5
+    page = find_runs_page(f"sqlite:///{place.store}", "ddp-compare")
+    key = f"mlflow.sharedViewState.{page.rpartition('viewStateShareKey=')[2]}"
+    view = json.loads(place.client.get_experiment_by_name("ddp-compare").tags[key])
+    found = {"attributes.`Description`": parent.data.tags["mlflow.note.content"]}
+    for group, values in (("tags", parent.data.tags), ("metrics", parent.data.metrics)):
+        found |= {f"{group}.`{name}`": value for name, value in values.items()}
+    assert [found[column] for column in view["selectedColumns"]] == ["proven", 1.5, 2000.0, "proven, says the test"]
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.services.final_figures import HEADLINE
 from tasks.services.tracked import (
     EPOCH_ANCHOR,
     STEP_ANCHOR,
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 PACKAGE = "mlflow"
 
+_VIEW = "ddp-compare"
+"""Key of the view of the list of runs that has what decides as columns; MLflow's own has none of it."""
 _MAX_METRICS_PER_CALL = 1_000
 _MAX_PARAMS_PER_CALL = 100
 
@@ -97,11 +100,19 @@ def register_model(published: PublishedModel, *, experiment: str, uri: str) -> b
 
 
 def find_runs_page(uri: str, experiment: str) -> str:
-    """Return the path of the page that lists an experiment's runs: by itself MLflow opens an empty page of traces."""
+    """Return the path of the page that lists an experiment's runs: by itself MLflow opens an empty page of traces.
+
+    Its columns, which the UI reads from a tag as it does for a view that somebody shares: state, speedup, throughput.
+    """
     from mlflow import MlflowClient
 
-    found = MlflowClient(tracking_uri=uri).get_experiment_by_name(experiment)
-    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found else "/"
+    client = MlflowClient(tracking_uri=uri)
+    if (found := client.get_experiment_by_name(experiment)) is None:
+        return "/"
+    columns = ["tags.`state`", *(f"metrics.`{name}`" for name in HEADLINE), "attributes.`Description`"]
+    view = json.dumps({"selectedColumns": columns})
+    client.set_experiment_tag(found.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
+    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
 
 
 def _make_input(rows: TrackedRows) -> Any:
@@ -225,7 +236,8 @@ class _Runs:
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
             self._send_tables(run, report.tables)
         sent += sum(self._send_system(self._runs[cell], points) for cell, points in report.system.items())
-        own = {"ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
+        told = report.tags[None].get("verdict") or self._comparison.description
+        own = {"ddp_compare.report": digest, "mlflow.note.content": told}
         if (results := report.files.get("results.json")) is not None:
             own["ddp_compare.results"] = digest_file(results)
         for cell, wanted in {**report.tags, None: {**report.tags[None], **own}}.items():

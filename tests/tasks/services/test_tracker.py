@@ -133,6 +133,8 @@ def test_replayed_times_are_the_start_of_the_segment_plus_the_seconds_of_its_ste
 
 def test_a_withheld_speedup_is_no_figure(params: Params) -> None:
     assert collect_final_figures(report_results(params, speedup=1.5))["2proc"]["final/speedup"] == 1.5
+    assert collect_final_figures(report_results(params, speedup=1.5))[None]["final/speedup"] == 1.5
+    assert "final/speedup" not in collect_final_figures(report_results(params, speedup=1.5, is_proven=False))[None]
     withheld = collect_final_figures(report_results(params, speedup=None))
     assert not [key for figures in withheld.values() for key in figures if "speedup" in key]
     assert withheld["2proc"] == {
@@ -141,7 +143,9 @@ def test_a_withheld_speedup_is_no_figure(params: Params) -> None:
         "final/heldout_loss": 3.25,
         "final/heldout_perplexity": 25.75,
     }
-    assert withheld[None] == {"final/base_heldout_loss": 3.25, "final/base_heldout_perplexity": 25.75}
+    assert withheld[None] == {
+        "final/tokens_per_second": 2000.0, "final/base_heldout_loss": 3.25, "final/base_heldout_perplexity": 25.75,
+    }  # fmt: skip
 
 
 def test_an_unproven_speedup_says_so_in_the_name_of_every_figure_and_column(params: Params) -> None:
