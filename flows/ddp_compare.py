@@ -1,14 +1,15 @@
 """The flow: the stages of dvc.yaml in their order, each a task run, and the report as an artifact."""
 
 import base64
+import contextlib
 import json
 import logging
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dvc.exceptions import DvcException
 from prefect import State, flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
@@ -17,7 +18,7 @@ from prefect.states import Completed, Failed
 from flows.dvc_stage import StageFailed, run_stage
 from flows.live_runs import end_abandoned_runs, mark_running, name_run
 from flows.outage import is_recorded, tolerate_outage
-from flows.pipeline import list_stages
+from flows.pipeline import list_stages, list_upstream
 from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
 from tasks.params import Params, load_params
@@ -84,11 +85,15 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
 
     Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run.
     """
-    stages = list_stages(params.cells)
+    stages, ended = list_stages(params.cells), dict[str, State[Any]]()
+    needed: dict[str, list[str]] = {}
+    with contextlib.suppress(DvcException):  # the first stage meets it again, and says what it means
+        needed = list_upstream()
 
-    def run(stage: str, *, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
+    def run(stage: str, **options: Any) -> None:
+        upstream = [ended[one] for one in needed.get(stage, ()) if one in ended]
         place = f"{stages.index(stage) + 1} of {len(stages)}"
-        run_stage(stage, place=place, hours=hours, retries=retries, environment=environment)
+        ended[stage] = run_stage(stage, place=place, upstream=upstream, **options)
 
     run("fingerprint", hours=1, environment=make_trial_environment() if rebench else None)
     run("download", hours=24, retries=2)

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,19 @@ class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
 
 
 def run_stage(
-    stage: str, *, place: str, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None
-) -> None:
-    """Bring the stage up to date as a task run of its name; its command gets `environment` on top of ours.
+    stage: str,
+    *,
+    place: str,
+    hours: float,
+    retries: int = 0,
+    environment: Mapping[str, str] | None = None,
+    upstream: Sequence[State[Any]] = (),
+) -> State[Any]:
+    """Bring the stage up to date as a task run of its name, and return its state; its command gets `environment` on
+    top of ours.
 
-    `place` says in its lines which of the stages it is, such as "4 of 9".
+    `place` says in its lines which of the stages it is, such as "4 of 9". `upstream`: how the stages ended that it
+    depends on, from which the graph of the run has its edges.
 
     After so many `hours` it is asked to save and ended. `retries` go to failures that another try may mend, such as an
     unreachable service, never to a bad input. Raises StageFailed.
@@ -49,7 +57,7 @@ def run_stage(
     if is_recorded():
         # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
         task_here = _run_dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
-        state = task_here(stage, place, dict(environment or {}), return_state=True)
+        state = task_here(stage, place, dict(environment or {}), return_state=True, wait_for=upstream)
     else:
         for wait in [*_RETRY_SECONDS[:retries], None]:
             state = _run_dvc_stage.fn(stage, place, dict(environment or {}))
@@ -60,6 +68,7 @@ def run_stage(
         raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
     if state.is_failed():
         raise StageFailed(str(state.message), get_exit_code(state))
+    return state
 
 
 def get_exit_code(state: State[Any]) -> int:

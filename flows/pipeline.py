@@ -30,6 +30,13 @@ def list_stages(cells: Iterable[str]) -> list[str]:
     return ["fingerprint", "download", "slice", "measure", *trainings, "evaluate", "report", "upload"]
 
 
+def list_upstream() -> dict[str, list[str]]:
+    """Return for each stage those that dvc.yaml has it depend on; raises DvcException as DVC does."""
+    with Repo() as repo:
+        graph = repo.index.graph
+        return {stage.addressing: [one.addressing for one in graph.successors(stage)] for stage in graph}
+
+
 def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
     """Return how many stages will run, from which on, and how long they took last time; without changes, all of them.
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from flows.child import end_group
 from flows.server import Server, find_or_start, set_environment
-from flows.server_address import LOCK, SERVED
+from flows.server_address import LOCK, LOGIN, SERVED
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_file
@@ -40,7 +40,7 @@ def _main() -> None:
             server.wait_until_ready()
             if server.is_ours:
                 page = server.url.removesuffix("/api")
-                logger.info("UI: %s; it asks for PREFECT_API_AUTH_STRING, which stands in %s", page, SERVED)
+                logger.info("UI: %s; it asks once for what stands in %s", page, LOGIN)
             _serve(server)
         finally:
             SERVED.unlink(missing_ok=True)

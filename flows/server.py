@@ -21,11 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.database import set_damaged_aside
-from flows.server_address import SERVED, read_served_environment
+from flows.server_address import LOGIN, SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.process.proxies import bypass_proxies_to
-from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
+from tasks.services.own_site import OwnSite, keep_credentials, make_credentials, make_private_folder, write_private
 from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
@@ -144,7 +144,8 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with listening, LOG.open("wb") as log:
         origin = "http://{}:{}".format(*listening.getsockname())
-        access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": make_credentials()}
+        credentials = make_credentials() if temporary else keep_credentials(LOGIN)
+        access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": credentials}
         os.environ.update(access)
         command = [sys.executable, "-m", "flows.server", "--socket", str(listening.fileno())]
         process = subprocess.Popen(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 SERVED = Path(".prefect/server.env")
 """Readable by its user alone; there while `make serve` runs."""
+LOGIN = Path(".prefect/login")
+"""Readable by its user alone; stays from one `make serve` to the next, until somebody deletes it."""
 LOCK = Path(".prefect/serve.lock")
 
 

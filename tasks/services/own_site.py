@@ -1,9 +1,11 @@
 """A web server of ours is for the user who started it: not for other users of the machine, not for pages of others."""
 
 import base64
+import contextlib
 import hmac
 import os
 import secrets
+import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +18,22 @@ _HEALTH = "/health"
 
 
 def make_credentials() -> str:
-    """Return `user:password` with a password that nobody can guess; new for every start of a server."""
+    """Return `user:password` with a password that nobody can guess, another one at every call."""
     return f"ddp-compare:{secrets.token_urlsafe(24)}"
+
+
+def keep_credentials(file: Path) -> str:
+    """Return the credentials in a file of this user alone; where that is missing, damaged or open to others, new ones.
+
+    A browser that was let in once is let in again, until the file is deleted.
+    """
+    new = make_credentials()
+    with contextlib.suppress(OSError, ValueError):
+        facts, kept = file.lstat(), file.read_text(encoding="ascii")
+        if (facts.st_mode, facts.st_uid, len(kept)) == (stat.S_IFREG | 0o600, os.geteuid(), len(new)):
+            return kept
+    write_private(file, new)
+    return new
 
 
 def make_private_folder(folder: Path) -> None:

@@ -63,6 +63,14 @@ class Api:
 
     def states(self, flow_run: dict[str, Any]) -> dict[str, str]:
         """Return task run name -> state name, in the order of their start."""
-        runs = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
-        runs.sort(key=lambda run: run["start_time"])
-        return {run["name"]: run["state_name"] for run in runs}
+        return {run["name"]: run["state_name"] for run in self._list_task_runs(flow_run)}
+
+    def edges(self, flow_run: dict[str, Any]) -> dict[str, set[str]]:
+        """Return task run name -> those that its graph shows before it."""
+        runs = self._list_task_runs(flow_run)
+        names = {run["id"]: run["name"] for run in runs}
+        return {run["name"]: {names[one["id"]] for one in run["task_inputs"].get("wait_for", [])} for run in runs}
+
+    def _list_task_runs(self, flow_run: dict[str, Any]) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
+        return sorted(runs, key=lambda run: run["start_time"])

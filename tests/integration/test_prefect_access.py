@@ -144,7 +144,7 @@ def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_socket_is_on_loopback_and_the_secret_is_in_one_private_file_and_no_command_line(
+def test_every_socket_is_on_loopback_and_the_secret_is_in_private_files_and_no_command_line(
     toy: ToyProject, served: Api, mark: dict[str, str]
 ) -> None:
     processes = [psutil.Process(pid) for pid in left_of(mark)]
@@ -158,12 +158,12 @@ def test_every_socket_is_on_loopback_and_the_secret_is_in_one_private_file_and_n
     assert not [words for words in left_of(mark).values() if secret in words]
     home = toy.folder / ".prefect"
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
-    assert stat.S_IMODE((home / "server.env").stat().st_mode) == 0o600
-    found = [file.name for file in toy.folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
-    assert found == ["server.env"]
+    found = [file for file in toy.folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    assert sorted(file.name for file in found) == ["login", "server.env"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
 
 
-def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that_are_used(
+def test_login_is_of_one_project_and_stays_and_a_killed_server_leaves_none_that_is_sent(
     toy: ToyProject, served: Api, tmp_path: Path, prefect_database: Path
 ) -> None:
     copy = _copy(toy, tmp_path / "toy", prefect_database)
@@ -195,7 +195,8 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
     assert not (copy.folder / ".prefect/server.env").exists()
     with serving(copy, mark, PREFECT_SERVER_API_PORT=str(port)) as again:
         assert served.url != again.url
-        assert again.environment["PREFECT_API_AUTH_STRING"] != api.environment["PREFECT_API_AUTH_STRING"]
+        assert again.environment["PREFECT_API_AUTH_STRING"] == api.environment["PREFECT_API_AUTH_STRING"]
+        assert served.environment["PREFECT_API_AUTH_STRING"] != api.environment["PREFECT_API_AUTH_STRING"]
         for pid in left_of(mark):
             os.kill(pid, 9)
     assert (copy.folder / ".prefect/server.env").exists()

@@ -81,6 +81,10 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert list(first) == STAGES
     assert set(first.values()) == {"Completed"}
     assert finished.executed() == COMMANDS
+    edges = api.edges(api.last_flow_run())
+    assert edges["fingerprint"] == set()
+    assert edges["train@2proc"] == edges["measure"] == {"slice"}
+    assert edges["evaluate"] == {"train@1proc", "train@2proc"}
 
     ran, second = _flow(finished, api)
     assert ran.returncode == 0

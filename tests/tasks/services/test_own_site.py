@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
+from tasks.services.own_site import OwnSite, keep_credentials, make_credentials, make_private_folder, write_private
 
 ADDRESS = "http://127.0.0.1:5000"
 
@@ -90,3 +90,22 @@ def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp
 
 def test_credentials_differ_each_time() -> None:
     assert len({make_credentials() for _ in range(100)}) == 100
+
+
+def test_a_login_stays_until_its_file_is_deleted_damaged_or_open_to_others(tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    first = keep_credentials(file)
+    assert (keep_credentials(file), stat.S_IMODE(file.stat().st_mode)) == (first, 0o600)
+    seen = {first}
+    elsewhere = tmp_path / "elsewhere"
+
+    def link() -> None:
+        file.rename(elsewhere)
+        file.symlink_to(elsewhere)
+
+    for spoil in (file.unlink, lambda: file.write_text(""), lambda: file.chmod(0o640), link):
+        spoil()
+        assert keep_credentials(file) not in seen
+        assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+        seen.add(keep_credentials(file))
+    assert len(seen) == 5
