@@ -112,7 +112,6 @@ def _main() -> None:
     parser.add_argument("--machine", type=Path, required=True)
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--trial", type=Path, required=True)
-    parser.add_argument("--optional", type=Path, required=True)
     parser.add_argument("--stages", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
@@ -128,7 +127,6 @@ def _main() -> None:
         template=_template_digest(params),
     ).write(arguments.sources)
     note_versions(_VERSIONS)
-    write_json(arguments.optional, params.optional_sections)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)
 

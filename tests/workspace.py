@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 _COPIED = (
     "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml", ".dvcignore",
-    ".gitignore", "data/README.md", "reports/README.md",
+    ".gitignore", "data/README.md", "reports/README.md", ".dvc/config", ".dvc/.gitignore", ".dvc/plots",
 )  # fmt: skip
 _NOT_COPIED = shutil.ignore_patterns("*.pyc.*")
 """Compiled files that are being written; the others hold for the copies, which have the same date and size."""
@@ -75,9 +75,6 @@ class Workspace:
             else:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy(source, folder / name)
-        (folder / ".dvc").mkdir()
-        for name in ("config", ".gitignore"):
-            shutil.copy(project / ".dvc" / name, folder / ".dvc" / name)
         subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
         workspace = cls(folder, programs=programs)
         workspace.change(changes)

@@ -66,15 +66,9 @@ def read_stages(params: Params) -> Iterator[Stage]:
     for name, entry in YAML(typ="safe").load(_PIPELINE)["stages"].items():
         for cell in params.cells if "foreach" in entry else [None]:
             found = entry if cell is None else entry["do"]
-            asked = [key for part in found.get("params", []) for key in _list_keys(part)]
-            named = (asked, found.get("deps", []))
+            named = (found.get("params", []) + found.get("meta", {}).get("optional", []), found.get("deps", []))
             keys, deps = ([part.replace("${key}", str(cell)) for part in parts] for parts in named)
             yield Stage(name if cell is None else f"{name}@{cell}", keys, deps)
-
-
-def _list_keys(part: str | dict[str, list[str]]) -> list[str]:
-    """Return the keys that an entry of `params` names, whichever file DVC reads them in."""
-    return [part] if isinstance(part, str) else [key for keys in part.values() for key in keys]
 
 
 @dataclass(frozen=True)

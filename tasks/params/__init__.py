@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -126,13 +126,6 @@ class Params(Section):
     search: SearchParams = SearchParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
-
-    @property
-    def optional_sections(self) -> dict[str, Any]:
-        """What params.yaml may leave out (of `train`: for images), with every default: DVC asks for each of it here."""
-        train = self.train.model_dump(mode="json", include={"seq_len", "adapter"})
-        optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
-        return {**self.model_dump(mode="json", include=optional), "train": train}
 
     @property
     def baseline(self) -> str:

@@ -1,4 +1,4 @@
-"""Figures for machines: metrics.json for `dvc metrics`, epochs.csv and losses.csv for plots and spreadsheets."""
+"""Figures for machines: metrics.json for `dvc metrics` and `dvc exp show`, epochs.csv and losses.csv for plots."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -9,53 +9,29 @@ from tasks.records.arm_figures import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.results import Results
+from tasks.reporting.verdict import sort_by_merit
 from training.process.files import replace_file, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def collect_metrics(results: Results) -> dict[str, Any]:
-    """Return the few figures that `dvc metrics show` and `diff` print; a withheld one is null."""
-    verdicts = [gate.verdict for gate in results.gates]
-    losses = {model.model: model for model in results.quality.models}
-    cells = {
-        cell.cell: {
-            "seconds_per_epoch": cell.seconds_per_epoch,
-            "tokens_per_second": cell.whole.tokens_per_second,
-            "state": cell.standing.state,
-            "speedup": cell.speedup,
-            "parallel_efficiency": cell.parallel_efficiency,
-            **_collect_measured(results, cell),
-        }
-        for cell in results.cells
-    }
-    for name, model in losses.items():
-        cells.setdefault(name, {})["heldout_loss"] = model.loss
-        if model.accuracy is not None:
-            cells[name]["heldout_accuracy"] = model.accuracy
-        if model.accuracy_tokens is not None:
-            cells[name]["heldout_accuracy_tokens"] = model.accuracy_tokens
-    gates = {
-        "state": results.state,
-        "passed": verdicts.count("passed"),
-        "failed": verdicts.count("failed"),
-        "not_checked": verdicts.count("not checked"),
-    }
-    return {"gates": gates, **cells}
+    """Return the few figures that DVC prints: of the cell that the verdict is about, without one of the baseline.
 
-
-def _collect_measured(results: Results, cell: CellResults) -> dict[str, Any]:
-    """Return what is only known where speed was measured; the speedup is then the measured one."""
-    if results.measurement is None:
-        return {}
-    arm, speedup = select_arm(results.measurement, cell.cell), cell.measured_speedup
-    return {
-        "speedup_low": None if speedup is None else speedup.low,
-        "speedup_high": None if speedup is None else speedup.high,
-        "speedup_of_whole_training": cell.whole.speedup,
-        "step_seconds": arm.step_seconds.value,
-        "measured_tokens_per_second": arm.tokens_per_second,
+    The speedup is null unless it is proven: a table of experiments may have no room for the state.
+    """
+    cell = next(iter(sort_by_merit(results)), results.baseline)
+    measurement = results.measurement
+    rate = cell.whole.tokens_per_second if measurement is None else select_arm(measurement, cell.cell).tokens_per_second
+    quality = {
+        f"heldout_{name}": value
+        for model in results.quality.models
+        if model.model == cell.cell
+        for name in ("loss", "accuracy")
+        if (value := getattr(model, name)) is not None
     }
+    speedup = cell.speedup if results.state == "proven" and not cell.is_baseline else None
+    return {"state": results.state, "cell": cell.cell, "speedup": speedup, "tokens_per_second": rate, **quality}
 
 
 def write_metrics(path: Path, results: Results) -> None:

@@ -185,7 +185,6 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
         left_out.read_text() + "measure: {}\nquality: {}\ncost: {}\ntracking: {}\nupload: {}\n"
     )
     assert load_params(left_out) == load_params(empty)
-    assert load_params(left_out).optional_sections == load_params(empty).optional_sections
 
 
 def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> None:
