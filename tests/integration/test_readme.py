@@ -110,8 +110,11 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace, projec
         shutil.rmtree(with_make.folder / name)
     run("dvc", "pull")
     assert (with_make.folder / "data" / "evaluation" / "evaluation.json").is_file()
-    with_make.commit("compared", "params.yaml", "dvc.yaml", "dvc.lock")
+    with_make.commit("compared", "params.yaml", "dvc.yaml", "dvc.lock", "reports/metrics.json")
     with_make.change({"train.learning_rate": 0.003})
+    shown = run("dvc", "exp", "show", "--only-changed", "--drop", ".*/").stdout
+    assert re.search(r"train\.learning_rate", shown)
+    assert max(map(len, shown.splitlines())) <= 80, shown
     assert re.search(r"train\.learning_rate\s+0\.002\s+0\.003", run("dvc", "params", "diff").stdout)
     assert "yours was saved" in run("make", "use", "PRESET=embedded").stdout
     assert "is valid" in run("make", "params").stdout
