@@ -15,8 +15,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a comparison or a model may be called."""
 _CELL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """DVC takes a dot for the way into a section: `cells.a.b` would be b of the cell a."""
-_RESERVED = ("base", "gates")
-"""Beside the cells stand: in evaluation.json and in tables the base model, in metrics.json the gates."""
+_BASE = "base"
+"""So the base model is called beside the cells, in evaluation.json and in tables."""
 
 
 def list_file_names(folder: str) -> list[str]:
@@ -34,10 +34,10 @@ def require_name(key: str, value: str) -> None:
 
 def require_cell_name(name: str) -> None:
     """Raise ValueError unless a cell can be called so, in every file and table that tells cells by their names."""
-    if not _CELL_NAME.fullmatch(name) or name in _RESERVED:
+    if not _CELL_NAME.fullmatch(name) or name == _BASE:
         raise ValueError(
             f"cells: got {name[:80]!r}; allowed: letters, digits, '_' and '-', at most 64, starting with a letter or "
-            f"digit, and none of {', '.join(_RESERVED)}, which name other things beside the cells"
+            f"digit, and not {_BASE}, as the base model is called beside the cells"
         )
 
 

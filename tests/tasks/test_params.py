@@ -98,7 +98,7 @@ BAD = {
     "batch normalisation of texts": ("name: tiny", "name: tiny\n  norm: sync_batch", ["model.norm", "a ResNet"]),
     "cells not a mapping": ("2proc: {strategy: ddp, world_size: 2}", "2proc: ddp", ["cells.2proc", "'ddp'"]),
     "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
-    "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "gates"]),
+    "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "base model"]),
     "cell name that dvc would split": ("2proc:", "2.proc:", ["cells", "'2.proc'", "letters, digits, '_' and '-'"]),
     "no cells": (GOOD[GOOD.index("  1proc") :], "", ["cells"]),
     "unknown built-in model": ("builtin:tiny-qwen2", "builtin:gpt5", ["model.source", "gpt5", "tiny-qwen2"]),
