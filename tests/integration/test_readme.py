@@ -99,6 +99,7 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace, projec
     assert "heldout_loss" in run("dvc", "metrics", "show").stdout
     run("dvc", "plots", "show")
     plots = (with_make.folder / "dvc_plots" / "index.html").read_text()
+    assert "charts_speedup.svg" in plots
     for field in ("strokeDash", "yOffset", "2proc"):
         assert f'"{field}"' in plots
     assert set(re.findall(r"https?://[^/]+/", plots)) == {"https://cdn.jsdelivr.net/", "https://vega.github.io/"}
