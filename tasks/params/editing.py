@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -44,9 +45,12 @@ def find_refused(path: Path) -> dict[str, str]:
 def move_out(path: Path, reasons: Mapping[str, str]) -> None:
     """Rewrite the file with these cells under `left_out`, all else as it was; it is saved beside itself first."""
     value = _make_round_trip().load(path.read_text(encoding="utf-8"))
+    left_out = value.setdefault("left_out", CommentedMap())
+    # Reasons have colons, which DVC cannot read within brackets.
+    left_out.fa.set_block_style()
     for name, reason in reasons.items():
         del value["cells"][name]
-        value.setdefault("left_out", {})[name] = reason
+        left_out[name] = reason
     save_beside(path)
     _write(path, value)
 

@@ -1,12 +1,15 @@
 """params.yaml: what is refused, in one line, before anything heavy is imported or written."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dvc.utils.hydra import apply_overrides
+from ruamel.yaml import YAML
 
 from tasks.params import Params, load_params
 from tasks.params.sources import ModelParams, require_model_for
@@ -48,7 +51,7 @@ BAD = {
     "on is a word": ("epochs: 2", "epochs: on", ["train.epochs", "'on'"]),
     "fraction for a count": ("world_size: 2", "world_size: 1.5", ["cells.2proc.world_size", "1.5"]),
     "octal": ("epochs: 2", "epochs: 010", ["010", "leading zeros"]),
-    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["line", "1:30", "quotes"]),
+    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["line 12", "1:30 within brackets", "a line of its own"]),
     "huge epochs": ("epochs: 2", "epochs: 1000000000", ["train.epochs", "10000"]),
     "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
     "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
@@ -147,15 +150,34 @@ WHOLE_FILES = {
 }
 
 
-@pytest.mark.parametrize("written", ["{a: b:c}", "[x:y]", "{a: {b: c:}}", "[b, :c]", "[a?b]"])
-def test_what_readers_differ_on_is_refused_whichever_is_installed(
+@pytest.mark.parametrize(
+    "written",
+    ["{a: b:c}", "[x:y]", "{a: {b: c:}}", "[b, :c]", "[a?b]", '{source: "builtin:x"}', "{'a:b': c}", '["a?b"]'],
+)
+def test_what_dvc_reads_or_writes_otherwise_is_refused_whichever_reader_is_installed(
     written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ruamel.yaml.main.CParser", None)
     file = tmp_path / "params.yaml"
     file.write_text(GOOD.replace("name: test", f"name: {written}", 1))
-    with pytest.raises(ConfigurationError, match="quotes"):
+    with pytest.raises(ConfigurationError, match="allowed: on a line of its own"):
         load_params(file)
+
+
+def test_dvc_writes_back_what_is_valid_as_the_same_params(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    for preset in [project / "params.yaml", *(project / "presets").glob("*.yaml")]:
+        shutil.copy(preset, file)
+        apply_overrides(file, ["train.epochs=7"])
+        expected = read_strict_yaml(preset)
+        expected["train"]["epochs"] = 7
+        assert read_strict_yaml(file) == expected, preset
+    blanks = "\\t".join(["word"] * 30)
+    file.write_text(GOOD.replace("A test.", f'"{blanks}"'))
+    with pytest.raises(ConfigurationError, match="allowed: lines of 80"):
+        load_params(file)
+    apply_overrides(file, ["train.epochs=7"])
+    assert YAML(typ="safe", pure=True).load(file)["description"] != blanks.replace("\\t", "\t")
 
 
 @pytest.mark.parametrize("case", WHOLE_FILES)

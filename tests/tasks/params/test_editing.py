@@ -21,6 +21,7 @@ def preset(tmp_path: Path, project: Path) -> Path:
 
 def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Path) -> None:
     text = preset.read_text().replace("  precision: bf16\n", "  precision: fp32\n  eval_every_steps: 5\n")
+    text += "left_out: {}\n"
     preset.write_text(text.replace("ddp: {strategy: ddp, world_size: 2}", "ddp: {strategy: ddp, world_size: 3}"))
     refused = find_refused(preset)
     assert list(refused) == ["ddp", "pipeline"]
