@@ -108,8 +108,8 @@ def _refuse_ambiguous(event: Any, *, within_brackets: bool) -> None:
         # Quotes are no help: `dvc exp run -S` leaves them out.
         if within_brackets and any(sign in event.value for sign in ":?"):
             raise ValueError(
-                f"{line}got {event.value[:80]} within brackets, where DVC cannot read it; allowed: on a line of its own, "
-                "as `source: builtin:resnet50` below `model:`"
+                f"{line}got {event.value[:80]} within brackets, where DVC cannot read it; allowed: on a line of its "
+                "own, as `source: builtin:resnet50` below `model:`"
             )
         if event.style is None and event.value == "<<":
             raise ValueError(f"{line}got the merge key <<; allowed: the keys themselves")

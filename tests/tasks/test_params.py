@@ -172,7 +172,7 @@ def test_dvc_writes_back_what_is_valid_as_the_same_params(project: Path, tmp_pat
         expected = read_strict_yaml(preset)
         expected["train"]["epochs"] = 7
         assert read_strict_yaml(file) == expected, preset
-    blanks = "\\t".join(["word"] * 30)
+    blanks = "\\t, ".join(["word"] * 30)
     file.write_text(GOOD.replace("A test.", f'"{blanks}"'))
     with pytest.raises(ConfigurationError, match="allowed: lines of 80"):
         load_params(file)
