@@ -52,10 +52,12 @@ def rebench() -> None:
 def params(changes: _Changes = []) -> None:  # noqa: B006
     """Check params.yaml."""
     from tasks.params import load_params
+    from tasks.params.strict_yaml import is_json
 
     with _change_params("", changes):
         load_params(_PARAMS)
-    typer.echo(f"{_PARAMS} is valid")
+        spoils = ", but JSON, which `dvc exp run -S` spoils" * is_json(_PARAMS.read_text())
+    typer.echo(f"{_PARAMS} is valid{spoils}")
 
 
 @app.command()

@@ -21,8 +21,11 @@ SPEEDUP = 1.2345
 PARAMS = """\
 name: tiny
 description: A tiny comparison, made by hand.
-model: {source: "builtin:tiny-qwen2", name: tiny_qwen2}
-dataset: {source: "builtin:docstrings"}
+model:
+  source: builtin:tiny-qwen2
+  name: tiny_qwen2
+dataset:
+  source: builtin:docstrings
 ranges: [0-8, 8-16]
 heldout: 16-20
 workload: causal_lm

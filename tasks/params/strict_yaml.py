@@ -36,7 +36,7 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
     try:
         open_ones: list[bool] = []
         for event in yaml.parse(text):
-            _refuse_ambiguous(event, within_brackets=bool(open_ones) and open_ones[-1])
+            _refuse_ambiguous(event, within_brackets=bool(open_ones) and open_ones[-1], is_json=is_json(text))
             if isinstance(event, CollectionStartEvent):
                 open_ones.append(bool(event.flow_style))
             elif isinstance(event, CollectionEndEvent):
@@ -45,7 +45,8 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH} levels; allowed: sections of keys and values")
         value = YAML(typ="safe", pure=True).load(text)
         # DVC reads the file too, by libyaml where ruamel.yaml.clib is installed, and `dvc exp run -S` writes it anew.
-        if any(YAML(typ="safe").load(written) != value for written in (text, _write_as_dvc(text))):
+        read_by_dvc = [text] if is_json(text) else [text, _write_as_dvc(text)]
+        if any(YAML(typ="safe").load(written) != value for written in read_by_dvc):
             raise ValueError(
                 "DVC would read or write it otherwise; allowed: lines of 80 without tabs and runs of blanks"
             )
@@ -90,13 +91,18 @@ def _read_text(path: Path) -> str:
     return text
 
 
+def is_json(text: str) -> bool:
+    """Return whether it is all in brackets and quotes, as programs write params; `dvc exp run -S` spoils such a file."""
+    return text.startswith("{")
+
+
 def _write_as_dvc(text: str) -> str:
     yaml, written = YAML(), io.StringIO()
     yaml.dump(yaml.load(text), written)
     return written.getvalue()
 
 
-def _refuse_ambiguous(event: Any, *, within_brackets: bool) -> None:
+def _refuse_ambiguous(event: Any, *, within_brackets: bool, is_json: bool) -> None:
     line = f"line {event.start_mark.line + 1}: "
     if isinstance(event, AliasEvent) or (isinstance(event, NodeEvent) and event.anchor is not None):
         raise ValueError(f"{line}anchors and aliases are refused; allowed: the value itself")
@@ -106,7 +112,7 @@ def _refuse_ambiguous(event: Any, *, within_brackets: bool) -> None:
         raise ValueError(f"{line}got the tag {str(event.tag)[:80]}; allowed: values without tags")
     if isinstance(event, ScalarEvent):
         # Quotes are no help: `dvc exp run -S` leaves them out.
-        if within_brackets and any(sign in event.value for sign in ":?"):
+        if within_brackets and any(sign in event.value for sign in ":?") and not (is_json and event.style):
             raise ValueError(
                 f"{line}got {event.value[:80]} within brackets, where DVC cannot read it; allowed: on a line of its "
                 "own, as `source: builtin:resnet50` below `model:`"
