@@ -28,7 +28,7 @@ from tasks.train import PlannedSegment, plan_segments
 from training.process.files import digest_json
 from training.process.redaction import redact
 from training.record.environment import collect_decisive_environment
-from training.state.receipt import find_problem
+from training.state.receipt import DROPPED, find_problem
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,8 @@ class Trial:
         """Return whether it was trained so far, and every byte of that is still what its receipts say."""
         places = [(self.folder / "work" / "segments" / part.fingerprint, part) for part in self.segments[:epochs]]
         return self._is_run_its_own(epochs) and not any(
-            find_problem(place, fingerprint=part.fingerprint) for place, part in places
+            find_problem(place, fingerprint=part.fingerprint, may_lack=DROPPED[self.params.train.keep])
+            for place, part in places
         )
 
     def _is_run_its_own(self, epochs: int) -> bool:

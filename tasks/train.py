@@ -42,13 +42,12 @@ from tasks.store.links import link_folder
 from training.config import SegmentConfig, TrainingConfig
 from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
-from training.state.receipt import find_problem, set_aside
+from training.state.receipt import DROPPED, discard, drop_files, find_problem, set_aside
 
 _log = logging.getLogger(__name__)
 
 _WORK = Path(".work/runs")
 
-_BYTES_PER_WEIGHT, _BYTES_WITH_MOMENTS = 4, 12
 _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
@@ -125,23 +124,33 @@ class CellTraining:
         """Return where the finished segment stands, or will."""
         return self.work / "segments" / segment.fingerprint
 
-    def problem_with(self, segment: PlannedSegment) -> str | None:
-        """Return None if the segment is finished and every byte of it is what its receipt says, else why not."""
-        return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint)
+    def problem_with(self, segment: PlannedSegment, *, is_whole: bool = True) -> str | None:
+        """Return None if the segment is finished and every byte of it is what its receipt says, else why not.
+
+        One that is not whole may lack what `keep` removes.
+        """
+        may_lack = "" if is_whole else DROPPED[self.params.train.keep]
+        return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint, may_lack=may_lack)
 
     def list_missing(self) -> list[PlannedSegment]:
-        """Return the segments that are still to be trained."""
-        return [part for part in self.segments if self.problem_with(part) is not None]
+        """Return the segments that are still to be trained; the last one, and one before such, have to be whole."""
+        missing: list[PlannedSegment] = []
+        is_missing = True
+        for part in reversed(self.segments):
+            is_missing = self.problem_with(part, is_whole=is_missing) is not None
+            missing[:0] = [part] * is_missing
+        return missing
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: weights and, unless an adapter alone has them, the two moments of AdamW, in fp32."""
-        bytes_per_parameter = _BYTES_PER_WEIGHT if self.params.train.adapter else _BYTES_WITH_MOMENTS
-        return self.base_model.num_parameters * bytes_per_parameter
+        """Size of a whole checkpoint."""
+        return self.base_model.num_parameters * self.params.train.count_bytes_kept(1)
 
-    def count_max_checkpoints(self, missing: list[PlannedSegment]) -> int:
+    def count_max_checkpoints(self, missing: list[PlannedSegment]) -> float:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
-        return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
+        train = self.params.train
+        before = train.count_bytes_kept(len(missing) - 1) / train.count_bytes_kept(1)
+        return 1 + before + (_PARTIALS_KEPT if train.checkpoint_every_steps else 1)
 
     def facts(self) -> CellFacts:
         """Return what run.json says of the cell, apart from its segments."""
@@ -219,6 +228,10 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
     if missing:
         if (left := explain_left_work(run.work, world_size=params.cells[run.cell].world_size)) is not None:
             _log.info("%s: %s", run.cell, left)
+        for part in missing:
+            # It is finished, but what is gone of it is where the next one begins.
+            if run.problem_with(part, is_whole=False) is None:
+                discard(run.locate_segment(part))
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
         require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
@@ -314,7 +327,9 @@ def _assemble(run: CellTraining, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     for part in run.segments:
         source = run.locate_segment(part)
-        if problem := run.problem_with(part):
+        if part is not run.segments[-1]:
+            drop_files(source, DROPPED[run.params.train.keep])
+        if problem := run.problem_with(part, is_whole=part is run.segments[-1]):
             raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
         link_folder(source, output / part.folder)
     last = run.segments[-1]

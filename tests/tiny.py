@@ -224,13 +224,14 @@ def make_config(
         "threads_per_rank": 1,
         "log_every_steps": 1,
         "checkpoint_every_steps": 0,
+        "keep": "all",
         "eval_every_steps": 0,
         "heldout_dir": "",
         "heldout_digest": "",
         "statistics_rows": 0,
         **changes,
     }
-    not_content = {"work_dir", "log_every_steps", "checkpoint_every_steps"}
+    not_content = {"work_dir", "log_every_steps", "checkpoint_every_steps", "keep"}
     not_content |= {"eval_every_steps", "heldout_dir", "heldout_digest"}
     content = {key: value for key, value in config.items() if key not in not_content}
     segments = []

@@ -100,6 +100,7 @@ class TrainingConfig:
     log_every_steps: int
     checkpoint_every_steps: int
     eval_every_steps: int
+    keep: Literal["all", "epochs", "last"] = "all"
     max_check_gib: float = 40.0
     """The most that the state before and after an update may take on disk."""
 

@@ -59,8 +59,9 @@ def train(
     """
     started = time.perf_counter()
     store = CheckpointStore(
-        config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events
-    )
+        config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events,
+        keep=config.keep,
+    )  # fmt: skip
     launch = TrainingLaunch(
         config=config, ranks=ranks, stop=stop, events=events, store=store,
         faults=read_planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
@@ -110,6 +111,8 @@ def train(
             _resume(launch, strategy, record, version_drift=drift)
             finished = train_segment(launch, strategy, record)
             stands_after = index
+            if ranks.is_first and index:
+                store.drop_checkpoint(config.segments[index - 1])
         facts = finished
         train_seconds += facts["train_seconds"]
         check_seconds += facts.get("check_seconds", 0.0)  # a segment of an earlier version has none

@@ -213,6 +213,12 @@ class Params(Section):
         """Raise ValueError for what optional sections ask of the comparison and it has not."""
         if self.search != SearchParams() and (unfit := self.explain_unsearchable()):
             raise ValueError(unfit)
+        needs_each = has_labels(self.workload) or (self.upload.checkpoints, self.upload.revisions) != ("last", "none")
+        if self.train.keep == "last" and needs_each:
+            raise ValueError(
+                "train.keep: got last; allowed: epochs or all, where each epoch's weights are evaluated, as with "
+                "classes, or published"
+            )
         if self.upload.cell is not None:
             require_one_of("upload.cell", self.upload.cell, list(self.cells))
         if isinstance(self.upload.checkpoints, list):

@@ -92,7 +92,7 @@ def _read_text(path: Path) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Return whether it is all in brackets and quotes, as programs write params; `dvc exp run -S` spoils such a file."""
+    """Return whether it is JSON, as programs write params; `dvc exp run -S` spoils such a file."""
     return text.startswith("{")
 
 

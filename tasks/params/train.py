@@ -9,9 +9,13 @@ from tasks.params.section import Finite, Section
 
 NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
 """Keys that the ranks are not told; of a schedule they are told where in it each segment stands."""
-NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {"log_every_steps", "checkpoint_every_steps", "eval_every_steps"}
+NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {
+    "log_every_steps", "checkpoint_every_steps", "eval_every_steps", "keep",
+}  # fmt: skip
 """Keys that no segment's content depends on: how far the run goes, when it logs, saves or looks at held-out rows, what
-is called a hang, and what is refused."""
+is kept, what is called a hang, and what is refused."""
+_BYTES_OF_WEIGHT = 4
+"""In fp32, as is each of AdamW's two moments; of an adapter's moments nothing is counted."""
 AUTO = 0
 """A micro_batch_size that is still to be found (tasks/rehearsal/largest.py)."""
 
@@ -108,6 +112,11 @@ class TrainParams(Section):
     """Optimizer steps between two log points; between them the host never waits for the device."""
     checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
     """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
+    keep: Literal["all", "epochs", "last"] = "all"
+    """What stays of a range's epoch once the next one is trained: its checkpoint, its weights alone, or neither.
+
+    The newest one stays whole. An epoch more in an earlier range, or another `keep`, trains again from what is gone.
+    """
     eval_every_steps: int = Field(default=0, ge=0, le=10_000_000)
     """Optimizer steps, counted over the whole run, between two looks at the loss on the held-out rows; 0: none.
 
@@ -118,6 +127,12 @@ class TrainParams(Section):
 
     Starting, warming up and large checkpoints get more. The run goes on from its last checkpoint the next time.
     """
+
+    def count_bytes_kept(self, num_segments: int) -> int:
+        """Return the bytes per parameter that stay of the checkpoints of so many finished segments."""
+        num_weights = min(num_segments, 1) if self.keep == "last" else num_segments
+        num_moments = 0 if self.adapter else num_segments if self.keep == "all" else min(num_segments, 1)
+        return _BYTES_OF_WEIGHT * (num_weights + 2 * num_moments)
 
     @model_validator(mode="after")
     def _require_decay(self) -> "TrainParams":

@@ -23,7 +23,7 @@ def require_writable(*folders: Path) -> None:
             ) from None
 
 
-def require_room(folder: Path, num_bytes: int, *, num: int, what: str) -> None:
+def require_room(folder: Path, num_bytes: int, *, num: float, what: str) -> None:
     """Raise ResourceError, with the numbers, unless `num` files of that size, and a little more, have room."""
     needed = int((num + _SPARE) * num_bytes)
     free = shutil.disk_usage(folder).free

@@ -22,8 +22,6 @@ from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_pe
 from training.probing.live_memory import KINDS
 
 LABEL = "modelled, not measured"
-_BYTES_PER_PARAMETER = 12
-"""Of a checkpoint."""
 
 
 def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> None:
@@ -62,12 +60,13 @@ def tell_all_cells(
         )
     console.print(table)
     if not params.train.adapter:
-        # Weights and two moments in fp32, whole in every checkpoint; the last one stands beside a partial one.
-        size = max(cell.step.num_parameters for cell in cells) * _BYTES_PER_PARAMETER / GIB
-        number = len(params.checkpoint_names) * len(cells)
+        # The last one stands beside a partial one.
+        number, count = len(params.checkpoint_names), params.train.count_bytes_kept
+        one, kept = (max(cell.step.num_parameters for cell in cells) * count(num) / GIB for num in (1, number))
         console.print(
-            f"On the disk: {format_plural(number, 'checkpoint')} of {_format_gib(size)} GiB, and "
-            f"{_format_gib((number + 1) * size)} GiB in all with one that is being written ({LABEL}).",
+            f"On the disk, with train.keep {params.train.keep}: a checkpoint of {_format_gib(one)} GiB, after "
+            f"{format_plural(number, 'segment')} of each cell {_format_gib(len(cells) * kept + one)} GiB in all with "
+            f"one that is being written ({LABEL}).",
             soft_wrap=True, highlight=False, markup=False,
         )  # fmt: skip
 

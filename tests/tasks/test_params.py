@@ -130,6 +130,9 @@ BAD = {
         "upload: {checkpoints: [tiny_0-100-epoch-3.pt]}\ncells:",
         ["upload.checkpoints", "tiny_0-100-epoch-2.pt"],
     ),
+    "weights that are published and not kept": (
+        "64}\n", "64, keep: last}\nupload: {revisions: per_epoch}\n", ["train.keep: got last", "epochs or all"],
+    ),
     "duplicate key": ("name: test\n", "name: test\nname: again\n", ["duplicate key", "name"]),
     "alias": ("heldout: 300-350", "heldout: &h 300-350\nother: *h", ["aliases"]),
     "tag": ("name: test", "name: !!python/object:os.system test", ["tag"]),

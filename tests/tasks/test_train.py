@@ -10,9 +10,11 @@ from tasks.fingerprint import write_snapshots
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import InputsFile
-from tasks.train import explain_left_work, plan_segments
+from tasks.records.sources import BaseModelManifest
+from tasks.train import CellTraining, explain_left_work, plan_segments
 from tests.tiny import make_config, make_slice
 from training.process.files import write_json
+from training.state.receipt import drop_files, seal_folder
 
 PARTS = ("0-20", "20-40", "40-60", "60-80")
 SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"digest of {part}") for part in PARTS}
@@ -115,6 +117,37 @@ def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None
     after = _fingerprints(_params(project, ranges=["60-80", "20-40"]))
     assert before[0] != after[0]
     assert before[1] != after[1]
+
+
+@pytest.mark.parametrize(
+    ("keep", "lacking", "missing"),
+    [
+        ("last", {0: "*.pt", 1: "*.pt", 2: "*.pt"}, []),
+        ("last", {0: "*.pt", 1: "*.pt", 2: "*.pt", 3: "*"}, [0, 1, 2, 3]),
+        ("last", {0: "*.pt", 2: "*.pt", 3: "*"}, [2, 3]),
+        ("last", {0: "*.pt", 3: "state.pt"}, [3]),
+        ("epochs", {0: "state.pt", 1: "state.pt"}, []),
+        ("epochs", {0: "tiny.pt"}, [0]),
+        ("last", {1: "steps.jsonl"}, [1]),
+        ("all", {1: "state.pt"}, [1]),
+    ],
+)
+def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_one_begins_with_it(
+    keep: str, lacking: dict[int, str], missing: list[int], project: Path, tmp_path: Path
+) -> None:
+    params = _params(project, train__keep=keep)
+    segments = plan_segments("1proc", params, slices=SLICES, **FACTS)
+    run = CellTraining(
+        params=params, cell="1proc", device="cpu", base_model=BaseModelManifest.model_construct(num_parameters=10),
+        machine_digest="m", segments=segments, work=tmp_path,
+    )  # fmt: skip
+    for index, part in enumerate(segments):
+        with seal_folder(run.locate_segment(part), fingerprint=part.fingerprint, facts={}) as folder:
+            for name in ("tiny.pt", "state.pt", "steps.jsonl"):
+                (folder / name).write_text(name)
+        drop_files(run.locate_segment(part), lacking.get(index, ""))
+    assert run.list_missing() == [segments[index] for index in missing]
+    assert run.count_max_checkpoints(segments) == pytest.approx({"all": 5, "epochs": 3 + 2 / 3, "last": 3}[keep])
 
 
 def test_unfinished_work_of_another_number_of_ranks_is_named_in_one_line(tmp_path: Path) -> None:

@@ -112,6 +112,24 @@ def test_one_more_epoch_or_range_reuses_the_finished_segments_and_what_a_crash_l
     assert _kinds(train_here(wider)) == ["segment_reused"] * 2
 
 
+@pytest.mark.parametrize("keep", ["epochs", "last"])
+def test_what_is_not_kept_of_a_finished_segment_trains_nothing_again_and_changes_no_bit(
+    keep: str, toy: Toy, train_here: Launch, clean: dict[str, Any]
+) -> None:
+    config = toy.tell(num_slices=2, keep=keep)
+    train_here(config)
+    left = [{file.name for file in folder_of(config, index).glob("*.pt")} for index in range(2)]
+    weights = "tiny_0-45-epoch-1.pt"
+    assert left[0] == ({weights} if keep == "epochs" else set())
+    assert len(left[1]) == 2
+    assert _kinds(train_here(config)) == ["segment_reused"] * 2
+    assert are_bitwise_equal(weights_at_end(config, 1), weights_at_end(clean, 1))
+    (folder_of(config, 0) / "ledger.npz").unlink(missing_ok=True)
+    for file in [file for file in folder_of(config, 0).iterdir() if file.suffix == ".jsonl"]:
+        file.unlink()
+    assert _kinds(train_here(config))[:2] == ["checkpoint_not_used", "segment_started"], "records are never dropped"
+
+
 @pytest.mark.parametrize(("step", "log_every_steps"), [(0, 1000), (4, 1), (6, 1), (8, 1)])
 def test_a_run_stopped_at_any_step_ends_long_before_a_log_point_and_resumes_to_the_same_bits(
     step: int, log_every_steps: int, toy: Toy, train_here: Launch, clean: dict[str, Any]

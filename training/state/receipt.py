@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from training.process.files import digest_file, digest_json, make_folder, rename
 
 STATE_FILE = "state.pt"
 """In the folder of a checkpoint, beside its weights: all else that the next step depends on."""
+DROPPED = {"all": "", "epochs": STATE_FILE, "last": "*.pt"}
+"""`keep` -> the files of a finished segment that are removed once the next one is finished."""
 RECEIPT = "receipt.json"
 _REASON = "not-used.txt"
 """In a folder that was set aside: why."""
@@ -48,10 +51,10 @@ def seal_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any]) -
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def find_problem(folder: Path, *, fingerprint: str) -> str | None:
+def find_problem(folder: Path, *, fingerprint: str, may_lack: str = "") -> str | None:
     """Return None if the folder is whole and bears the fingerprint, else one line saying what is wrong.
 
-    Reads and hashes every file.
+    Reads and hashes every file. `may_lack`: files of this pattern need not be there.
     """
     try:
         content = (folder / RECEIPT).read_bytes()
@@ -61,11 +64,17 @@ def find_problem(folder: Path, *, fingerprint: str) -> str | None:
             return f"{RECEIPT} was altered: its own digest does not match"
         if receipt["fingerprint"] != fingerprint:
             return f"fingerprint is {receipt['fingerprint']}, wanted {fingerprint}"
-        return _find_file_problem(folder, receipt["files"])
+        return _find_file_problem(folder, receipt["files"], may_lack=may_lack)
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{RECEIPT} is unreadable: {type(error).__name__}: {error}"
+
+
+def drop_files(folder: Path, pattern: str) -> None:
+    """Remove the files of this pattern from a finished segment; its receipt goes on naming them."""
+    for file in [file for file in folder.glob("*") if fnmatch(file.name, pattern)]:
+        file.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path, problem: str) -> None:
@@ -120,8 +129,9 @@ def _encode_receipt(receipt: dict[str, Any]) -> bytes:
     return (json.dumps({**receipt, "digest": digest_json(receipt)}, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _find_file_problem(folder: Path, files: dict[str, Any]) -> str | None:
+def _find_file_problem(folder: Path, files: dict[str, Any], *, may_lack: str) -> str | None:
     present = {name for name in os.listdir(folder) if name != RECEIPT}
+    files = {name: fact for name, fact in files.items() if name in present or not fnmatch(name, may_lack)}
     if present != set(files):
         return f"files are {sorted(present)}, the receipt names {sorted(files)}"
     for name, fact in files.items():

@@ -13,7 +13,7 @@ from typing import Any
 import tasks
 from tasks.params.packages import list_packages
 from training.process.files import digest_file
-from training.state.receipt import find_problem
+from training.state.receipt import DROPPED, find_problem
 
 _PROJECT = Path(tasks.__file__).parents[1]
 
@@ -29,7 +29,8 @@ class Parcel:
         found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
         found += [(f"code/{file.relative_to(_PROJECT)}", file) for file in _list_code()]
         work = Path(self._told["work_dir"])
-        for folder in list_checkpoints(work, [part["fingerprint"] for part in self._told["segments"]]):
+        fingerprints = [part["fingerprint"] for part in self._told["segments"]]
+        for folder in list_checkpoints(work, fingerprints, keep=self._told["keep"]):
             found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
         self.files = {name: (_digest_once(file), str(file)) for name, file in found}
         """Name -> (sha256, where it is here)."""
@@ -49,7 +50,7 @@ class Parcel:
         }  # fmt: skip
 
 
-def list_checkpoints(work: Path, fingerprints: list[str]) -> Iterator[Path]:
+def list_checkpoints(work: Path, fingerprints: list[str], *, keep: str = "all") -> Iterator[Path]:
     """Yield the folders from which a launch may go on, each verified by its receipt.
 
     They are the last finished segment, and the partial checkpoints of the one after it.
@@ -57,7 +58,7 @@ def list_checkpoints(work: Path, fingerprints: list[str]) -> Iterator[Path]:
     last = None
     for fingerprint in fingerprints:
         segment = work / "segments" / fingerprint
-        if find_problem(segment, fingerprint=fingerprint) is None:
+        if find_problem(segment, fingerprint=fingerprint, may_lack=DROPPED[keep]) is None:
             last = segment
             continue
         partials = (work / "partial" / fingerprint).glob("step-*")

@@ -65,7 +65,8 @@ def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(
     # Wherever a figure is: all tables, all paragraphs, and at the end.
     assert done.stdout.count("modelled, not measured") == 9
     assert done.stdout.count(" (h:min:s) for 393 steps") == 3
-    size, total = map(float, re.search(r"9 checkpoints of ([\d.]+) GiB, and ([\d.]+) GiB in all", done.stdout).groups())
+    disk = r"checkpoint of ([\d.]+) GiB, after 3 segments of each cell ([\d.]+) GiB in all"
+    size, total = map(float, re.search(disk, done.stdout).groups())
     assert total == pytest.approx(10 * size, abs=0.06)
     _, _, all_cells = done.stdout.partition("GiB of ")
     rows = [line.split("│")[1:-1] for line in all_cells.splitlines() if line.startswith("│")]
