@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
     to_run = stages[stages.index(first) :]
     known = _read_seconds()
     span = timedelta(seconds=round(sum(known.get(stage, 0.0) for stage in to_run)))
-    last_time = f"which took {span} last time (h:min:s)" if set(to_run) <= known.keys() else _NOT_KNOWN_YET
+    end = datetime.now() + span
+    last_time = f"which took {span} last time (h:min:s), so until {end:%a %H:%M}"
+    last_time = last_time if set(to_run) <= known.keys() else _NOT_KNOWN_YET
     return f"{len(to_run)} of {len(stages)} stages to run, {last_time}: {', '.join(to_run)}"
 
 

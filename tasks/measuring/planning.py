@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -53,8 +53,13 @@ def tell_training_time(params: Params, measurement: Measurement, num_rows: Mappi
     """Return how long a whole training of each cell takes as fast as it was timed; `num_rows`: of each range."""
     rows = sum(num_rows[str(part)] for part in params.ranges) * params.train.epochs
     speeds = {arm.cell: arm.samples_per_second for arm in measurement.arms if not arm.is_wrapped_baseline}
-    spans = [f"{cell} {timedelta(seconds=round(rows / speed))}" for cell, speed in speeds.items()]
-    return f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {wording.join_names(spans)}"
+    spans = {cell: timedelta(seconds=round(rows / speed)) for cell, speed in speeds.items()}
+    told = wording.join_names([f"{cell} {span}" for cell, span in spans.items()])
+    end = datetime.now() + sum(spans.values(), timedelta())
+    return (
+        f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {told}; all of them end about "
+        f"{end:%a %H:%M} if none is finished"
+    )
 
 
 def plan_session(

@@ -64,6 +64,8 @@ def damaged(path: Path, error: Exception) -> DataError:
     if isinstance(error, ValidationError):
         first: dict[str, Any] = dict(error.errors(include_url=False)[0])
         reason = f"{'.'.join(str(part) for part in first['loc']) or 'top level'}: {first['msg']}"
+    elif isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: no such file; run `dvc repro` to make it")
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror
     else:

@@ -182,8 +182,11 @@ def _main() -> None:
     parser.add_argument("now", help="another one")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write a page as well")
     arguments = parser.parse_args()
-    if not arguments.before or not arguments.now:
-        raise ConfigurationError("two results.json are needed: make diff A=old/results.json B=reports/results.json")
+    for name in (arguments.before, arguments.now):
+        if not Path(name).is_file():
+            raise ConfigurationError(
+                f"got {name!r}, which is no file; needed: make diff A=old/results.json B=reports/results.json"
+            )
     document = make_diff(read_results(Path(arguments.before)), read_results(Path(arguments.now)))
     markdown = render_markdown(document)
     if sys.stdout.isatty():

@@ -1,5 +1,6 @@
 """How long the trainings will take, told from the speeds that were measured."""
 
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tasks.measuring.planning import tell_training_time
@@ -20,7 +21,9 @@ def test_training_time_is_that_of_all_rows_epochs_and_seeds_of_each_cell(project
     hours = len(params.ranges) * params.train.epochs / 10
     assert (len(params.ranges), params.train.epochs) == (2, 2)
     told = tell_training_time(params, Measurement.model_construct(arms=arms), rows)
+    end = datetime.now() + timedelta(hours=1.5 * hours)
     assert told == (
         "as timed, a whole training takes, beside the starts of its ranks (h:min:s): "
-        f"1proc 0:{60 * hours:.0f}:00 and 2proc 0:{30 * hours:.0f}:00"
+        f"1proc 0:{60 * hours:.0f}:00 and 2proc 0:{30 * hours:.0f}:00; all of them end about {end:%a %H:%M} "
+        "if none is finished"
     )
