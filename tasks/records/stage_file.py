@@ -64,10 +64,9 @@ def damaged(path: Path, error: Exception) -> DataError:
     if isinstance(error, ValidationError):
         first: dict[str, Any] = dict(error.errors(include_url=False)[0])
         reason = f"{'.'.join(str(part) for part in first['loc']) or 'top level'}: {first['msg']}"
-    elif isinstance(error, FileNotFoundError):
-        return DataError(f"{path}: no such file; run `dvc repro` to make it")
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror
     else:
         reason = f"{type(error).__name__}: {error}"
-    return DataError(f"{path}: {reason}; delete it and run `dvc repro` to make it anew")
+    remedy = "delete it and run" if path.exists() else "run"
+    return DataError(f"{path}: {reason}; {remedy} `dvc repro` to make it anew")
