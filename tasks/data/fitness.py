@@ -45,15 +45,26 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     found = _count(rows, tokens, getattr(slicer, "texts", slicer), is_labelled=has_labels(params.workload))
     place = f"model.source {params.model.source}"
     _require_words(found, place, manifest.source)
-    texts = [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)]
+    _try(params, base_model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
+    return found
+
+
+def try_weights(params: Params, folder: Path) -> None:
+    """Try a language model's folder as check_fitness does, on ids in place of rows, which a rehearsal has none of."""
+    _try(params, folder, [np.arange(_FEW_TOKENS)])
+
+
+def _try(params: Params, folder: Path, texts: list[np.ndarray]) -> None:
+    place = f"model.source {params.model.source}"
     with translate_errors(place):
-        model = _load(params, base_model)
+        model = _load(params, folder)
+    # Whatever its forward raises.
+    with translate_errors(f"{place}: {type(model).__name__}"):
         _require_gradients(model, params, texts, place)
         _shorten(model)
         if not has_labels(params.workload):
             _require_causal(model, texts, place)
         _require_separate_rows(model, params, texts, place)
-    return found
 
 
 def _read_first_rows(file: Path, num_rows: int) -> dict[int, Row]:
@@ -112,7 +123,10 @@ def _load(params: Params, base_model: Path) -> Any:
     logging.set_verbosity_error()
     config = AutoConfig.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
     config.use_cache = False
-    if BaseModelManifest.read(base_model).num_parameters * _BYTES_PER_PARAMETER > read_free_memory_bytes()[0]:
+    manifest = BaseModelManifest.read_if_there(base_model)
+    # A file of 16 bits has two bytes for each.
+    most = sum(file.stat().st_size for file in base_model.glob("*.safetensors")) // 2
+    if (manifest.num_parameters if manifest else most) * _BYTES_PER_PARAMETER > read_free_memory_bytes()[0]:
         few = _count_telling_layers(config)
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:few]

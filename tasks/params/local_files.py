@@ -1,5 +1,6 @@
 """Whether the model and the rows that params.yaml names on this machine are there, before anything starts."""
 
+import glob
 from pathlib import Path
 
 from tasks.params.image_files import list_image_files
@@ -83,6 +84,9 @@ def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
     """Return the number of rows; None where only reading tells."""
     try:
         if file.is_dir():
+            # datasets reads a folder by patterns, beginning with its own name.
+            if glob.has_magic(str(file.resolve())):
+                raise ValueError(f"got the folder {str(file.resolve())!r}; allowed: a path without any of [ * ?")
             if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
                 raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
             return None

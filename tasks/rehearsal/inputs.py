@@ -10,7 +10,8 @@ from pathlib import Path
 from tasks.data.builtin.image_networks import make_config
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
-from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS, ModelParams
+from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS
+from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.slices import SlicesManifest
@@ -71,7 +72,7 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
         return scratch / "model", (_CLASSES_ASSUMED,)
     if folder is None and model.location not in BUILTIN_CLASSIFIERS:
         is_classifier = None if read_unit(params.workload) == "image" else has_labels(params.workload)
-        folder = _fetch_model(model, scratch / "fetched", is_classifier=is_classifier)
+        folder = _fetch_model(params, scratch / "fetched", is_classifier=is_classifier)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigurationError(
             f"model.source: got {model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
@@ -82,21 +83,28 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     return scratch / "model", ()
 
 
-def _fetch_model(model: ModelParams, folder: Path, *, is_classifier: bool | None) -> Path:
-    """Return a folder with the config.json of a model, filled with nothing else, or with a built-in one."""
-    from tasks.data.sources.commits import pin_commit
-    from tasks.data.sources.models import fetch_config, store_model
+def _fetch_model(params: Params, folder: Path, *, is_classifier: bool | None) -> Path:
+    """Return a folder with the config.json of a model, filled with nothing else, or with a built-in one.
 
+    A language model's own folder with weights is tried as the stage `download` does.
+    """
+    from tasks.data.fitness import try_weights
+    from tasks.data.sources.commits import pin_commit
+    from tasks.data.sources.models import count_bytes, fetch_config, store_model
+
+    model, own = params.model, Path(params.model.location)
     if model.kind == "builtin":
         return store_model(model)
     try:
         # The commit stays, so that what is rehearsed is what will be downloaded.
         commit = None if model.revision is None else pin_commit(model.location, model.revision, kind="model")
         fetch_config(model, folder, commit=commit, is_classifier=is_classifier)
+        if is_classifier is False and model.kind == "path" and (size := count_bytes(own, model)):
+            with BoundedChild() as child:
+                child.run(try_weights, params, own, what=f"model.source {model.source}", num_bytes=size)
     except StageError as error:
-        raise ConfigurationError(
-            f"model.source: {error}; config.json is all that is needed, and a path: to a folder with it will do"
-        ) from None
+        remedy = "; config.json is all that is needed, and a path: to a folder with it will do" * (model.kind == "hub")
+        raise ConfigurationError(f"{error}{remedy}") from None
     return folder
 
 

@@ -22,6 +22,7 @@ from tasks.data.sources.finite_weights import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
+from tasks.params.local_files import check_paths
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
@@ -253,6 +254,14 @@ def test_a_local_source_may_be_whatever_datasets_reads(kind: str) -> None:
 def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         rows_and_manifest(ask(source()))
+
+
+def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_read() -> None:
+    _write_as("shards")
+    Path("folder").rename("fold[er]*")
+    asked = ask({"source": "path:fold[er]*"})
+    with pytest.raises(ValueError, match=r"dataset.source: got the folder .*fold\[er\]\*'; allowed: a path without"):
+        check_paths(asked.model, asked.dataset, ranges=asked.ranges, heldout=asked.heldout, base=Path())
 
 
 def _rename(dataset: dict[str, Any], name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tasks.data.builtin import image_networks
 from tasks.data.builtin.digits import NUM_IMAGES
@@ -272,6 +273,12 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "norm": "batch"}))
     with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm sync_batch, or group"):
+        store_image_model(model, class_names=CLASS_NAMES)
+    (made / "config.json").write_text(json.dumps(config))
+    weights = load_file(made / "model.safetensors")
+    weights["fc.weight"][0, 0] = float("inf")
+    save_file(weights, made / "model.safetensors")
+    with pytest.raises(DataError, match=r"two images have the loss (nan|inf), or parameters no finite gradient"):
         store_image_model(model, class_names=CLASS_NAMES)
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
         store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.data.builtin import image_networks
 from tasks.data.sources import image_weights
 from tasks.data.sources.image_weights import write_pretrained_network
@@ -33,6 +35,7 @@ _NORMS = {
     "sync_batch": " with batch normalisation over the rows of all ranks",
 }
 _MAX_CONFIG_BYTES = 10 * 2**20
+_SIDE = 32
 
 
 def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_size: int | None = None) -> Path:
@@ -133,7 +136,9 @@ def _check_model(
     folder: Path, class_names: Sequence[str], image_size: int | None, *, model: ModelParams
 ) -> tuple[dict[str, Any], int]:
     """Return what config.json says of the network and the number of its parameters, having loaded it."""
-    from training.workloads.image_classification import load_model  # torch takes seconds to import
+    # torch takes seconds to import
+    from training.data.image_rows import ImageRows
+    from training.workloads.image_classification import load_model, loss_sum
 
     try:
         network, source = load_model(folder), model.source
@@ -154,5 +159,15 @@ def _check_model(
         raise DataError(
             f"model.source {source}: it is for images of {config['image_size']} pixels a side, and "
             f"dataset.image_size is {image_size}; allowed: the same"
+        )
+    images = np.random.default_rng(0).integers(256, size=(2, 3, *[image_size or _SIDE] * 2), dtype=np.uint8)
+    batch = ImageRows(images=images, labels=np.arange(2), row_ids=np.arange(2)).collate(range(2), seq_len=0)
+    loss = loss_sum(network.eval(), batch)
+    loss.backward()
+    gradients = [part.grad for part in network.parameters()]
+    if not (loss.isfinite() and all(one is not None and one.isfinite().all() for one in gradients)):
+        raise DataError(
+            f"model.source {source}: two images have the loss {loss.item():g}, or parameters no finite gradient; "
+            "allowed: weights that can be trained"
         )
     return config, sum(part.numel() for part in network.parameters())

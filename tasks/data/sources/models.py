@@ -114,7 +114,7 @@ def fetch_config(model: ModelParams, folder: Path, *, commit: str | None, is_cla
         hub.download_config(model.location, commit, folder)
     else:
         file = Path(model.location) / "config.json"
-        _check_files([file], model.source)
+        _check_files([file, *file.parent.glob("*.safetensors")], model.source)
         folder.mkdir(parents=True)
         shutil.copyfile(file, folder / file.name)
     with BoundedChild() as child:

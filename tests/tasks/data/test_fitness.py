@@ -1,5 +1,6 @@
 """A model, its tokenizer and rows that would be trained on silently, or end a rank: one line in `download`."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,9 +19,10 @@ from tasks.params import Params
 from tasks.params.sources import ModelParams
 from tasks.process import bounded_child
 from tasks.process.bounded_child import BoundedChild
-from tasks.process.failure import DataError
+from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.facts import TokenisedFacts
 from tasks.records.sources import RawManifest
+from tasks.rehearsal.inputs import gather_inputs
 from tests.tasks.test_download import TEXTS, ask
 from training.model.weights import without_deepspeed
 
@@ -136,6 +138,26 @@ def test_a_model_that_cannot_be_trained_so_is_refused(
     write_model(kind, tokenizer=tiny_qwen2, head=head, **more)
     with pytest.raises(DataError, match=says):
         try_model(**with_seq_len(128), **changes)
+
+
+def test_an_error_of_the_models_own_code_is_one_line_with_its_class(
+    tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    write_model("llama", tokenizer=tiny_qwen2)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: [][0])
+    with pytest.raises(DataError, match=r"model: LlamaForCausalLM: cannot be used \(IndexError: list index out of"):
+        try_model()
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_rehearsal_tries_local_weights_as_download_does(kind: str, tiny_qwen2: Path) -> None:
+    write_model(kind, tokenizer=tiny_qwen2)
+    with contextlib.ExitStack() as stack:
+        if kind == "bert":
+            stack.enter_context(pytest.raises(ConfigurationError, match=r"^model.source path:model: positions see the"))
+        stack.enter_context(gather_inputs(ask(model={"source": "path:model", "name": "m"})))
 
 
 def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> None:
