@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.conftest import PROJECT
 
@@ -32,10 +33,20 @@ def test_the_package_is_installed_by_itself_and_audits_a_script(tmp_path: Path) 
     found = {entry.name for entry in there.iterdir() if not entry.name.startswith(".")}
     assert {name for name in found if not name.endswith(".dist-info")} == {"bin", "ddp_audit"}
     (tmp_path / "train.py").write_text(_LEARNS)
+    workflow = YAML(typ="safe").load(PROJECT / "docs" / "examples" / "audit.yml")
+    assert workflow["env"]["AUDIT"].startswith("train.py ")
+    steps = [step["run"] for step in workflow["jobs"]["audit"]["steps"] if "run" in step]
+    assert [step.split()[0] for step in steps] == ["pip", "pip", "ddp-audit", "cat"]
+    path = os.pathsep.join([str(there / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     for rate, code, says in (("0.1", 0, "Nothing wrong was seen"), ("0", 1, "Nothing is learned")):
-        words = ["train.py", "--cells", "1", "--rate", rate, "--", "--steps", "5"]
-        done = subprocess.run(
-            [sys.executable, there / "bin" / "ddp-audit", *words], cwd=tmp_path, text=True, capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(there), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert (done.returncode, done.stdout.startswith(says)) == (code, True), done.stdout + done.stderr
+        environment = {
+            **os.environ, "PATH": path, "PYTHONPATH": str(there), "OMP_NUM_THREADS": "1",
+            "AUDIT": f"train.py --cells 1 --rate {rate} -- --steps 5", "GITHUB_STEP_SUMMARY": f"summary-{rate}.md",
+        }  # fmt: skip
+        audit, show = (
+            subprocess.run(["bash", "-ec", step], cwd=tmp_path, text=True, capture_output=True, env=environment)
+            for step in steps[2:]
+        )
+        assert (audit.returncode, audit.stdout.startswith(says)) == (code, True), audit.stdout + audit.stderr
+        assert show.returncode == 0
+        assert says in (tmp_path / f"summary-{rate}.md").read_text()
