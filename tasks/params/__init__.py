@@ -1,6 +1,6 @@
 """params.yaml as one validated, frozen model: the only schema of a comparison.
 
-`python -m tasks.params` checks the active one in well under a second: nothing heavy is imported here.
+`make params` checks the active one in well under a second: nothing heavy is imported here.
 """
 
 from pathlib import Path

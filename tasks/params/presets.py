@@ -1,13 +1,12 @@
-"""Make a comparison of presets/ the active one: `python -m tasks.params.presets NAME`."""
+"""A comparison of presets/ is made the active one."""
 
-import argparse
 import shutil
 from pathlib import Path
 
 from tasks.params import load_params
 from tasks.params.choices import suggest
 from tasks.params.saved import save_beside
-from tasks.process.failure import ConfigurationError, exit_with_one_line
+from tasks.process.failure import ConfigurationError
 
 _PRESETS = Path("presets")
 _ACTIVE = Path("params.yaml")
@@ -33,13 +32,3 @@ def use_preset(name: str, *, saves: bool = True) -> str:
     except ConfigurationError as error:
         said += f"; before it can run: {error}"
     return said
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.params.presets", description=__doc__)
-    parser.add_argument("name", help="name of a file in presets/, without .yaml")
-    print(use_preset(parser.parse_args().name))  # noqa: T201 the command's own output
-
-
-if __name__ == "__main__":
-    exit_with_one_line(_main, name="presets")

@@ -26,7 +26,7 @@ class Ending:
 
 
 class ParamsCommand:
-    """`python -m tasks.params` on one content after another, each in a folder and a process of its own."""
+    """`make params` on one content after another, each in a folder and a process of its own."""
 
     def __init__(self, scratch: Path, *, project: Path) -> None:
         self._scratch = scratch

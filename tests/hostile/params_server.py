@@ -1,4 +1,4 @@
-"""`python -m tests.hostile.params_server`: checks params files as `python -m tasks.params` does, a process for each.
+"""`python -m tests.hostile.params_server`: checks params files as `make params` does, a process for each.
 
 The processes are forked from one that has the schema imported, so that hundreds of them take seconds. A line on stdin
 names the folder of a params.yaml; a line of JSON on stdout says how its check ended.
@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
-from tasks.params.__main__ import _main
+from tasks.params import load_params
 from tasks.process.failure import exit_with_one_line
 
 HEAVY = ("torch", "prefect", "transformers", "mlflow", "datasets", "pandas", "dvc", "numpy")
@@ -21,7 +21,7 @@ def _check(folder: str, said: int, facts: int) -> NoReturn:
     sys.argv = ["params"]
     code = -1
     try:
-        exit_with_one_line(_main, name="params")
+        exit_with_one_line(load_params, name="params")
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:

@@ -280,7 +280,7 @@ def test_the_command_itself_ends_with_2_within_two_seconds(case: str, tmp_path: 
         old, new, _ = {**BAD, **MORE_BAD}[case]
         content = WHOLE.replace(old, new, 1).encode()
     (tmp_path / "params.yaml").write_bytes(content)
-    command = [sys.executable, "-m", "tasks.params"]
+    command = [sys.executable, "-m", "flows.command", "params"]
     # Of the processor: other work on the machine is not the command's. Two on the machine of docs/faults.md; an import
     # of torch alone takes more than the rest of what is allowed here.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -306,7 +306,12 @@ def test_what_is_no_file_of_ones_own_is_refused(kind: str, tmp_path: Path) -> No
     elif kind == "link out of the folder":
         file.symlink_to("/dev/zero")
     done = subprocess.run(
-        [sys.executable, "-m", "tasks.params"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "flows.command", "params"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "no such file" in done.stderr

@@ -157,7 +157,7 @@ def test_the_best_goes_on_as_an_ordinary_comparison(searched: Workspace, warm: P
     goes_on = searched.copy(tmp_path / "project", programs=warm)
     found = _read(goes_on)
     goes_on.run("git", "apply", "reports/search/params.patch")
-    goes_on.run("python", "-m", "tasks.params")
+    goes_on.run("ddp-compare", "params")
     params = load_params(goes_on.folder / "params.yaml")
     drawn = found["trials"][found["best"]]["drawn"]
     assert (params.train.learning_rate, params.train.global_batch_size) == (drawn["learning_rate"], drawn["batch_size"])
