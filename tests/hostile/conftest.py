@@ -64,7 +64,7 @@ class ParamsCommand:
 
     @staticmethod
     def _check_line(said: str) -> None:
-        assert said.startswith("params: params.yaml: ")
+        assert said.startswith(("params: params.yaml: ", "ddp-compare: params.yaml: "))
         assert said.count("\n") == 1
         assert said.endswith("\n")
         assert said[:-1].isprintable()
