@@ -129,7 +129,7 @@ class CellTraining:
 
         One that is not whole may lack what `keep` removes.
         """
-        may_lack = "" if is_whole else DROPPED[self.params.train.keep]
+        may_lack = DROPPED["all" if is_whole else self.params.train.keep]
         return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint, may_lack=may_lack)
 
     def list_missing(self) -> list[PlannedSegment]:

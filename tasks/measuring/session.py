@@ -66,11 +66,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         workers = stack.enter_context(open_workers(session.configs, launchers=launchers, nodes=nodes, stop=stop))
         observed = observe_memory(session, workers) if params.measure.memory else {}
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
-        parts = {"max_seconds": comparison.max_seconds}
-        parts |= {"waterfall_seconds": comparison.waterfall_seconds} if comparison.spreading else {}
-        with show_progress(
-            "measuring, blocks", None, seconds=sum(parts.values()), given_by=" and ".join(parts)
-        ) as advance:
+        seconds = comparison.max_seconds + (comparison.waterfall_seconds if comparison.spreading else 0.0)
+        with show_progress("measuring, blocks of max_seconds and waterfall_seconds", None, seconds=seconds) as advance:
             measured = measure_comparison(session.comparison, bench, advance=advance)
         arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {

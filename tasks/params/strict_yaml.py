@@ -45,8 +45,7 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH} levels; allowed: sections of keys and values")
         value = YAML(typ="safe", pure=True).load(text)
         # DVC reads the file too, by libyaml where ruamel.yaml.clib is installed, and `dvc exp run -S` writes it anew.
-        read_by_dvc = [text] if is_json(text) else [text, _write_as_dvc(text)]
-        if any(YAML(typ="safe").load(written) != value for written in read_by_dvc):
+        if any(YAML(typ="safe").load(written) != value for written in (text, _write_as_dvc(text))):
             raise ValueError(
                 "DVC would read or write it otherwise; allowed: lines of 80 without tabs and runs of blanks"
             )
@@ -99,7 +98,7 @@ def is_json(text: str) -> bool:
 def _write_as_dvc(text: str) -> str:
     yaml, written = YAML(), io.StringIO()
     yaml.dump(yaml.load(text), written)
-    return written.getvalue()
+    return text if is_json(text) else written.getvalue()
 
 
 def _refuse_ambiguous(event: Any, *, within_brackets: bool, is_json: bool) -> None:

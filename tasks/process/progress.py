@@ -15,12 +15,10 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
-def show_progress(
-    what: str, total: int | None, *, seconds: float | None = None, given_by: str = ""
-) -> Iterator[Callable[[int], None]]:
+def show_progress(what: str, total: int | None, *, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the number of items done since its last call; `total` None: nobody knows yet.
 
-    `seconds`: what the work is given by the key `given_by`, where that and no number of items ends it.
+    `seconds`: what the work is given, where that and no number of items ends it.
     """
     is_terminal = sys.stderr.isatty()
     started = time.monotonic()
@@ -36,8 +34,7 @@ def show_progress(
             end = "" if total is None else f" of {total}"
         else:
             progress.update(bar, completed=min(spent, seconds), description=f"{what}: {done}")
-            left = seconds - spent
-            end = f", about {left:.0f} s left" if left > 0 else f", past the {seconds:g} s of {given_by}"
+            end = f", about {seconds - spent:.0f} s left" if spent < seconds else f", past their {seconds:.0f} s"
         if not is_terminal and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             _log.info("%s: %d%s", what, done, end)

@@ -145,7 +145,7 @@ def test_a_segment_is_missing_where_more_is_gone_than_is_not_kept_or_the_next_on
         with seal_folder(run.locate_segment(part), fingerprint=part.fingerprint, facts={}) as folder:
             for name in ("tiny.pt", "state.pt", "steps.jsonl"):
                 (folder / name).write_text(name)
-        drop_files(run.locate_segment(part), lacking.get(index, ""))
+        drop_files(run.locate_segment(part), lacking.get(index, "-"))
     assert run.list_missing() == [segments[index] for index in missing]
     assert run.count_max_checkpoints(segments) == pytest.approx({"all": 5, "epochs": 3 + 2 / 3, "last": 3}[keep])
 

@@ -137,6 +137,8 @@ def _check_model(
 ) -> tuple[dict[str, Any], int]:
     """Return what config.json says of the network and the number of its parameters, having loaded it."""
     # torch takes seconds to import
+    import torch
+
     from training.data.image_rows import ImageRows
     from training.workloads.image_classification import load_model, loss_sum
 
@@ -162,12 +164,9 @@ def _check_model(
         )
     images = np.random.default_rng(0).integers(256, size=(2, 3, *[image_size or _SIDE] * 2), dtype=np.uint8)
     batch = ImageRows(images=images, labels=np.arange(2), row_ids=np.arange(2)).collate(range(2), seq_len=0)
-    loss = loss_sum(network.eval(), batch)
-    loss.backward()
-    gradients = [part.grad for part in network.parameters()]
-    if not (loss.isfinite() and all(one is not None and one.isfinite().all() for one in gradients)):
+    loss, parts = loss_sum(network.eval(), batch), [*network.parameters()]
+    if not all(one.isfinite().all() for one in (loss, *torch.autograd.grad(loss, parts))):
         raise DataError(
-            f"model.source {source}: two images have the loss {loss.item():g}, or parameters no finite gradient; "
-            "allowed: weights that can be trained"
+            f"model.source {source}: two images have a loss or gradients that are not finite; allowed: finite"
         )
-    return config, sum(part.numel() for part in network.parameters())
+    return config, sum(part.numel() for part in parts)
