@@ -33,6 +33,7 @@ from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
 from training.record.window import StepFacts, Window
 from training.state.checkpoint import CheckpointStore
+from training.state.receipt import DROPPED, drop_files
 from training.state.update_keeper import UpdateKeeper
 from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
@@ -60,7 +61,7 @@ def train(
     started = time.perf_counter()
     store = CheckpointStore(
         config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events,
-        keep=config.keep,
+        may_lack=DROPPED[config.keep],
     )  # fmt: skip
     launch = TrainingLaunch(
         config=config, ranks=ranks, stop=stop, events=events, store=store,
@@ -112,7 +113,7 @@ def train(
             finished = train_segment(launch, strategy, record)
             stands_after = index
             if ranks.is_first and index:
-                store.drop_checkpoint(config.segments[index - 1])
+                drop_files(store.locate_finished(config.segments[index - 1]), DROPPED[config.keep])
         facts = finished
         train_seconds += facts["train_seconds"]
         check_seconds += facts.get("check_seconds", 0.0)  # a segment of an earlier version has none

@@ -22,11 +22,9 @@ from training.process.failure import BadCheckpointError, UnwritableError
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import SEGMENT_FILE, Counters, Exchanged, SegmentFacts
 from training.state.receipt import (
-    DROPPED,
     RECEIPT,
     STATE_FILE,
     discard,
-    drop_files,
     find_problem,
     list_set_aside,
     remove_unfinished,
@@ -50,14 +48,15 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, work_dir: Path, *, model_name: str, world_size: int, exact: bool, events: EventStream, keep: str = "all"
+        self, work_dir: Path, *, model_name: str, world_size: int, exact: bool, events: EventStream, may_lack: str = "-"
     ) -> None:
+        """`may_lack`: files of a finished segment, as find_problem takes them."""
         self._work_dir = work_dir
         self._segments = work_dir / "segments"
         self._partials = work_dir / "partial"
         self._model_name = model_name
         self._exact = exact
-        self._dropped = DROPPED[keep]
+        self._may_lack = may_lack
         self._events = events
         self._facts: dict[str, Any] = {
             "world_size": world_size,
@@ -78,7 +77,7 @@ class CheckpointStore:
         folder = self._segments / segment.fingerprint
         if not folder.exists():
             return None
-        problem = find_problem(folder, fingerprint=segment.fingerprint, may_lack=self._dropped)
+        problem = find_problem(folder, fingerprint=segment.fingerprint, may_lack=self._may_lack)
         if problem is None:
             self._require_same_world_size(folder)
             facts: dict[str, Any] = json.loads((folder / SEGMENT_FILE).read_bytes())
@@ -183,10 +182,6 @@ class CheckpointStore:
         if ranks.is_first:
             discard(partials)
         return facts
-
-    def drop_checkpoint(self, segment: SegmentConfig) -> None:
-        """Remove what is not kept of a finished segment, now that the next one is finished."""
-        drop_files(self.locate_finished(segment), self._dropped)
 
     def _save(
         self,
