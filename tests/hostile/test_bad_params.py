@@ -25,7 +25,9 @@ REST = """\
 measure: {max_seconds: 5.0}
 quality: {target_loss: 2.0}
 cost: {price_per_gpu_hour: 2.5, price_date: "2026-11-21", price_source: an offer}
-tracking: {uri: "http://127.0.0.1:5000", experiment: test}
+tracking:
+  uri: http://127.0.0.1:5000
+  experiment: test
 upload: {repo_id: owner/name, private: true, checkpoints: last}
 """
 WHOLE = GOOD + REST
@@ -40,7 +42,7 @@ MORE_BAD = {
     "number with a thousands comma": ("seq_len: 64", 'seq_len: "1,024"', ["train.seq_len", "'1,024'"]),
     "list for a number": ("epochs: 2", "epochs: [2]", ["train.epochs", "[2]"]),
     "date for a word": ("name: test", "name: 2026-11-21", ["name"]),
-    "null for a section": ("tracking: {uri", "tracking: null\nother: {uri", ["other", "unknown key"]),
+    "null for a section": ("tracking:\n  uri", "tracking: null\nother:\n  uri", ["other", "unknown key"]),
     "null section": ("measure: {max_seconds: 5.0}", "measure: null", ["measure", "None"]),
     "merge key": ("name: test", "<<: {name: test}", ["<<"]),
     "key that is a number": ("name: test", "7: test", ["7"]),
@@ -75,11 +77,11 @@ MORE_BAD = {
     "password in an address": ("http://127.0.0.1", "http://me:secret-word@127.0.0.1", ["tracking.uri", "password"]),
     "experiment with a newline": ("experiment: test", 'experiment: "a\\nb"', ["tracking.experiment"]),
     "empty experiment": ("experiment: test", "experiment: ''", ["tracking.experiment"]),
-    "tracker that is none of ours": ("tracking: {uri", "tracking: {kind: mlfow, uri", ["tracking.kind", "mlflow?"]),
-    "tracker beside none": ("tracking: {uri", "tracking: {kind: [mlflow, none], uri", ["tracking.kind", "none alone"]),
-    "tracker twice": ("tracking: {uri", "tracking: {kind: [mlflow, mlflow], uri", ["tracking.kind", "once"]),
-    "no tracker in the list": ("tracking: {uri", "tracking: {kind: [], uri", ["tracking.kind", "list of such names"]),
-    "address without MLflow": ("tracking: {uri", "tracking: {kind: none, uri", ["tracking.uri", "MLflow's"]),
+    "tracker that is none of ours": ("  uri:", "  kind: mlfow\n  uri:", ["tracking.kind", "mlflow?"]),
+    "tracker beside none": ("  uri:", "  kind: [mlflow, none]\n  uri:", ["tracking.kind", "none alone"]),
+    "tracker twice": ("  uri:", "  kind: [mlflow, mlflow]\n  uri:", ["tracking.kind", "once"]),
+    "no tracker in the list": ("  uri:", "  kind: []\n  uri:", ["tracking.kind", "list of such names"]),
+    "address without MLflow": ("  uri:", "  kind: none\n  uri:", ["tracking.uri", "MLflow's"]),
     "cell that is none, published": ("repo_id: owner/name", "repo_id: owner/name, cell: 9gpu", ["upload.cell", "9gpu"]),
     "revisions per step": ("repo_id: owner/name", "repo_id: owner/name, revisions: per_step", ["upload.revisions"]),
     "word for yes": ("private: true", "private: yes", ["upload.private", "'yes'"]),
