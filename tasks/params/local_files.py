@@ -83,10 +83,11 @@ def find_builder(file: Path) -> tuple[str, dict[str, str]]:
 def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
     """Return the number of rows; None where only reading tells."""
     try:
+        # datasets takes "::" for the end of an archive's name, and folders and what is in archives for patterns.
+        is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in _PACKED)
+        if is_pattern or "::" in whole:
+            raise ValueError(f"got {whole!r}; allowed: a path without :: and, of a folder or packed file, [ * ?")
         if file.is_dir():
-            # datasets reads a folder by patterns, beginning with its own name.
-            if glob.has_magic(str(file.resolve())):
-                raise ValueError(f"got the folder {str(file.resolve())!r}; allowed: a path without any of [ * ?")
             if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
                 raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
             return None

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -256,11 +257,13 @@ def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source: A
         rows_and_manifest(ask(source()))
 
 
-def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_read() -> None:
-    _write_as("shards")
-    Path("folder").rename("fold[er]*")
-    asked = ask({"source": "path:fold[er]*"})
-    with pytest.raises(ValueError, match=r"dataset.source: got the folder .*fold\[er\]\*'; allowed: a path without"):
+@pytest.mark.parametrize(
+    ("kind", "name"), [("shards", "fold[er]*"), ("jsonl.gz", "a[b].jsonl.gz"), ("csv", "a::b.csv")]
+)
+def test_a_name_that_is_a_pattern_is_refused_before_anything_is_read(kind: str, name: str) -> None:
+    Path(_write_as(kind)["source"].removeprefix("path:")).rename(name)
+    asked = ask({"source": f"path:{name}"})
+    with pytest.raises(ValueError, match=rf"dataset.source: got '.*{re.escape(name)}'; allowed: a path without"):
         check_paths(asked.model, asked.dataset, ranges=asked.ranges, heldout=asked.heldout, base=Path())
 
 
