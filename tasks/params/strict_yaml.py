@@ -47,7 +47,7 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
         # DVC reads the file too, by libyaml where ruamel.yaml.clib is installed, and `dvc exp run -S` writes it anew.
         if any(YAML(typ="safe").load(written) != value for written in (text, _write_as_dvc(text))):
             raise ValueError(
-                "YAML that DVC would read or write otherwise; allowed: numbers of 15 digits, and lines of 80 characters "
+                "YAML that DVC would read or write otherwise; allowed: numbers of 15 digits, and lines of 80 letters "
                 "without tabs and runs of blanks"
             )
     except MarkedYAMLError as error:
