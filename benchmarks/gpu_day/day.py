@@ -84,4 +84,5 @@ class Day:
             return None
         seq_len = json.loads((self.prepared / "facts.json").read_bytes())["seq_len"]
         lengths = np.minimum(np.diff(np.load(self.prepared / "rows" / "offsets.npy")), seq_len)
-        return shape.count_document_token_flops(lengths.tolist()) * tokens_per_second / (peak * 1e12)
+        flops_per_token = shape.count_document_flops(lengths.tolist()) / lengths.sum()
+        return float(flops_per_token * tokens_per_second / (peak * 1e12))

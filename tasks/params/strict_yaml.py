@@ -97,8 +97,8 @@ def is_json(text: str) -> bool:
 
 
 def _write_as_dvc(text: str) -> str:
-    yaml, written = YAML(), io.StringIO()
-    yaml.dump(yaml.load(text), written)
+    round_trip, written = YAML(typ="rt"), io.StringIO()
+    round_trip.dump(round_trip.load(text), written)
     return text if is_json(text) else written.getvalue()
 
 

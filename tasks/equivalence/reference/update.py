@@ -273,11 +273,6 @@ def _add_in_place(left: Part, right: Iterable[Tensor | None]) -> Part:
     return [a if b is None else b if a is None else a.add_(b) for a, b in zip(left, right, strict=True)]
 
 
-def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
-    """Return whether every element of it is a finite number."""
-    return all(bool(part.isfinite().all()) for part in gradient.values())
-
-
 @dataclass(frozen=True)
 class _Step:
     """One optimizer step of the run."""

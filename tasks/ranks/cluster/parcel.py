@@ -5,7 +5,7 @@ sent.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ class Parcel:
         found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
         found += [(f"code/{file.relative_to(_PROJECT)}", file) for file in _list_code()]
         work = Path(self._told["work_dir"])
-        fingerprints = [part["fingerprint"] for part in self._told["segments"]]
-        for folder in list_checkpoints(work, fingerprints, keep=self._told["keep"]):
+        for folder in list_checkpoints(work, self._told):
             found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
         self.files = {name: (_digest_once(file), str(file)) for name, file in found}
         """Name -> (sha256, where it is here)."""
@@ -50,15 +49,15 @@ class Parcel:
         }  # fmt: skip
 
 
-def list_checkpoints(work: Path, fingerprints: list[str], *, keep: str = "all") -> Iterator[Path]:
-    """Yield the folders from which a launch may go on, each verified by its receipt.
+def list_checkpoints(work: Path, told: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the folders from which a launch that is told so may go on, each verified by its receipt.
 
     They are the last finished segment, and the partial checkpoints of the one after it.
     """
     last = None
-    for fingerprint in fingerprints:
+    for fingerprint in [part["fingerprint"] for part in told["segments"]]:
         segment = work / "segments" / fingerprint
-        if find_problem(segment, fingerprint=fingerprint, may_lack=DROPPED[keep]) is None:
+        if find_problem(segment, fingerprint=fingerprint, may_lack=DROPPED[told["keep"]]) is None:
             last = segment
             continue
         partials = (work / "partial" / fingerprint).glob("step-*")

@@ -77,11 +77,11 @@ def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path)
     assert {segment["slice_dir"] for segment in config["segments"]} == {"/there/data/1"}
     # A checkpoint that is not whole is none.
     (tmp_path / "work" / f"partial/{second}/step-00000004" / "weights.pt").write_bytes(b"damaged")
-    assert list(list_checkpoints(tmp_path / "work", [first, second])) == [tmp_path / "work" / "segments" / first]
+    assert list(list_checkpoints(tmp_path / "work", told)) == [tmp_path / "work" / "segments" / first]
     (tmp_path / "work" / f"segments/{first}" / "weights.pt").unlink()
-    assert len(list(list_checkpoints(tmp_path / "work", [first, second], keep="last"))) == 1
+    assert len(list(list_checkpoints(tmp_path / "work", {**told, "keep": "last"}))) == 1
     (tmp_path / "work" / f"segments/{first}" / "weights.pt").write_bytes(b"damaged")
-    assert list(list_checkpoints(tmp_path / "work", [first, second])) == []
+    assert list(list_checkpoints(tmp_path / "work", told)) == []
 
 
 @pytest.mark.parametrize("name", list_file_names("training/workloads"))
