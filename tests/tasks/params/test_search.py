@@ -76,7 +76,7 @@ def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
 ) -> None:
     search, words = BAD[case]
     file = tmp_path / "params.yaml"
-    YAML(typ="safe").dump(_raw(project, **search), file)
+    YAML(typ="rt").dump(_raw(project, **search), file)
     with pytest.raises(ConfigurationError) as found:
         load_params(file)
     assert "\n" not in str(found.value)
