@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 PRODUCT = ("flows", "tasks", "training", "ddp_audit")
-MOST_TOKENS = {"product": 362_200, "benchmarks": 34_000}
+MOST_TOKENS = {"product": 362_350, "benchmarks": 34_000}
 MOST_TEST_TOKENS_PER_TOKEN = 1.01
 MOST_MODULES = {"ddp_audit.__main__": 60, "flows.__main__": 85, "training.__main__": 74}
 """What importing each may bring in of this repository, imports inside functions included."""
