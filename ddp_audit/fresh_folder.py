@@ -36,9 +36,16 @@ def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | N
         target = copy / file.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.is_symlink():
-            target.symlink_to(os.readlink(file) if _leads_inside(file, folder) else file.resolve())
+            target.symlink_to(
+                os.readlink(file)
+                if (not os.path.isabs(os.readlink(file)) and file.resolve().is_relative_to(folder.resolve()))
+                else file.resolve()
+            )
         elif file.is_dir():
-            _make_linked_or_empty(file, target)
+            if any(file.iterdir()):
+                target.symlink_to(file)
+            else:
+                target.mkdir(exist_ok=True)
         elif not is_large or sizes[file] < _LARGE:
             _copy(file, target)
         elif not _clone(file, target):
@@ -61,17 +68,6 @@ def _list_files(folder: Path, leave_out: Path) -> Iterator[Path]:
                     yield path
                 else:
                     yield from _list_files(path, leave_out)
-
-
-def _leads_inside(link: Path, folder: Path) -> bool:
-    return not os.path.isabs(os.readlink(link)) and link.resolve().is_relative_to(folder.resolve())
-
-
-def _make_linked_or_empty(folder: Path, target: Path) -> None:
-    if any(folder.iterdir()):
-        target.symlink_to(folder)
-    else:
-        target.mkdir(exist_ok=True)
 
 
 def _link_surroundings(folder: Path, place: Path) -> Path:

@@ -63,7 +63,15 @@ def read_rank(path: Path, rank: int) -> RankRecord:
         if its_mark != mark:
             continue
         if kind == "step":
-            if _is_step(fields):
+            micros, seconds = fields.get("micros"), fields.get("seconds")
+            if (
+                isinstance(fields.get("step"), int)
+                and isinstance(micros, list)
+                and len(micros) > 0
+                and all(isinstance(micro, dict) for micro in micros)
+                and isinstance(seconds, dict)
+                and all(isinstance(spent, int | float) for spent in seconds.values())
+            ):
                 found.steps.append(fields)
         elif kind == "window" and {"begin", "end"} <= set(fields):
             windows[f"{fields['begin']} {fields['end']}"] = fields
@@ -72,19 +80,6 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     found.lines, found.windows = dict(lines), list(windows.values())
     found.start = found.first("start")
     return found
-
-
-def _is_step(fields: Fields) -> bool:
-    """Return whether a line is what the observer writes of a step: the script has the file open, too."""
-    micros, seconds = fields.get("micros"), fields.get("seconds")
-    return (
-        isinstance(fields.get("step"), int)
-        and isinstance(micros, list)
-        and len(micros) > 0
-        and all(isinstance(micro, dict) for micro in micros)
-        and isinstance(seconds, dict)
-        and all(isinstance(spent, int | float) for spent in seconds.values())
-    )
 
 
 def tell_line(line: Any) -> str:

@@ -59,10 +59,19 @@ def launch_script(
     with Places(world_size=world_size, patience=request.hang_seconds) as places:
         command, environment = _make_command(request, cell, folder, number=number, is_alone=is_alone)
         words = [_move(word, request.folder, copy) for word in request.words_for(cell, number)]
+        before = os.environ.get("PYTHONPATH", "")
         launch = Started(
             [*command, *words],
             folder=copy or request.folder,
-            environment=_make_environment(folder, places.file) | environment | _limit(request, cell),
+            environment={
+                **{name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
+                "PYTHONPATH": os.pathsep.join([str(_HOOK), *[before] * bool(before)]),
+                "DDP_COMPARE_PYTHONPATH": before,
+                "DDP_COMPARE_AUDIT": str(folder.absolute()),
+                "DDP_COMPARE_HEARTBEAT": str(places.file),
+            }
+            | environment
+            | _limit(request, cell),
             logs=folder.absolute() / "logs",
         )
         said_at = time.monotonic()
@@ -138,18 +147,6 @@ def _make_command(
         return request.launcher_for(cell, number), {**threads, "DDP_COMPARE_ANY_PROCESS": "any"}
     words, environment = make_torchrun(request.python, world_size=request.cells[cell], logs=folder.absolute() / "logs")
     return words, threads | environment
-
-
-def _make_environment(folder: Path, heartbeat: Path) -> dict[str, str]:
-    """Return the script's environment: ours, without what this project's commands set for themselves, and the hook."""
-    before = os.environ.get("PYTHONPATH", "")
-    return {
-        **{name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
-        "PYTHONPATH": os.pathsep.join([str(_HOOK), *[before] * bool(before)]),
-        "DDP_COMPARE_PYTHONPATH": before,
-        "DDP_COMPARE_AUDIT": str(folder.absolute()),
-        "DDP_COMPARE_HEARTBEAT": str(heartbeat),
-    }
 
 
 def _limit(request: Request, cell: str) -> dict[str, str]:

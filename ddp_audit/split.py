@@ -30,10 +30,12 @@ def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY
     launches = launched.beside or [launched]
     found = [list_timed_steps(rank.steps) for one in launches for rank in one.ranks]
 
-    def is_of_steps(kind: str) -> bool:
-        return any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in found)
-
-    return tuple(kind for kind in OTHER_WORK if kind not in may_be_of_steps or not is_of_steps(kind))
+    return tuple(
+        kind
+        for kind in OTHER_WORK
+        if kind not in may_be_of_steps
+        or not any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in found)
+    )
 
 
 def compute_step_seconds(step: Fields, others: tuple[str, ...] = OTHER_WORK) -> float:

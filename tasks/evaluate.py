@@ -55,22 +55,6 @@ class HeldoutRows:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(None))
 
 
-def _find_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _list_what_adds_up() -> dict[str, str]:
-    """Return the versions and the device that add a loss up: others may do so in another order.
-
-    torch is not imported for it, which takes longer than all else where everything is reused.
-    """
-    with open_gpus() as gpus:
-        device = "cuda" if gpus.handles else "cpu"
-    return {"device": device, **{name: importlib.metadata.version(name) for name in ("torch", "transformers")}}
-
-
 def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
 
@@ -82,7 +66,7 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     from training.workloads import find_workload
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    device = _find_device()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = find_workload(rows.workload)
     started = time.perf_counter()
     try:
@@ -117,13 +101,19 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
 
 def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows) -> dict[str, Any]:
     """Return everything that the figures of a model depend on."""
+    # torch is not imported for it, which takes longer than all else where everything is reused.
+    with open_gpus() as gpus:
+        device = "cuda" if gpus.handles else "cpu"
     return {
         "base_model": BaseModelManifest.read(rows.base_model).digest,
         "weights": subject.weights_digest,
         "rows": SliceManifest.read(rows.folder).digest,
         "seq_len": rows.seq_len,
         "workload": rows.workload,
-        "added_up_by": _list_what_adds_up(),
+        "added_up_by": {
+            "device": device,
+            **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        },
         "found": "figures",
         "versions": list_versions(),
     }

@@ -234,7 +234,12 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
                 discard(run.locate_segment(part))
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
-        require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
+        require_room(
+            run.work,
+            run.checkpoint_bytes,
+            num=len(missing) + (_PARTIALS_KEPT if run.params.train.checkpoint_every_steps else 1),
+            what="checkpoint",
+        )
         with (
             lock_machine(f"training of cell {run.cell}"),
             follow_cell(params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,

@@ -1,11 +1,9 @@
 """Did the script train as many epochs as it was asked for?"""
 
 import re
-from typing import Any
 
 from ddp_audit.evidence import find_nothing_seen, list_passes, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.rank_record import RankRecord
 from ddp_audit.verdicts import Finding, make_finding
 from ddp_audit.wording import explain
 
@@ -28,15 +26,28 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if nothing := find_nothing_seen(audit, cell):
         return nothing
     rank, launched = audit.ranks(cell)[0], audit.first(cell)
-    asked = _list_asked(rank)
-    numbers = {name: value for name, value in asked.items() if _EPOCHS.fullmatch(name) and _is_number(value)}
+    # A global `epoch` is what a loop counts, and no number that was asked for.
+    asked = {
+        name: value
+        for line in rank.lines.get("asked", [])
+        for name, value in line["names"].items()
+        if line["where"] != "globals" or name != "epoch"
+    }
+    # transformers' is one with a fraction.
+    numbers = {
+        name: value
+        for name, value in asked.items()
+        if _EPOCHS.fullmatch(name)
+        and (isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value))
+    }
     if not numbers:
         return make_unobservable(
             cell, "nothing_asked_for", "no argument or global name of the script says how many epochs are wanted"
         )
     name, wanted = next((name, int(value)) for name, value in numbers.items())
     asked_for = {"name": name, "asked": wanted}
-    passes = _count_passes(rank)
+    ends = [end for _, end in list_passes(rank)]
+    passes = len(ends) if ends and None not in ends else None
     if passes is None or launched.was_ended or launched.is_failed:
         return make_unobservable(
             cell,
@@ -44,7 +55,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "{name}={asked}, but no pass over the data of a loader was seen to its end",
             **asked_for,
         )
-    if passes < wanted and (passes > 1 or _may_end_earlier(asked)):
+    if passes < wanted and (
+        passes > 1
+        or any(_ENDS_EARLIER.search(name) and value not in (None, "", 0, -1, False) for name, value in asked.items())
+    ):
         return make_unobservable(
             cell,
             "may_stop_early",
@@ -63,28 +77,3 @@ def find(audit: Audit, cell: str) -> Finding | None:
         cell=cell, passes=passes, steps=len(rank.steps), **asked_for,
     )  # fmt: skip
     return make_finding([told] * (passes < wanted), otherwise=told)
-
-
-def _list_asked(rank: RankRecord) -> dict[str, Any]:
-    # A global `epoch` is what a loop counts, and no number that was asked for.
-    return {
-        name: value
-        for line in rank.lines.get("asked", [])
-        for name, value in line["names"].items()
-        if line["where"] != "globals" or name != "epoch"
-    }
-
-
-def _is_number(value: object) -> bool:
-    # transformers' is one with a fraction.
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value)
-
-
-def _may_end_earlier(asked: dict[str, Any]) -> bool:
-    return any(_ENDS_EARLIER.search(name) and value not in (None, "", 0, -1, False) for name, value in asked.items())
-
-
-def _count_passes(rank: RankRecord) -> int | None:
-    """Return the whole passes over the training data; None where its last one was cut short or there was none."""
-    ends = [end for _, end in list_passes(rank)]
-    return len(ends) if ends and None not in ends else None

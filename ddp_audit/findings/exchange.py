@@ -4,7 +4,7 @@ from statistics import median
 
 from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.rank_record import RankRecord, tell_line
+from ddp_audit.rank_record import tell_line
 from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
 from ddp_audit.wording import explain
 
@@ -41,7 +41,13 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "several_gradients", "the optimizer itself asks for several gradients per step")
     per_step = [_count_synchronised(step) for step in rank.steps]
     counted = [one for one in per_step if one is not None]
-    rounds = _measure_rounds(rank)
+    size = rank.steps[0].get("parameter_bytes")
+    found = [
+        sum(step["traffic"].get(kind, [0, 0])[1] for kind in _KINDS) / size
+        for step in rank.steps[1:]
+        if step.get("traffic") is not None and size
+    ]
+    rounds = median(found) if found else None
     if not counted and rounds is None:
         return make_unobservable(
             cell, "no_record_of_exchanges", "the exchange is none of DDP's, and torch kept no record of its bytes"
@@ -92,14 +98,3 @@ def _count_synchronised(step: dict[str, object]) -> int | None:
     if not any(micro.get("wrapper") == "DistributedDataParallel" for micro in micros):
         return None
     return sum(bool(micro.get("is_synchronised")) for micro in micros)
-
-
-def _measure_rounds(rank: RankRecord) -> float | None:
-    """Return how many times the gradient's bytes went into a step's all-reduces; None where it was not recorded."""
-    size = rank.steps[0].get("parameter_bytes")
-    found = [
-        sum(step["traffic"].get(kind, [0, 0])[1] for kind in _KINDS) / size
-        for step in rank.steps[1:]
-        if step.get("traffic") is not None and size
-    ]
-    return median(found) if found else None

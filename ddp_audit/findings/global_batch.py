@@ -47,7 +47,14 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "baseline_rate": base_rate,
     }
     if audit.request.is_weak:
-        return _compare_shares(audit, cell, batch, of_base)
+        shares = [number / audit.request.cells[name] for number, name in ((batch, cell), (of_base, audit.baseline))]
+        told = explain(
+            "passed", "{cell} learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}",
+            cell=cell, baseline=audit.baseline, share=shares[0], share_of_baseline=shares[1],
+        )  # fmt: skip
+        return make_finding(
+            [replace(told, code="other_share")] * (abs(shares[0] / shares[1] - 1) > _APART), otherwise=told
+        )
     samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
     if abs(batch / of_base - 1) > _APART:
         if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
@@ -94,16 +101,6 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "passed", "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
         ),
     )
-
-
-def _compare_shares(audit: Audit, cell: str, batch: float, of_base: float) -> Finding:
-    """Compare the samples of a rank, which is what stays under weak scaling."""
-    shares = [number / audit.request.cells[name] for number, name in ((batch, cell), (of_base, audit.baseline))]
-    told = explain(
-        "passed", "{cell} learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}",
-        cell=cell, baseline=audit.baseline, share=shares[0], share_of_baseline=shares[1],
-    )  # fmt: skip
-    return make_finding([replace(told, code="other_share")] * (abs(shares[0] / shares[1] - 1) > _APART), otherwise=told)
 
 
 def _find_other_rates(audit: Audit, cell: str) -> str:

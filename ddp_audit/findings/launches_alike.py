@@ -54,7 +54,7 @@ def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]
     """Return (path, name of the earlier launch's cell) of checkpoints that one of another launch has written."""
     loaded = {line["path"] for rank in launched.ranks for line in rank.lines.get("read", [])}
     found = []
-    for earlier in launched.beside[: _find_place(launched)]:
+    for earlier in launched.beside[: next((at for at, one in enumerate(launched.beside) if one is launched), 0)]:
         written = {
             line["path"] for rank in earlier.ranks for line in rank.lines.get("open", []) if line["mode"] in "wx"
         }
@@ -64,7 +64,3 @@ def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]
         }
         found += [(path, earlier.cell) for path in sorted(shared)]
     return found
-
-
-def _find_place(launched: Launched) -> int:
-    return next((at for at, one in enumerate(launched.beside) if one is launched), 0)

@@ -2,7 +2,7 @@
 
 from ddp_audit.evidence import find_nothing_seen, make_unobservable, sampled_digests
 from ddp_audit.launched import Audit
-from ddp_audit.rank_record import Fields, RankRecord, tell_line
+from ddp_audit.rank_record import RankRecord, tell_line
 from ddp_audit.verdicts import Finding, make_finding
 from ddp_audit.wording import explain
 
@@ -51,7 +51,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
                 **numbers,
             )
         ]
-    elif all(never_changed(rank) and _has_gradient(rank.steps) for rank in ranks):
+    elif all(
+        never_changed(rank) and any((step.get("gradient") or {}).get("l2", 0.0) > 0 for step in rank.steps)
+        for rank in ranks
+    ):
         problems = [
             explain(
                 "nothing_changed",
@@ -85,8 +88,3 @@ def never_changed(rank: RankRecord) -> bool:
         # Those of an optimizer whose first step came later.
         seen = one
     return True
-
-
-def _has_gradient(steps: list[Fields]) -> bool:
-    """Return whether those elements that are looked at have a gradient in some step."""
-    return any((step.get("gradient") or {}).get("l2", 0.0) > 0 for step in steps)

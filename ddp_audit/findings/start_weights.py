@@ -5,7 +5,6 @@ import re
 
 from ddp_audit.evidence import find_nothing_seen, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.rank_record import RankRecord
 from ddp_audit.verdicts import Finding, make_finding
 from ddp_audit.wording import explain
 
@@ -26,7 +25,16 @@ def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
     if nothing := find_nothing_seen(audit, cell):
         return nothing
-    found = [(rank, *asked) for rank in audit.ranks(cell) for asked in _list_asked_files(rank)]
+    found = [
+        (rank, *asked)
+        for rank in audit.ranks(cell)
+        for asked in [
+            (name, value, bool(line["are_there"].get(name)))
+            for line in rank.lines.get("asked", [])[:1]
+            for name, value in line["names"].items()
+            if _RESUMES.search(name) and isinstance(value, str) and _PATH.search(value)
+        ]
+    ]
     if not found:
         # Nothing was asked for.
         return None
@@ -34,7 +42,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
     for rank, name, path, is_there in found:
         asked = {"name": name, "path": path, "rank": rank.rank}
         if not is_there:
-            if _writes(rank, path):
+            if any(
+                one["mode"] in "wx" and one["path"].endswith(os.path.normpath(path))
+                for one in rank.lines.get("open", [])
+            ):
                 return make_unobservable(
                     cell,
                     "written_by_itself",
@@ -77,18 +88,3 @@ def find(audit: Audit, cell: str) -> Finding | None:
             cell=cell, ranks=len(found), ranks_that_hold_them=held,
         ),
     )  # fmt: skip
-
-
-def _list_asked_files(rank: RankRecord) -> list[tuple[str, str, bool]]:
-    return [
-        (name, value, bool(line["are_there"].get(name)))
-        for line in rank.lines.get("asked", [])[:1]
-        for name, value in line["names"].items()
-        if _RESUMES.search(name) and isinstance(value, str) and _PATH.search(value)
-    ]
-
-
-def _writes(rank: RankRecord, path: str) -> bool:
-    return any(
-        one["mode"] in "wx" and one["path"].endswith(os.path.normpath(path)) for one in rank.lines.get("open", [])
-    )

@@ -33,15 +33,16 @@ def read_options(optimizer: Any) -> dict[str, list[Any]]:
     found = {}
     for name in optimizer.defaults:
         values = [group.get(name) for group in optimizer.param_groups]
-        plain = [one for one in values if all(each is None or isinstance(each, int | float) for each in _spread(one))]
+        plain = [
+            one
+            for one in values
+            if all(
+                each is None or isinstance(each, int | float) for each in (one if isinstance(one, tuple) else (one,))
+            )
+        ]
         if len(plain) == len(values):
             found[name] = list(dict.fromkeys(plain))
     return found
-
-
-def _spread(value: Any) -> tuple[Any, ...]:
-    """Return the numbers of an option such as the two betas, or the one that it is."""
-    return value if isinstance(value, tuple) else (value,)
 
 
 def read_torch_settings() -> dict[str, bool | str]:

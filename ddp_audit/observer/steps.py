@@ -122,18 +122,14 @@ class Steps:
         """A model was called, with gradients to come."""
         if not self.micros:
             if self.number == 0:
-                self._take_rank()
+                rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+                self._place.open(self._record.claim(rank))
             self._place.begin(self.number + 1)
             if self.is_read:
                 self.on_begin()
         self.micros.append(micro)
         self._num_inside += self._depth > 0
         self._wrapper = module
-
-    def _take_rank(self) -> None:
-        """Be the rank that the process group says, where the environment did not say any."""
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self._place.open(self._record.claim(rank))
 
     def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
@@ -251,6 +247,7 @@ class Steps:
 
     def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
         parameters = _list_parameters(optimizer)
+        state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
         return {
             "start": self._start,
             "optimizer": type(optimizer).__name__,
@@ -259,7 +256,7 @@ class Steps:
             "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
             "device": parameters[0].device.type if parameters else "",
             "seed": torch.initial_seed(),
-            "accelerate": _find_mode_of_accelerate(),
+            "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
             "num_threads": torch.get_num_threads(),
             "torch_settings": read_torch_settings(),
             "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
@@ -319,12 +316,6 @@ def _describe(micro: Micro) -> dict[str, Any]:
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
-
-
-def _find_mode_of_accelerate() -> str:
-    """Return how accelerate spreads a model over ranks, such as NO or MULTI_CPU; empty where it is not used."""
-    state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
-    return str(getattr(state.get("distributed_type"), "value", ""))
 
 
 def _read_number(value: Any) -> float | None:

@@ -43,7 +43,8 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     if measurement is None:
         return None
     first, arm = outputs.params.baseline, select_arm(measurement, cell)
-    timed = _compute_seconds_per_position(measurement, cell)
+    found = select_blocks(measurement, cell, phase="speedup")
+    timed = np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
     if timed is None or not select_blocks(measurement, first, phase="speedup"):
         return make_unchecked_finding(
             explain(
@@ -230,11 +231,6 @@ def _compute_seconds_per_step(block: BlockWork) -> float:
 
 def _compute_seconds_per_token(block: BlockWork) -> float:
     return block.seconds / max(block.num_tokens, 1)
-
-
-def _compute_seconds_per_position(measurement: MeasurementFile, cell: str) -> NDArray[np.float64] | None:
-    found = select_blocks(measurement, cell, phase="speedup")
-    return np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
 
 
 def _explain_busy(cell: str) -> Reason:

@@ -49,7 +49,7 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
             seconds_without_a_step=idle,
             timed_and_not_timed_seconds=_sum_accounted_seconds(run),
             wall_clock_seconds=_sum_facts(run, "span_seconds"),
-            slowest_step_in_medians=_compute_slowest_multiple(run.steps),
+            slowest_step_in_medians=float(_compute_multiples(run.steps).max()),
             most_share_without_a_step=_OTHER_SHARE,
             most_medians=_SLOW_MULTIPLE,
         ),
@@ -126,10 +126,6 @@ def _find_slow_step(cell: str, steps: Steps) -> Reason | None:
         cell=cell, step=steps.step[at], seconds=steps.seconds[at], median=median, slow_steps=int(is_slow.sum()),
         multiple=_SLOW_MULTIPLE,
     )  # fmt: skip
-
-
-def _compute_slowest_multiple(steps: Steps) -> float:
-    return float(_compute_multiples(steps).max())
 
 
 def _compute_multiples(steps: Steps) -> NDArray[np.float64]:

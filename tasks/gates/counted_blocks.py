@@ -39,14 +39,15 @@ def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
     """Return the turns in which a cell's block and the first cell's were quiet, of starts with two of them or more."""
     most, first = measurement.most_others_share, measurement.arms[0].cell
     pair = [select_blocks(measurement, one, phase="speedup") for one in (first, cell)]
-    loud = {one.turn for blocks in pair for one in blocks if _is_loud(one, most)}
+    loud = {
+        one.turn
+        for blocks in pair
+        for one in blocks
+        if ((one.others_share or 0.0) > most or (one.has_others_on_gpu and most < 1))
+    }
     quiet = {one.turn: one.launch for one in pair[1] if one.turn not in loud}
     turns = Counter(quiet.values())
     return {turn for turn, launch in quiet.items() if turns[launch] > 1}
-
-
-def _is_loud(block: BlockWork, most: float) -> bool:
-    return (block.others_share or 0.0) > most or (block.has_others_on_gpu and most < 1)
 
 
 def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None:

@@ -33,15 +33,11 @@ class RowsOfSteps:
     def _find_rows(self, part: str, step: int, batch: int) -> tuple[NDArray[np.int64], int]:
         if batch == self.outputs.runs[self.cell].facts.global_batch_size:
             return self._trained.get(part, {}).get(step, (np.zeros(0, dtype=np.int64), 0))
-        rows = self._ordered(part)[(step - 1) * batch : step * batch]
-        known, tokens = self._tokens.get(part, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
-        return rows, int(tokens[np.isin(known, rows)].sum())
-
-    def _ordered(self, part: str) -> NDArray[np.int64]:
-        """Return the rows of a range in the order of its first epoch."""
         if part not in self._orders:
             self._orders[part] = order_rows(self.outputs.params, self.outputs.slices[part], part, epoch=1)
-        return self._orders[part]
+        rows = self._orders[part][(step - 1) * batch : step * batch]
+        known, tokens = self._tokens.get(part, (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+        return rows, int(tokens[np.isin(known, rows)].sum())
 
     @cached_property
     def _orders(self) -> dict[str, NDArray[np.int64]]:

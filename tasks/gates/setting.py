@@ -39,7 +39,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     known, own_starts = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
-            problems.append(_make_unrecorded(where))
+            problems.append(explain("no_record", "{where}: nothing was recorded of what it trained with", where=where))
             continue
         used = {name: value for name, value in setting["train"].items() if name in run.facts.train}
         kept = {name: run.facts.train[name] for name in used if name not in NOT_CONTENT | _RESOLVED}
@@ -75,10 +75,6 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
 def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
     """Return each problem once, with what mends it."""
     return [one.extend(f"{{sentence}}. {remedy}") for one in {one.sentence: one for one in problems}.values()]
-
-
-def _make_unrecorded(where: str) -> Reason:
-    return explain("no_record", "{where}: nothing was recorded of what it trained with", where=where)
 
 
 def _find_differing_ranks(setting: dict[str, Any], where: str) -> list[Reason]:

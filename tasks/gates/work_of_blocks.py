@@ -289,17 +289,13 @@ class _Judge:
             )  # fmt: skip
             profile = find_profile("ddp")
         else:
-            rounds = num_steps * self._count_rounds(self.batch)
+            num_micro_batches = -(-self.batch // self.run.facts.micro_batch_size)
+            rounds = num_steps * (-(-num_micro_batches // self.run.facts.world_size))
             work = make_work(
                 self.outputs, self.cell, self.run.segments[0], num_steps=num_steps, num_rounds=(rounds, rounds)
             )
             profile = find_profile(self.run.facts.strategy)
         return None if profile is None else sum_expected(profile.compute_expected_traffic(work))
-
-    def _count_rounds(self, num_samples: int) -> int:
-        """Return how often each rank runs a micro-batch, or a dummy, in a step of so many samples."""
-        num_micro_batches = -(-num_samples // self.run.facts.micro_batch_size)
-        return -(-num_micro_batches // self.run.facts.world_size)
 
     @cached_property
     def _rows(self) -> RowsOfSteps:

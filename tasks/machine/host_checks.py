@@ -54,6 +54,7 @@ def check_host(
     before = read_cpu_frequency(cpus)
     load = watch_load(LOAD_SECONDS)
     num_ranks = sum(params.cells[cell].ranks_per_node for cell in names)
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return [
         check_load(load),
         *(
@@ -69,7 +70,9 @@ def check_host(
             for cell in names
         ),
         check_siblings(len(cpus), physical, is_virtual=is_virtual_machine()),
-        check_frequency(before, read_cpu_frequency(cpus), is_on_battery=_is_on_battery()),
+        check_frequency(
+            before, read_cpu_frequency(cpus), is_on_battery=battery is not None and battery.power_plugged is False
+        ),
         check_memory(num_ranks, device=device, num_parameters=num_parameters),
         check_disk(folder),
     ]
@@ -225,8 +228,3 @@ def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
     )  # fmt: skip
     remedy = f"free {needed_gib - free_gib:.1f} GiB there, then measure"
     return PreflightCheck.judge(name, found, remedy=None if free_gib >= needed_gib else remedy)
-
-
-def _is_on_battery() -> bool:
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    return battery is not None and battery.power_plugged is False

@@ -95,22 +95,11 @@ def make_data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
     ]
 
 
-def make_silent_arm(cell: Cell) -> Arm:
-    """Return the arm in which every rank keeps its own gradient."""
-    variant = _make_variant(cell, communicates=False)
-    return Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device", kind="silent")
-
-
-def make_copies_arm(cell: Cell) -> Arm:
-    """Return the arm in which every rank runs its share as one process would, all at once."""
-    variant = _make_variant(cell, is_independent=True)
-    name = f"{cell.name}, independent copies"
-    return Arm(name=name, cell=cell.name, variant=variant, data="device", kind="independent")
-
-
 def make_contention_arms(cell: Cell) -> list[Arm]:
     """Return the arms that tell what ranks take from each other without an exchange: whole copies, and one alone."""
-    copies = make_copies_arm(cell)
+    variant = _make_variant(cell, is_independent=True)
+    name = f"{cell.name}, independent copies"
+    copies = Arm(name=name, cell=cell.name, variant=variant, data="device", kind="independent")
     return [copies, replace(copies, name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")]
 
 
@@ -118,7 +107,13 @@ def make_spreading_arms(cell: Cell) -> list[Arm]:
     """Return the arms that leave out what only several ranks have, one thing after another."""
     copies, alone = make_contention_arms(cell)
     update = replace(alone, name=f"{cell.name}, update only", data="loader", part="update", kind="update")
-    return [make_silent_arm(cell), copies, alone, update]
+    variant = _make_variant(cell, communicates=False)
+    return [
+        Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device", kind="silent"),
+        copies,
+        alone,
+        update,
+    ]
 
 
 def name_data_arm(cell: Cell, place: str) -> str:

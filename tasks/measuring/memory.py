@@ -34,7 +34,9 @@ def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) 
     found = []
     for name, ranks in observed.items():
         config = session.configs[name]
-        predicted, why = _predict_memory(config, _find_capability(session, config))
+        predicted, why = _predict_memory(
+            config, parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
+        )
         found.append(
             CellMemory(
                 cell=name,
@@ -46,10 +48,6 @@ def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) 
             )
         )
     return found
-
-
-def _find_capability(session: Session, config: TrainingConfig) -> tuple[int, int] | None:
-    return parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
 
 
 def _predict_memory(

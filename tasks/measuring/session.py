@@ -21,7 +21,6 @@ from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adap
 from tasks.measuring.link import measure_link
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
-from tasks.measuring.speedups import Speedups
 from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
@@ -84,6 +83,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     speedups = measured.speedups
     shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
+    metered = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks if block.gpus]
+    slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
     return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=found,
@@ -96,7 +97,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         num_turns=len(speedups.timed_turns.turns),
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
-        gpu_slowed_share=_compute_slowed_share(speedups),
+        gpu_slowed_share=sum(slowed) / len(slowed) if slowed else None,
         seconds=time.perf_counter() - started,
         waterfalls=settle_waterfalls(measured, arms),
         advice=advice,
@@ -129,12 +130,6 @@ def _record_timelines(
             _log.warning("%s", left_out[-1])
             break
     return found
-
-
-def _compute_slowed_share(speedups: Speedups) -> float | None:
-    metered = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks if block.gpus]
-    slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
-    return sum(slowed) / len(slowed) if slowed else None
 
 
 def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[str]:

@@ -155,7 +155,17 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
         beside=beside,
         of_wrapped=_compare_beside(comparison, beside, comparison.wrapped),
         of_tuned=_compare_beside(comparison, beside, comparison.tuned),
-        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
+        waterfalls=[
+            compute_waterfall(
+                select_turns_for(comparison, beside, cell),
+                baseline=comparison.baseline,
+                cell=cell,
+                has_copy=comparison.has_copy,
+                is_weak=comparison.is_weak,
+                ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
+            )
+            for cell in comparison.spreading
+        ]
         + make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("burn-in", comparison.trained, speedups.burnt)
         + _make_arm_blocks("speedup", comparison.trained, speedups.timed_turns)
@@ -286,14 +296,6 @@ def _compare_beside(comparison: TimedComparison, beside: TimedTurns, arms: Seque
         quiet = select_quiet_turns(beside, comparison.most_share, (first, arm.name))
         found[arm.name] = estimate_ratio(*([quiet.list_by_turn(name, of)] for name in (first, arm.name)))
     return found
-
-
-def _make_waterfall(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns, cell: Cell) -> Waterfall:
-    return compute_waterfall(
-        select_turns_for(comparison, timed_turns, cell), baseline=comparison.baseline, cell=cell,
-        has_copy=comparison.has_copy, is_weak=comparison.is_weak,
-        ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
-    )  # fmt: skip
 
 
 def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns) -> list[Waterfall]:

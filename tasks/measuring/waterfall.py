@@ -58,7 +58,49 @@ def compute_waterfall(
     def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
         return estimate_mean([statistic(figures).tolist()])
 
-    chain = _make_chain(share, has_copy=has_copy)
+    copy = _Link(
+        name=COPY,
+        how="micro-batches waiting on the host against micro-batches waiting on the device",
+        lost=lambda at: at["host"] - at["device"] - (at["baseline_host"] - at["baseline_device"]) * share,
+    )
+    chain = [
+        _Link(
+            name="data wait",
+            how="the loader as in training against micro-batches made before the clock starts",
+            lost=lambda at: at["measured"] - at["host"] - (at["baseline"] - at["baseline_host"]) * share,
+        ),
+        *([copy] if has_copy else []),
+        _Link(
+            name="exposed communication",
+            how="gradients exchanged against every rank keeping its own, its slowest rank step by step",
+            lost=lambda at: at["device"] - at["silent_slowest"],
+        ),
+        _Link(
+            name="straggler",
+            how="the slowest rank of each step against the first, without communication",
+            lost=lambda at: at["silent_slowest"] - at["silent"],
+        ),
+        _Link(
+            name=WRAPPER,
+            how="the first rank inside the wrapper, without communication, against its plain copy",
+            lost=lambda at: at["silent"] - at["copies"],
+        ),
+        _Link(
+            name="contention",
+            how="the first rank's copy beside the others against the same while they stand still",
+            lost=lambda at: at["copies"] - at["alone"],
+        ),
+        _Link(
+            name="optimizer",
+            how="clipping and optimizer alone: every rank does all of it",
+            lost=lambda at: at["update"] * (1 - share),
+        ),
+        _Link(
+            name="fixed",
+            how="one copy's share of the step against its share of the baseline's step, without the optimizer",
+            lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
+        ),
+    ]
     found = [estimate(link.lost) for link in chain]
     seconds = _compute_losses(found)
     parts = [LostPart(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
@@ -198,53 +240,6 @@ def _compute_figures(
         "update": scale_first_rank(update, np.ones(1)),
     }
     return {name: np.asarray(figures) for name, figures in found.items()}
-
-
-def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:
-    """Return the parts; `share`: the ideal step's seconds / the baseline's."""
-    copy = _Link(
-        name=COPY,
-        how="micro-batches waiting on the host against micro-batches waiting on the device",
-        lost=lambda at: at["host"] - at["device"] - (at["baseline_host"] - at["baseline_device"]) * share,
-    )
-    return [
-        _Link(
-            name="data wait",
-            how="the loader as in training against micro-batches made before the clock starts",
-            lost=lambda at: at["measured"] - at["host"] - (at["baseline"] - at["baseline_host"]) * share,
-        ),
-        *([copy] if has_copy else []),
-        _Link(
-            name="exposed communication",
-            how="gradients exchanged against every rank keeping its own, its slowest rank step by step",
-            lost=lambda at: at["device"] - at["silent_slowest"],
-        ),
-        _Link(
-            name="straggler",
-            how="the slowest rank of each step against the first, without communication",
-            lost=lambda at: at["silent_slowest"] - at["silent"],
-        ),
-        _Link(
-            name=WRAPPER,
-            how="the first rank inside the wrapper, without communication, against its plain copy",
-            lost=lambda at: at["silent"] - at["copies"],
-        ),
-        _Link(
-            name="contention",
-            how="the first rank's copy beside the others against the same while they stand still",
-            lost=lambda at: at["copies"] - at["alone"],
-        ),
-        _Link(
-            name="optimizer",
-            how="clipping and optimizer alone: every rank does all of it",
-            lost=lambda at: at["update"] * (1 - share),
-        ),
-        _Link(
-            name="fixed",
-            how="one copy's share of the step against its share of the baseline's step, without the optimizer",
-            lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
-        ),
-    ]
 
 
 def compute_relative_tokens(timed_turns: TimedTurns, baseline: Cell, cell: Cell) -> np.ndarray:

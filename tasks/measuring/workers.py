@@ -196,7 +196,8 @@ class Workers:
                 "smaller micro_batch_size, fewer cells, or measure.speed: false"
             )
         message = f"cell {self.cell}: ended while {doing}: {first}; run again"
-        return RanksEndedError(message, reason=_find_error_line(words) or first)
+        named = [line.strip() for line in words.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line.strip())]
+        return RanksEndedError(message, reason=(named[-1] if named else None) or first)
 
 
 def restart_together(groups: Iterable[Workers]) -> None:
@@ -211,12 +212,6 @@ def restart_together(groups: Iterable[Workers]) -> None:
         group.start()
     for group in every:
         group.wait_until_ready()
-
-
-def _find_error_line(words: str) -> str | None:
-    """Return the line of a traceback that names the error; None if there is none."""
-    named = [line.strip() for line in words.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line.strip())]
-    return named[-1] if named else None
 
 
 @contextlib.contextmanager

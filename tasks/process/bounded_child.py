@@ -135,7 +135,11 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], num_bytes: i
     """Return what it returns, and what it raises."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     # What can be written to: neither mapped files nor addresses that are only reserved.
-    resource.setrlimit(resource.RLIMIT_DATA, (_read_bytes_in_use() + num_bytes, hard))
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")) + num_bytes, hard),
+    )
     try:
         return function(*arguments), None
     except StageError as error:
@@ -149,8 +153,3 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], num_bytes: i
         return None, RuntimeError(f"{type(error).__name__}: {error}")
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def _read_bytes_in_use() -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))

@@ -97,7 +97,10 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     bypass_proxies_on_loopback()
     redact_logs()
     try:
-        _require_safe_torch()
+        try:
+            require_safe_torch()
+        except UnsafeTorchError as error:
+            raise ConfigurationError(str(error)) from None
         command()
     except StageError as error:
         sys.stderr.write(f"{name}: {_describe_error(error)}\n")
@@ -137,10 +140,3 @@ def _describe_error(error: Exception | str) -> str:
     line = redact(shorten(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
     # What somebody else wrote may hold codes that a terminal obeys.
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
-
-
-def _require_safe_torch() -> None:
-    try:
-        require_safe_torch()
-    except UnsafeTorchError as error:
-        raise ConfigurationError(str(error)) from None

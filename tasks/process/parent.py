@@ -50,7 +50,11 @@ def _list_watched_links() -> list[tuple[int, int]]:
     parent = _find_parent(child)
     while parent is not None and parent > 1:
         links.append((child, parent))
-        if not _is_only_waiting(parent):
+        command = _read_command(parent)
+        if not (
+            (command in _SHELLS and not _is_interactive(parent))
+            or (command in _MAKES and not _may_outlive_its_shell(parent))
+        ):
             break
         child, parent = parent, _find_parent(parent)
     return links
@@ -61,11 +65,6 @@ def _watch(links: list[tuple[int, int]]) -> None:
     while all(_find_parent(child) in (parent, None) for child, parent in links):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_only_waiting(pid: int) -> bool:
-    command = _read_command(pid)
-    return (command in _SHELLS and not _is_interactive(pid)) or (command in _MAKES and not _may_outlive_its_shell(pid))
 
 
 def _may_outlive_its_shell(pid: int) -> bool:

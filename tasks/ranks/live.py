@@ -83,7 +83,11 @@ class TrainingProgress:
             elif event["event"] == "segment_started":
                 self._done += event.get("resumed_at_step") or 0
             elif event["event"] == "segment_finished":
-                self._say_finished(event)
+                _log.info(
+                    "%s %s epoch %d: trained %d steps in %.1f s, %.0f %ss/s, mean loss %.3f",
+                    self._cell, event["range"], event["epoch"], event["num_steps"], event["train_seconds"],
+                    event["tokens_per_second"], self._unit, event["loss"],
+                )  # fmt: skip
             elif event["event"] == "checkpoint_not_used":
                 _log.warning("%s: NOT USED: %s: %s", self._cell, event["folder"], event["problem"])
         if last_step is not None:
@@ -102,10 +106,3 @@ class TrainingProgress:
             left = self._progress.tasks[self._bar].time_remaining
             remaining = "" if left is None else f", about {left:.0f} s left"
             _log.info("%s: step %d of %d, %s%s", where, self._done, self._total_steps, figures, remaining)
-
-    def _say_finished(self, segment: dict[str, Any]) -> None:
-        _log.info(
-            "%s %s epoch %d: trained %d steps in %.1f s, %.0f %ss/s, mean loss %.3f",
-            self._cell, segment["range"], segment["epoch"], segment["num_steps"], segment["train_seconds"],
-            segment["tokens_per_second"], self._unit, segment["loss"],
-        )  # fmt: skip

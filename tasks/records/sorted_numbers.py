@@ -76,7 +76,12 @@ class SortedNumbers:
         """
         waiting = np.sort(np.array(self._waiting, dtype=np.int64))
         runs = (self._read(run, 0, _RUN) for run in range(self._num_runs))
-        cuts = np.array([_cut(run, bounds) for run in itertools.chain(runs, [waiting])])
+        cuts = np.array(
+            [
+                np.array([0, *np.searchsorted(run, bounds), len(run)], dtype=np.int32)
+                for run in itertools.chain(runs, [waiting])
+            ]
+        )
         for first, last in itertools.pairwise(column.tolist() for column in cuts.T):
             found = [self._read(run, first[run], last[run]) for run in range(self._num_runs) if first[run] < last[run]]
             yield np.sort(np.concatenate([*found, waiting[first[-1] : last[-1]]]))
@@ -86,11 +91,6 @@ class SortedNumbers:
         raw = os.pread(self._file.fileno(), (last - first) * _NUM_BYTES, (run * _RUN + first) * _NUM_BYTES)
         assert len(raw) == (last - first) * _NUM_BYTES, "the file is shorter than what was written"
         return np.frombuffer(raw, dtype=np.int64)
-
-
-def _cut(run: Sorted, bounds: Sorted) -> NDArray[np.int32]:
-    """Return where in the run each span begins, and its end."""
-    return np.array([0, *np.searchsorted(run, bounds), len(run)], dtype=np.int32)
 
 
 def read_windows(*every: SortedNumbers) -> Iterator[tuple[Sorted, ...]]:

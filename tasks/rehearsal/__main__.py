@@ -27,7 +27,11 @@ def _main() -> None:
     if arguments.leave_out and (left_out := find_refused(arguments.params)):
         move_out(arguments.params, left_out)
     params = load_params(arguments.params, looks_at_data=False)
-    _require_precision(params, card)
+    if params.train.precision == "bf16" and card.capability < (8, 0) and not params.train.emulated_bf16:
+        raise ConfigurationError(
+            f"train.precision: got bf16, which {card.name} emulates and is slow at; allowed: fp16, or "
+            "train.emulated_bf16: true"
+        )
     # Before torch is imported: a GPU that is there after all has no part in it.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from rich.console import Console
@@ -77,15 +81,6 @@ def _settle_for_card(params: Params, inputs: Inputs, card: Card, *, leaves_out: 
     rooms = dict.fromkeys(configs, card.memory_gib)
     size = find_largest(params, configs, rooms, capability=card.capability, leaves_out=leaves_out)
     return replace_micro_batch(params, size)
-
-
-def _require_precision(params: Params, card: Card) -> None:
-    """Raise ConfigurationError for what the card would have to emulate."""
-    if params.train.precision == "bf16" and card.capability < (8, 0) and not params.train.emulated_bf16:
-        raise ConfigurationError(
-            f"train.precision: got bf16, which {card.name} emulates and is slow at; allowed: fp16, or "
-            "train.emulated_bf16: true"
-        )
 
 
 if __name__ == "__main__":

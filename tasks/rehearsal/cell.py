@@ -6,7 +6,7 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.rehearsal.cards import Card
-from tasks.rehearsal.fitting import Fit, Rehearse, find_remedies, judge_fit
+from tasks.rehearsal.fitting import Fit, find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.recorded import find_recorded_gib
 from tasks.rehearsal.speed import StepLoad
@@ -56,15 +56,11 @@ def rehearse_cell(
         config=config,
         step=step,
         fit=fit,
-        remedies=_seek_remedies(config, card, rehearse, fit) if seeks_remedies else None,
+        remedies=(find_remedies(config, card, rehearse) if fit.missing_gib else []) if seeks_remedies else None,
         num_missing_cards=0 if spread.oversubscribe else max(0, spread.ranks_per_node - num_cards),
         load=weigh_step(config, step),
         recorded_gib=find_recorded_gib(config, card),
     )
-
-
-def _seek_remedies(config: TrainingConfig, card: Card, rehearse: Rehearse, fit: Fit) -> list[str]:
-    return find_remedies(config, card, rehearse) if fit.missing_gib else []
 
 
 def _has_rows_of_its_own(config: TrainingConfig) -> bool:

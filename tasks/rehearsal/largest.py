@@ -76,12 +76,6 @@ def _read_kept(file: Path) -> int | None:
     return None
 
 
-def list_sizes(params: Params) -> list[int]:
-    """Return the sizes that divide every cell's share of the batch, ascending."""
-    shares = [params.train.global_batch_size // params.count_shares(cell) for cell in params.cells]
-    return [size for size in range(1, min(shares) + 1) if all(share % size == 0 for share in shares)]
-
-
 def find_largest(
     params: Params,
     configs: Mapping[str, TrainingConfig],
@@ -95,7 +89,8 @@ def find_largest(
     `capability`: of the GPU, None on the CPU; `leaves_out`: whether cells that do not fit at all, or cannot be told of,
     have no say. Raises ResourceError and ConfigurationError as settle_micro_batch does.
     """
-    sizes = list_sizes(params)
+    shares = [params.train.global_batch_size // params.count_shares(cell) for cell in params.cells]
+    sizes = [size for size in range(1, min(shares) + 1) if all(share % size == 0 for share in shares)]
     for cell, config in configs.items():
         # More samples never take less: what does not fit here is none for the cells that follow.
         try:

@@ -43,7 +43,12 @@ def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with one
     norm."""
-    gathered = _compute_expected_gathers(work)
+    root, *layers = list(work.exchange.get("gathered_bytes", [])) or _list_unit_bytes(work)
+    times = 2 if work.options.get(_RESHARDS, True) else 1
+    gathered = Expected(
+        Bounds(*((1 + times * len(layers)) * rounds for rounds in work.num_rounds)),
+        Bounds(*((root + times * sum(layers)) // _count_shards(work) * rounds for rounds in work.num_rounds)),
+    )
     if work.world_size == 1:
         return {_ALL_GATHER: gathered}
     units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
@@ -55,15 +60,6 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
         _REDUCE_SCATTER: _make_exact(len(units) * steps, sum(units) * steps),
         _ALL_REDUCE: _make_exact(number, num_bytes),
     }
-
-
-def _compute_expected_gathers(work: Work) -> Expected:
-    root, *layers = list(work.exchange.get("gathered_bytes", [])) or _list_unit_bytes(work)
-    times = 2 if work.options.get(_RESHARDS, True) else 1
-    return Expected(
-        Bounds(*((1 + times * len(layers)) * rounds for rounds in work.num_rounds)),
-        Bounds(*((root + times * sum(layers)) // _count_shards(work) * rounds for rounds in work.num_rounds)),
-    )
 
 
 def _make_exact(number: int, num_bytes: int) -> Expected:

@@ -58,7 +58,7 @@ def attend(
     parts = zip(runs, query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
     attended = []
     for (length, number), *of_run in parts:
-        q, k, v = of_run if number == 1 else (_stand_side_by_side(part, number) for part in of_run)
+        q, k, v = of_run if number == 1 else (part[0].unflatten(1, (number, -1)).transpose(0, 1) for part in of_run)
         band = _find_band(length, sliding_window, is_causal=is_causal, like=q)
         found = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, dropout_p=dropout, is_causal=is_causal and band is None, scale=scaling,
@@ -66,11 +66,6 @@ def attend(
         )  # fmt: skip
         attended.append(found.transpose(1, 2).reshape(len(query), length * number, heads, -1))
     return torch.cat(attended, dim=1), None
-
-
-def _stand_side_by_side(run: Tensor, number: int) -> Tensor:
-    """Return texts of one length that follow one another, (1, heads, number x length, head_dim), as a batch of them."""
-    return run[0].unflatten(1, (number, -1)).transpose(0, 1)
 
 
 def _find_band(length: int, window: int | None, *, is_causal: bool, like: Tensor) -> Tensor | None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from training.process.distributed import Ranks
 from training.step.traffic import ALL_REDUCE
@@ -89,7 +88,8 @@ def _make_exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int]
         seconds = seconds_of_link(num_bytes)
         return lambda: time.sleep(seconds)
     group: Any = ranks.gradient_group
-    whole = make_buffer(ranks, num_bytes)
+    # Ones, not zeros: every page is then really there. Sums overflow to infinity at most, which costs nothing more.
+    whole = torch.ones(max(num_bytes // 4, 1), dtype=torch.float32, device=ranks.device)
     return lambda: dist.all_reduce(whole, group=group)
 
 
@@ -105,12 +105,6 @@ def _time_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) 
 def _gather_slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
     slowest: list[float] = ranks.gather(np.array(seconds)).max(axis=0).tolist()
     return slowest
-
-
-def make_buffer(ranks: Ranks, num_bytes: int) -> Tensor:
-    """Return a tensor of so many bytes to exchange: (num_bytes / 4,) float32, on the device."""
-    # Ones, not zeros: every page is then really there. Sums overflow to infinity at most, which costs nothing more.
-    return torch.ones(max(num_bytes // 4, 1), dtype=torch.float32, device=ranks.device)
 
 
 def _count_free_bytes(ranks: Ranks) -> float:

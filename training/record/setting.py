@@ -37,24 +37,9 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
 
     To be called by all ranks, between steps, once the model is built.
     """
-    mine = _collect_setting(config, ranks, model) | {
-        "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
-    }  # fmt: skip
-    text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
-    gathered = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
-    machines: dict[str, dict[str, str | None]] = {}
-    differ = {}
-    for rank, one in enumerate(gathered):
-        there = machines.setdefault(one.pop("machine"), one["run_at_start"])
-        differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, one)
-    found = {rank: values for rank, values in differ.items() if values}
-    return {**gathered[0], "run_at_start": machines, "ranks_differ": found}
-
-
-def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_WORK}
     is_cuda = ranks.device.type == "cuda"
-    return {
+    mine = {
         "train": fields,
         "workload": config.workload,
         "model_name": config.model_name,
@@ -94,7 +79,18 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         "environment": collect_environment(),
         "interpreter": collect_interpreter(),
         "planned_faults": find_lasting_faults(),
-    }
+    } | {
+        "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
+    }  # fmt: skip
+    text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
+    gathered = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
+    machines: dict[str, dict[str, str | None]] = {}
+    differ = {}
+    for rank, one in enumerate(gathered):
+        there = machines.setdefault(one.pop("machine"), one["run_at_start"])
+        differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, one)
+    found = {rank: values for rank, values in differ.items() if values}
+    return {**gathered[0], "run_at_start": machines, "ranks_differ": found}
 
 
 def _list_packages(config: TrainingConfig) -> list[str]:

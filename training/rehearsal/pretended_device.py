@@ -44,7 +44,21 @@ def pretend_ranks(world_size: int, *, rank: int = 0, capability: Capability | No
     """
     with contextlib.ExitStack() as stack:
         kernels = [] if capability is None else _list_kernels(capability)
-        for owner, name, value in (*_list_replacements(), *kernels):
+        for owner, name, value in (
+            *[
+                # Reads which ranks there are.
+                (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
+                # Models are built where they are to be.
+                (nn.Module, "to", lambda module, *_, **__: module),
+                # Draws again what lies outside of the bounds, which nobody can see of numbers that are not there.
+                (nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor),
+                # There is nobody to exchange with. Buckets built anew are as large as before.
+                *torch_private.list_exchanges_of_ddp(),
+                # The future of an exchange that is none would hold nothing.
+                (plug, "_MACHINE", _Exchanging()),
+            ],
+            *kernels,
+        ):
             stack.enter_context(_replace(owner, name, value))
         if capability is not None:
             stack.enter_context(_cast_as_on_gpu())
@@ -79,22 +93,6 @@ def _list_kernels(capability: Capability) -> list[tuple[Any, str, Any]]:
         (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),
         (F, "scaled_dot_product_attention", partial(_attend, has_flash=has_flash)),
         (F, "dropout", _drop_out),
-    ]
-
-
-def _list_replacements() -> list[tuple[Any, str, Any]]:
-    """Return what reads numbers, or waits for other ranks, and what answers instead, in the same way."""
-    return [
-        # Reads which ranks there are.
-        (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
-        # Models are built where they are to be.
-        (nn.Module, "to", lambda module, *_, **__: module),
-        # Draws again what lies outside of the bounds, which nobody can see of numbers that are not there.
-        (nn.init, "trunc_normal_", lambda tensor, *_, **__: tensor),
-        # There is nobody to exchange with. Buckets built anew are as large as before.
-        *torch_private.list_exchanges_of_ddp(),
-        # The future of an exchange that is none would hold nothing.
-        (plug, "_MACHINE", _Exchanging()),
     ]
 
 

@@ -264,17 +264,14 @@ class Replica:
     def _list_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
 
-    def _collect_gradient(self) -> dict[str, Tensor]:
-        named = self.module.named_parameters()
-        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
         """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
         self.forget_gradient()
         with keep_statistics(self.module):
             for micro_batch in micro_batches:
                 self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
-        is_finite = all(bool(part.isfinite().all()) for part in self._collect_gradient().values())
+        gradients = (part.grad for part in self.module.parameters() if part.grad is not None)
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
         self.forget_gradient()
         return is_finite
 

@@ -19,7 +19,10 @@ class WholeModel:
     """What the model was before it was shared out: names and shapes, without memory."""
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
-        self.parameters = {name: _forget_values(part) for name, part in model.named_parameters()}
+        self.parameters = {
+            name: nn.Parameter(torch.empty_like(part, device="meta"), requires_grad=part.requires_grad)
+            for name, part in model.named_parameters()
+        }
         """Name -> the parameter; a tied one once, under its first name."""
         self.tied = map_tied_names(model)
         """Further name -> first name."""
@@ -53,10 +56,6 @@ class WholeModel:
         ):
             if differences:
                 raise MisfitError(part, differences)
-
-
-def _forget_values(part: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(torch.empty_like(part, device="meta"), requires_grad=part.requires_grad)
 
 
 class SpreadState:

@@ -167,11 +167,8 @@ class Ddp:
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=True):
             self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
-        self._end_timing()
-
-    def _end_timing(self) -> None:
-        """Have DDP time no step by itself: in each that it does, the host waits for what the one before it recorded."""
-        # It notes its final buckets in a step that it times.
+        # From here on DDP times no step by itself: in each that it does, the host waits for what the one before it
+        # recorded. It notes its final buckets in a step that it times.
         self._wrapped.logger.set_runtime_stats_and_log()
         for _ in range(_TIMED_ANYWAY):
             self._wrapped.reducer.prepare_for_forward()

@@ -14,10 +14,6 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE = "ddp_audit"
 
 
-def _is_here(entry: str) -> bool:
-    return bool(entry) and Path(entry).resolve() == _HERE
-
-
 def _load_observer() -> None:
     """Arm the observer in a rank that an audit started; torchrun itself, which starts ranks, only passes it on.
 
@@ -50,7 +46,7 @@ def _load_observer() -> None:
 
 def _load_next() -> None:
     """Load the module of this name that stands behind this folder on the path, if there is one."""
-    sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
+    sys.path[:] = [entry for entry in sys.path if not (bool(entry) and Path(entry).resolve() == _HERE)]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)

@@ -45,7 +45,14 @@ def compute_rows_loss(model: Any, rows: Iterable[tuple[np.ndarray, int]]) -> tup
 def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
     """Return the base model in fp32, ready to be trained; packed: on several texts in one sequence."""
     logging.disable_progress_bar()
-    model = _load_classifier(model_dir).to(device).train()
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    model = (
+        AutoModelForSequenceClassification.from_pretrained(
+            model_dir, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+        .to(device)
+        .train()
+    )
     if is_packed:
         AttentionInterface.register(_PACKED, _attend_packed)
         model.set_attn_implementation(_PACKED)
@@ -129,10 +136,3 @@ def _attend_packed(
         )
         start += length
     return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _load_classifier(model_dir: Path) -> Any:
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    return AutoModelForSequenceClassification.from_pretrained(
-        model_dir, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )

@@ -262,15 +262,14 @@ def add_up(parts: Iterable[Part]) -> Part:
     """Return the sum, in the tensors of the first; none is held any longer while the next is made."""
     total: Part | None = None
     for part in parts:
-        total = part if total is None else _add_in_place(total, part)
+        total = (
+            part
+            if total is None
+            else [a if b is None else b if a is None else a.add_(b) for a, b in zip(total, part, strict=True)]
+        )
         del part
     assert total is not None, "at least one"
     return total
-
-
-def _add_in_place(left: Part, right: Iterable[Tensor | None]) -> Part:
-    """Return the sum, which is in the tensors of `left` where that has one."""
-    return [a if b is None else b if a is None else a.add_(b) for a, b in zip(left, right, strict=True)]
 
 
 @dataclass(frozen=True)

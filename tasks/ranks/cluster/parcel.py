@@ -27,7 +27,10 @@ class Parcel:
         named += [self._told["heldout_dir"]] * bool(self._told["heldout_digest"])
         self._folders = {name: f"data/{index}" for index, name in enumerate(dict.fromkeys(named))}
         found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
-        found += [(f"code/{file.relative_to(_PROJECT)}", file) for file in _list_code()]
+        code = [file for room in ("tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
+        found += [
+            (f"code/{file.relative_to(_PROJECT)}", file) for file in [file for file in sorted(code) if file.is_file()]
+        ]
         work = Path(self._told["work_dir"])
         for folder in list_checkpoints(work, self._told):
             found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
@@ -65,11 +68,6 @@ def list_checkpoints(work: Path, told: Mapping[str, Any]) -> Iterator[Path]:
         break
     if last is not None:
         yield last
-
-
-def _list_code() -> list[Path]:
-    code = [file for room in ("tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
-    return [file for file in sorted(code) if file.is_file()]
 
 
 def _list_files(folder: Path) -> list[Path]:
