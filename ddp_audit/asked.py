@@ -140,11 +140,6 @@ def parse_request(asked: Mapping[str, str]) -> Request:
         compares_speed=compares_speed,
         is_weak=scaling == "weak",
     )
-    _require_whole_shares(request)
-    return request
-
-
-def _require_whole_shares(request: Request) -> None:
     every = [*request.words, *request.launcher, *(word for words in request.words_of_cells.values() for word in words)]
     for whole in (int(at[2]) for word in every for at in _PLACE.finditer(word) if at[2]):
         wrong = next((ranks for ranks in request.cells.values() if whole % ranks or not whole), None)
@@ -152,6 +147,7 @@ def _require_whole_shares(request: Request) -> None:
             raise ConfigurationError(
                 f"{{rank_share:{whole}}} does not split over {wrong} ranks; give a multiple of every cell's ranks"
             )
+    return request
 
 
 def _split(name: str, line: str, example: str) -> list[str]:

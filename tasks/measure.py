@@ -5,7 +5,6 @@ second time. What was found stays in .work/measure/ under the digest of everythi
 measures nothing anew, nor does one more range whose rows are about as long.
 """
 
-import argparse
 import dataclasses
 import logging
 import shutil
@@ -97,7 +96,25 @@ class Inputs:
 def _main() -> None:
     places = ("slices", "base-model", "machine", "trial", "measurements")
     arguments = make_parser("measure", __doc__, *places).parse_args()
-    inputs = _read_inputs(arguments)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
+    machine = MachineFile.read(arguments.machine)
+    params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
+    ranges = [str(part) for part in params.ranges]
+    is_weak = params.measure.scaling == "weak"
+    least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
+    least = max(least, *(compute_timed_batch(params, cell) for cell in params.cells))
+    timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
+    inputs = Inputs(
+        snapshot=snapshot,
+        slices=arguments.slices,
+        rows=[arguments.slices / name for name in timed],
+        rows_digests={name: SliceManifest.read(arguments.slices / name).digest for name in ranges},
+        params=params,
+        model_dir=arguments.base_model,
+        base_model=BaseModelManifest.read(arguments.base_model),
+        machine=machine,
+        trial=TrialFile.read(arguments.trial).trial,
+    )
     found = _measure_or_reuse(inputs) if inputs.params.measure.speed else None
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
@@ -171,28 +188,6 @@ def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: thre
             follow=replayer.follow, watchdog_seconds=params.train.watchdog_seconds, nodes=find_nodes(cell, params),
         )  # fmt: skip
     return read_segment(work / "segments" / segment.fingerprint).checked_updates
-
-
-def _read_inputs(arguments: argparse.Namespace) -> Inputs:
-    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
-    machine = MachineFile.read(arguments.machine)
-    params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
-    ranges = [str(part) for part in params.ranges]
-    is_weak = params.measure.scaling == "weak"
-    least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
-    least = max(least, *(compute_timed_batch(params, cell) for cell in params.cells))
-    timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
-    return Inputs(
-        snapshot=snapshot,
-        slices=arguments.slices,
-        rows=[arguments.slices / name for name in timed],
-        rows_digests={name: SliceManifest.read(arguments.slices / name).digest for name in ranges},
-        params=params,
-        model_dir=arguments.base_model,
-        base_model=BaseModelManifest.read(arguments.base_model),
-        machine=machine,
-        trial=TrialFile.read(arguments.trial).trial,
-    )
 
 
 if __name__ == "__main__":

@@ -233,7 +233,11 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
             if run.problem_with(part, is_whole=False) is None:
                 discard(run.locate_segment(part))
         require_writable(run.work, arguments.run.parent)
-        _require_whole(run, missing, arguments)
+        require_whole(arguments.base_model, digest=run.base_model.digest)
+        slices = SlicesManifest.read(arguments.slices).slices
+        heldout = [run.params.heldout_name] * bool(run.params.train.eval_every_steps)
+        for name in dict.fromkeys([*(part.range for part in missing), *heldout]):
+            require_whole(arguments.slices / name, digest=slices[name].digest)
         require_room(
             run.work,
             run.checkpoint_bytes,
@@ -272,15 +276,6 @@ def explain_left_work(work: Path, *, world_size: int) -> str | None:
         f"{format_plural(last['world_size'], 'rank')} and is not gone on with on {world_size}: another number of ranks "
         f"is another training. It stays in {work}, and world_size: {last['world_size']} goes on with it"
     )
-
-
-def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: argparse.Namespace) -> None:
-    """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
-    require_whole(arguments.base_model, digest=run.base_model.digest)
-    slices = SlicesManifest.read(arguments.slices).slices
-    heldout = [run.params.heldout_name] * bool(run.params.train.eval_every_steps)
-    for name in dict.fromkeys([*(part.range for part in missing), *heldout]):
-        require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
 def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:

@@ -128,7 +128,13 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     else:
         from training.loop import train
 
-    _require_code(config, arguments)
+    from training.strategies import find_strategy
+    from training.workloads import find_workload
+
+    find_workload(config.workload)
+    find_strategy(config.strategy)
+    if arguments.code is not None:
+        require_code(arguments.code)
     # What is imported stays: no step waits until all of it was gone through.
     gc.freeze()
     gc.enable()
@@ -139,17 +145,6 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
         return
     with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
         train(config, ranks, stop=stop, events=events, heartbeat=heartbeat)
-
-
-def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
-    """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
-    from training.strategies import find_strategy
-    from training.workloads import find_workload
-
-    find_workload(config.workload)
-    find_strategy(config.strategy)
-    if arguments.code is not None:
-        require_code(arguments.code)
 
 
 if __name__ == "__main__":

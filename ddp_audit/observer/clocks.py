@@ -145,30 +145,27 @@ class Clocks:
             for one in floats:
                 earlier = self._last.get(one) or self._first.get(one)
                 if earlier is not None and now.step > earlier.step:
-                    self._add_window(earlier, now)
+                    places = (earlier.place, now.place)
+                    window = self._windows.get(places)
+                    if window is None:
+                        window = self._windows[places] = _Window(earlier.step)
+                    window.number += 1
+                    window.num_steps += now.step - earlier.step
+                    window.steps = [min(window.steps[0], earlier.step), max(window.steps[1], now.step)]
+                    window.seconds += now.at - earlier.at
+                    if now.others != earlier.others:
+                        window.others = [
+                            sum_ + until - since
+                            for sum_, until, since in zip(window.others, now.others, earlier.others, strict=True)
+                        ]
+                    if window.number & (window.number - 1) == 0:
+                        self._write(places)
             if len(self._first) < _FIRST_READINGS:
                 self._first[value] = now
                 continue
             self._last[value] = now
             if len(self._last) > _LAST_READINGS:
                 del self._last[next(iter(self._last))]
-
-    def _add_window(self, earlier: _Reading, now: _Reading) -> None:
-        places = (earlier.place, now.place)
-        window = self._windows.get(places)
-        if window is None:
-            window = self._windows[places] = _Window(earlier.step)
-        window.number += 1
-        window.num_steps += now.step - earlier.step
-        window.steps = [min(window.steps[0], earlier.step), max(window.steps[1], now.step)]
-        window.seconds += now.at - earlier.at
-        if now.others != earlier.others:
-            window.others = [
-                sum_ + until - since
-                for sum_, until, since in zip(window.others, now.others, earlier.others, strict=True)
-            ]
-        if window.number & (window.number - 1) == 0:
-            self._write(places)
 
     def finish(self) -> None:
         """Write what was found, whole."""

@@ -116,7 +116,10 @@ class Steps:
         """From now on optimizers and clipping are watched."""
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._guard(self._begin, optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._guard(self._end, optimizer))
-        self._watch_clipping()
+        for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
+            original = getattr(torch.nn.utils, name, None)
+            if original is not None:
+                setattr(torch.nn.utils, name, self._make_observed_clip(original))
 
     def add(self, micro: Micro, module: Any) -> None:
         """A model was called, with gradients to come."""
@@ -264,12 +267,6 @@ class Steps:
             "step_line": self._lines.find(),
             "backward_line": self._backward_line,
         }
-
-    def _watch_clipping(self) -> None:
-        for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-            original = getattr(torch.nn.utils, name, None)
-            if original is not None:
-                setattr(torch.nn.utils, name, self._make_observed_clip(original))
 
     def _make_observed_clip(self, original: Any) -> Any:
         @functools.wraps(original)

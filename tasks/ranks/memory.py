@@ -61,16 +61,11 @@ def name_out_of_memory(what: str) -> Iterator[None]:
         # What was computed until then lives in the frames that the error names.
         traceback.clear_frames(error.__traceback__)
     if reason is not None:
-        _empty_device_cache()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         raise OutOfMemoryError(f"{what}: out of memory: {reason}")
-
-
-def _empty_device_cache() -> None:
-    """Give back what this process holds of a GPU and does not use; torch is not imported for it."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError, *, num_shares: int) -> TrainingConfig:

@@ -98,7 +98,11 @@ def _time_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) 
     seconds = []
     for _ in range(num_repeats):
         ranks.highest(0)
-        seconds.append(measure_seconds(exchange, ranks))
+        ranks.synchronize()
+        started = time.perf_counter()
+        exchange()
+        ranks.synchronize()
+        seconds.append(time.perf_counter() - started)
     return _gather_slowest(ranks, seconds)
 
 
@@ -118,12 +122,3 @@ def _count_free_bytes(ranks: Ranks) -> float:
     if most.exists() and (limit := most.read_text().strip()) != "max":
         free = min(free, int(limit) - int(used.read_text()))
     return free / ranks.world_size
-
-
-def measure_seconds(work: Callable[[], Any], ranks: Ranks) -> float:
-    """Return the seconds that this rank and its device take for it."""
-    ranks.synchronize()
-    started = time.perf_counter()
-    work()
-    ranks.synchronize()
-    return time.perf_counter() - started

@@ -14,19 +14,15 @@ def collect_interpreter() -> dict[str, Any]:
 
     To be called from the main thread, which trains: a profiler of another one slows that one.
     """
-    return {"watched_by": _list_watchers()}
+    found = [name for name, is_on in (("trace", sys.gettrace()), ("profile", sys.getprofile())) if is_on]
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    return {"watched_by": (found + [str(tool) for tool in tools if tool])}
 
 
 def collect_run_at_start() -> dict[str, str | None]:
     """Return the sha256 of each module that ran at the start, None for one that is not there."""
     return {name: _digest_module(name) for name in _RUN_AT_START}
-
-
-def _list_watchers() -> list[str]:
-    found = [name for name, is_on in (("trace", sys.gettrace()), ("profile", sys.getprofile())) if is_on]
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
-    return found + [str(tool) for tool in tools if tool]
 
 
 def _digest_module(name: str) -> str | None:

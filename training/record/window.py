@@ -98,7 +98,11 @@ class Window:
 
         `counts_rows`: whether this rank counts what is in them, or another one that has the same.
         """
-        self._note_others(data_wait_seconds)
+        now = time.perf_counter()
+        known = self._computed + data_wait_seconds
+        self._others.append(now - self._seen - known)
+        self._known += known
+        self._seen, self._computed = now, 0.0
         self._steps.append((step, planned, learning_rate))
         self._results.append(result)
         counted = micro_batches if counts_rows else ()
@@ -135,14 +139,6 @@ class Window:
         everyones = self._ranks.gather(np.array(mine))
         forgives = forgives_overflow()
         return [self._make_step_facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
-
-    def _note_others(self, data_wait_seconds: float) -> None:
-        """Split what has passed since the step before into what is known of it and the rest."""
-        now = time.perf_counter()
-        known = self._computed + data_wait_seconds
-        self._others.append(now - self._seen - known)
-        self._known += known
-        self._seen, self._computed = now, 0.0
 
     def _make_step_facts(
         self, step: int, planned: StepPlan, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool

@@ -162,7 +162,13 @@ def update_local_rows(optimizer: torch.optim.Optimizer) -> None:
     def restore(*_: Any) -> None:
         for group, parts in zip(optimizer.param_groups, real, strict=True):
             for part, other in zip(parts, group["params"], strict=True):
-                _take_back_moments(part, other, optimizer)
+                for name, value in optimizer.state.pop(other, {}).items():
+                    if not _is_like(value, other):
+                        optimizer.state[part][name] = value
+                    elif name not in optimizer.state[part]:
+                        # Made in this step, the first.
+                        optimizer.state[part][name] = torch.zeros_like(part, memory_format=torch.preserve_format)
+                        get_local_rows(optimizer.state[part][name]).copy_(value.detach())
             group["params"] = parts
         real.clear()
 
@@ -180,16 +186,6 @@ def _stand_in(part: nn.Parameter, optimizer: torch.optim.Optimizer) -> nn.Parame
             for name, value in optimizer.state[part].items()
         }
     return other
-
-
-def _take_back_moments(part: nn.Parameter, other: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-    for name, value in optimizer.state.pop(other, {}).items():
-        if not _is_like(value, other):
-            optimizer.state[part][name] = value
-        elif name not in optimizer.state[part]:
-            # Made in this step, the first.
-            optimizer.state[part][name] = torch.zeros_like(part, memory_format=torch.preserve_format)
-            get_local_rows(optimizer.state[part][name]).copy_(value.detach())
 
 
 def _is_like(value: Any, part: Tensor) -> bool:
