@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.machine.facts import collect_machine_facts
+from tasks.measure import select_timed_ranges
 from tasks.measuring.arms import make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.planning import Session, plan_session
-from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.measuring.workers import open_workers
 from tasks.params import load_params
 from tasks.ranks.cell_ranks import find_nodes

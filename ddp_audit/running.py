@@ -1,11 +1,14 @@
 """A script with the observer in it: started on the ranks of a cell, followed, and ended with all that it started."""
 
+import contextlib
 import dataclasses
 import logging
 import math
+import mmap
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,10 +17,59 @@ from typing import Any
 from ddp_audit.asked import Request
 from ddp_audit.failure import StoppedError, redact
 from ddp_audit.fresh_folder import make_fresh_folder
-from ddp_audit.hanging import Places
 from ddp_audit.launched import Launched
 from ddp_audit.rank_record import RankRecord, is_step, read_rank
 from ddp_audit.starting import Started, make_torchrun
+
+_WORDS, _PID, _POSITION = 8, 0, 1
+"""Of each rank in the memory that they write into (observer/timeline.py)."""
+_SECTIONS = ("start", "data", "forward", "backward", "update", "collective", "checkpoint")
+_START_SECONDS = 900.0
+_SECONDS_FOR_STACKS = 1.0
+
+
+class Places:
+    """Where ranks are, by the memory in which they say so; a context that owns it."""
+
+    def __init__(self, *, world_size: int, patience: float) -> None:
+        self._patience = patience
+        # Memory, where the machine has a folder of it: a page of a file on a disk may block whoever writes to it.
+        memory = Path("/dev/shm")
+        handle, name = tempfile.mkstemp(prefix="ddp-audit-", dir=memory if memory.is_dir() else None)
+        os.truncate(handle, world_size * _WORDS * 8)
+        words = memoryview(mmap.mmap(handle, 0)).cast("q")
+        self._ranks = [words[rank * _WORDS : (rank + 1) * _WORDS] for rank in range(world_size)]
+        os.close(handle)
+        self.file = Path(name)
+        self._last, self._since = -1, time.monotonic()
+
+    def __enter__(self) -> "Places":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.unlink(missing_ok=True)
+
+    def find_hang(self) -> str:
+        """Return which ranks hang, in words; empty where none does. Those who wait for another one wait as long."""
+        places = [words[_POSITION] for words in self._ranks]
+        if min(places) != self._last:
+            self._last, self._since = min(places), time.monotonic()
+        seconds = time.monotonic() - self._since
+        if seconds < (self._patience if self._last else max(self._patience, _START_SECONDS)):
+            return ""
+        behind = [rank for rank, place in enumerate(places) if place == self._last]
+        who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"
+        others = [f"; rank {rank} is {_tell(place)}" for rank, place in enumerate(places) if place != self._last]
+        return f"{who} {_tell(self._last)}: nothing for {seconds:.0f} s{''.join(others)}"
+
+    def ask_for_stacks(self) -> None:
+        """Have every rank write its Python stacks to its log."""
+        for words in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                if words[_PID]:
+                    os.kill(words[_PID], signal.SIGUSR1)
+        time.sleep(_SECONDS_FOR_STACKS)
+
 
 _log = logging.getLogger(__name__)
 
@@ -176,3 +228,7 @@ def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord
         return {**line, "path": f"{folder}{str(path).removeprefix(here)}"} if is_inside else line
 
     return dataclasses.replace(rank, lines={kind: [move(one) for one in found] for kind, found in rank.lines.items()})
+
+
+def _tell(place: int) -> str:
+    return f"in section {_SECTIONS[place & 0xFF]} of step {place >> 32}"

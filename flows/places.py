@@ -41,7 +41,7 @@ class Stage:
             return None
         os.chdir(project)
         sys.path.insert(0, project)
-        from tasks.machine.node_facts import collect_node_facts
+        from tasks.machine.facts import collect_node_facts
 
         is_open = os.environ.get("RAY_AUTH_MODE") != "token"
         return {"is_open": is_open, "facts": collect_node_facts(node_rank=0, address="")}

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.child import make_environment, run_child
-from flows.fair_trials import read_epochs, require_comparable
 from flows.output import StageOutput
 from flows.pipeline import reproduce
 from flows.places import open_places
@@ -25,20 +24,22 @@ from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.trials import make_patch, make_train_changes
-from tasks.process.failure import ConfigurationError, DivergedError, exit_with_one_line
+from tasks.process.failure import ConfigurationError, DataError, DivergedError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging
 from tasks.process.parent import STARTER
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
+from tasks.records.outputs import SegmentOutputs
+from tasks.records.run import RunFile, read_segment
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.reporting.search import tell_best, tell_luck, write_search_report
 from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
 from tasks.services.tracker import send_trials
-from tasks.store.kept import fill_folder
-from tasks.store.links import link_folder
+from tasks.store.kept import fill_folder, link_folder
 from training.process.files import digest_json
+from training.step.schedule import compute_learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -266,6 +267,43 @@ def _main() -> None:
             search.hand_over()
         search.track(write_search_report(found, _REPORTS))
     sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
+
+
+def read_epochs(trial: Trial, epochs: int) -> list[SegmentOutputs]:
+    """Return what the ranks left of each epoch of the trial's run up to so many."""
+    folder = trial.locate_run(epochs)
+    places = [folder / part.folder for part in RunFile.read(folder).segments]
+    return [SegmentOutputs(place, read_segment(place)) for place in places]
+
+
+def require_comparable(trials: Sequence[Trial], epochs: int, *, span: int) -> None:
+    """Raise DataError unless all learned from as many tokens in `epochs` by one schedule over `span` epochs each."""
+    tokens = {}
+    for trial in trials:
+        parts = read_epochs(trial, epochs)
+        tokens[trial.name] = sum(part.facts.num_tokens for part in parts)
+        for part in parts:
+            _require_schedule(trial, part, num_steps=span * part.facts.num_steps)
+    if len(set(tokens.values())) > 1:
+        low, high = min(tokens, key=lambda name: tokens[name]), max(tokens, key=lambda name: tokens[name])
+        raise DataError(
+            f"{low} learned from {tokens[low]:,} tokens and {high} from {tokens[high]:,}; allowed: as many in all "
+            "trials that are compared"
+        )
+
+
+def _require_schedule(trial: Trial, part: SegmentOutputs, *, num_steps: int) -> None:
+    train, steps = trial.params.train, part.read_steps()
+    for step, rate in zip(steps.step.tolist(), steps.learning_rate.tolist(), strict=True):
+        wanted = compute_learning_rate(
+            step, num_steps, peak=train.learning_rate, schedule=train.schedule, warmup_steps=train.warmup_steps,
+            floor=train.schedule_floor, decay_steps=train.decay_steps,
+        )  # fmt: skip
+        if not math.isclose(rate, wanted, rel_tol=1e-9, abs_tol=1e-15):
+            raise DataError(
+                f"{trial.name}: learning rate {rate:.3g} in step {step}, by one schedule over {num_steps} steps "
+                f"{wanted:.3g}; allowed: that schedule from the first step of a trial to its last"
+            )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import http.client
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.database import set_damaged_aside
 from flows.server_address import LOGIN, SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
@@ -191,6 +191,29 @@ def _main() -> None:
     own = OwnSite(app, address=os.environ["PREFECT_API_URL"].removesuffix("/api"))
     config = uvicorn.Config(own, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=arguments.socket)])
+
+
+def set_damaged_aside(database: Path) -> None:
+    """Give a database that SQLite cannot read another name, in one line, so that the server makes a new one."""
+    if not database.exists() or _is_whole(database):
+        return
+    for part in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{database}{part}").replace(f"{database}.damaged{part}")
+    sys.stderr.write(
+        f"ddp-compare: {database} was damaged; it is {database}.damaged now, and Prefect begins a new one "
+        "(earlier runs are no longer shown, no result is lost)\n"
+    )
+
+
+def _is_whole(database: Path) -> bool:
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            return connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.OperationalError as error:
+        return "locked" in str(error)
+    except sqlite3.DatabaseError:
+        return False
 
 
 if __name__ == "__main__":

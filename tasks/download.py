@@ -28,7 +28,7 @@ from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.fingerprint import SourcesFile
 from tasks.records.sources import HELDOUT, ROWS, RawManifest
-from tasks.store.links import link_file, link_folder
+from tasks.store.kept import link_file, link_folder
 from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)

@@ -10,18 +10,18 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.evaluating.continuations import continue_rows
-from tasks.evaluating.kept import reuse_or_make
 from tasks.evaluating.loss_arithmetic import compute_perplexity
-from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects
 from tasks.evaluating.sums import compute_sums
-from tasks.inputs.damage import require_whole
+from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
-from tasks.machine.gpus import open_gpus
+from tasks.machine.facts import PACKAGES
+from tasks.machine.gpu_facts import open_gpus
 from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.choices import has_labels
@@ -33,8 +33,36 @@ from tasks.records.evaluation import (
     EvaluationFile,
     FoundFile,
 )
+from tasks.records.run import RunFile, SegmentReceipt, read_receipt
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.records.stage_file import StageFile
+from tasks.store.kept import fill_folder, keep, read_kept
+from training.process.files import digest_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelToEvaluate:
+    """One model to be evaluated."""
+
+    name: str
+    """`base`, or the name of the cell that trained it."""
+    checkpoint: Path | None
+    """The cell's checkpoint; None for the base model."""
+    weights_digest: str
+    """sha256 of the weights."""
+    segment: tuple[str, int] | None = None
+    """The range and epoch after which the weights were so; None for the base model and a cell's last weights."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.name if self.segment is None else f"{self.name} after {self.segment[0]} epoch {self.segment[1]}"
+
+
+STORE = Path(".work/evaluation")
+Found = TypeVar("Found", bound=StageFile)
+
 
 _log = logging.getLogger(__name__)
 
@@ -206,6 +234,55 @@ def _main() -> None:
     evaluation = _make_summary(params, rows, subjects, runs=arguments.runs)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
+
+
+def reuse_or_make(
+    what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
+) -> Found:
+    """Return what was kept of the same dependencies, versions and environment, or make it; `what` is logged."""
+    versions = {name: importlib.metadata.version(name) for name in (*PACKAGES, "tokenizers")}
+    folder = STORE / digest_json({**depends_on, "versions": versions, "environment": snapshot.environment})
+    if kept := read_kept(folder, kind):
+        _log.info("%s before, on these rows and with this code", what)
+        return kept
+    found = make()
+    snapshot.require_unchanged()
+    with fill_folder(folder) as new:
+        keep(found, new)
+    return found
+
+
+def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[ModelToEvaluate]:
+    """Return the base model and every cell's last checkpoint.
+
+    Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
+    """
+    require_whole(base_model)
+    base = ModelToEvaluate(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
+    return [
+        base, *(_make_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
+    ]  # fmt: skip
+
+
+def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
+    """Return all cells' checkpoints after every segment, in order; raises DataError as above."""
+    subjects = []
+    for cell in params.cells:
+        folder = runs / cell
+        for part in RunFile.read(folder).segments:
+            file = folder / part.folder / f"{params.model.name}_{part.range}-epoch-{part.epoch}.pt"
+            subjects.append(_make_subject(cell, file, segment=(part.range, part.epoch)))
+    return subjects
+
+
+def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
+    try:
+        files = read_receipt(file.parent).files
+    except DataError as error:
+        raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
+    promised = files.get(file.name)
+    digest = require_digest(file, promised.sha256 if promised else None)
+    return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
 if __name__ == "__main__":

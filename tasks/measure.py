@@ -9,27 +9,28 @@ import dataclasses
 import logging
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tasks.equivalence.replay import UpdateReplayer
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.measuring.planning import compute_timed_batch, plan_session, tell_training_time
-from tasks.measuring.sample import write_sample
 from tasks.measuring.session import measure_cells
-from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.measuring.versions import list_versions
 from tasks.params import Params
 from tasks.params.packages import describe_spread
 from tasks.params.train import NOT_CONTENT
-from tasks.process.failure import exit_with_one_line
+from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.memory import run_within_memory
+from tasks.records.arrays import read_parts
 from tasks.records.fingerprint import MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
 from tasks.records.run import read_segment
@@ -41,6 +42,10 @@ from training.config import SegmentConfig
 from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
 from training.process.unwritten import digest_code
+
+_SHARE_APART = 0.05
+"""Of the mean length, or of the root of the mean square, which attention goes by."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ class Inputs:
     base_model: BaseModelManifest
     machine: MachineFile
     rows: list[Path]
-    """The ranges whose steps are timed (tasks/measuring/timed_ranges.py)."""
+    """The ranges whose steps are timed."""
     slices: Path
     """Folder with all ranges."""
     rows_digests: Mapping[str, str]
@@ -188,6 +193,57 @@ def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: thre
             follow=replayer.follow, watchdog_seconds=params.train.watchdog_seconds, nodes=find_nodes(cell, params),
         )  # fmt: skip
     return read_segment(work / "segments" / segment.fingerprint).checked_updates
+
+
+def write_sample(source: Path, folder: Path, *, num_steps: int, batch_size: int) -> tuple[str, int]:
+    """Write the first rows of a slice as one: enough for so many steps, the last of them with a partial batch.
+
+    Returns the range that they are, `start-end`, and the steps that they make; a shorter slice is taken whole. Raises
+    DataError if it cannot be read.
+    """
+    try:
+        found = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in sorted(source.glob("*.npy"))}
+        num_rows = min((num_steps - 1) * batch_size + batch_size // 2 + 1, len(found["row_ids"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{source}: {error}; `dvc repro slice` makes it anew") from None
+    # Every file has one entry per row, but for where rows begin and end and what lies between.
+    ends = {"offsets": num_rows + 1}
+    if "offsets" in found:
+        ends["tokens"] = int(found["offsets"][num_rows])
+    folder.mkdir(parents=True)
+    for name, array in found.items():
+        np.save(folder / f"{name}.npy", array[: ends.get(name, num_rows)])
+    start = int(source.name.partition("-")[0])
+    return f"{start}-{start + num_rows}", -(-num_rows // batch_size)
+
+
+def select_timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, least_rows: int) -> list[str]:
+    """Return the first range if the rows of all others, cut to `seq_len`, are about as long, else all ranges.
+
+    So one more range of the same kind measures nothing again. A range with fewer than `least_rows` makes no full step
+    and is left out, unless it is the first. Rows without lengths are all alike.
+    """
+    first, *others = ranges
+    full = [name for name in others if _count_rows(slices / name) >= least_rows]
+    if not (slices / first / "offsets.npy").exists():
+        return [first]
+    wanted = _compute_mean_lengths(slices / first, seq_len)
+    apart = [np.abs(_compute_mean_lengths(slices / name, seq_len) / wanted - 1).max() for name in full]
+    return [first, *full] if max(apart, default=0.0) > _SHARE_APART else [first]
+
+
+def _count_rows(folder: Path) -> int:
+    return sum(len(part) for part in read_parts(folder / "row_ids.npy"))
+
+
+def _compute_mean_lengths(folder: Path, seq_len: int) -> np.ndarray:
+    """Return the mean length of the rows, and the root of the mean square."""
+    sums, before = np.zeros(3), np.zeros(0, dtype=np.int64)
+    for part in read_parts(folder / "offsets.npy"):
+        lengths = np.minimum(np.diff(np.concatenate([before, part])), seq_len).astype(np.float64)
+        sums += [len(lengths), lengths.sum(), np.square(lengths).sum()]
+        before = part[-1:].astype(np.int64)
+    return np.array([sums[1] / sums[0], np.sqrt(sums[2] / sums[0])])
 
 
 if __name__ == "__main__":

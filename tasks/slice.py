@@ -22,8 +22,7 @@ from tasks.process.failure import ConfigurationError, DataError, exit_with_one_l
 from tasks.records.facts import SliceFacts
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import HELDOUT, ROWS, RawManifest
-from tasks.store.kept import fill_folder, is_kept
-from tasks.store.links import link_folder
+from tasks.store.kept import fill_folder, is_kept, link_folder
 from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)

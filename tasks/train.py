@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,7 @@ from tasks.params.choices import read_unit
 from tasks.params.packages import describe_spread
 from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
 from tasks.params.train import NOT_CONTENT
-from tasks.process.disk import require_room, require_writable
-from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.stopping import stop_on_signals
 from tasks.process.wording import format_plural
@@ -38,11 +38,15 @@ from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
-from tasks.store.links import link_folder
+from tasks.store.kept import link_folder
 from training.config import SegmentConfig, TrainingConfig
 from training.numerics import NUMERICS_VERSION
 from training.process.files import digest_json
 from training.state.receipt import DROPPED, discard, drop_files, find_problem, set_aside
+
+_SPARE = 0.2
+"""Room that is asked for beyond the files, as a share of one: logs, steps and ledgers."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -344,6 +348,30 @@ def _assemble(run: CellTraining, output: Path) -> None:
         segments=[SegmentEntry(**part.model_dump(exclude={"num_steps", "span"})) for part in run.segments],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
+
+
+def require_writable(*folders: Path) -> None:
+    """Make the folders; raises ResourceError in one line that names the first in which no file can be made."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ResourceError(
+                f"{folder}: {error.strerror}; nothing was started: make the folder writable, or move the project"
+            ) from None
+
+
+def require_room(folder: Path, num_bytes: int, *, num: float, what: str) -> None:
+    """Raise ResourceError, with the numbers, unless `num` files of that size, and a little more, have room."""
+    needed = int((num + _SPARE) * num_bytes)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(
+            f"{folder}: {free:,} bytes are free, {needed:,} are needed: {num + _SPARE:.1f} times {num_bytes:,} of a "
+            f"{what}; nothing was started: make room, or move the project to another disk"
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tasks.services import publishing
 from tasks.services.hub_calls import has_token
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
-from tasks.store.links import link_file
+from tasks.store.kept import link_file
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_file
 

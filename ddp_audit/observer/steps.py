@@ -12,12 +12,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
-from ddp_audit.observer.exchanged import read_traffic
 from ddp_audit.observer.gradient import GradientWatch, digest_gradients
 from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors
 from ddp_audit.observer.setting import read_options, read_torch_settings
-from ddp_audit.observer.torch_private import count_collectives, read_ddp_times
+from ddp_audit.observer.torch_private import count_collectives, read_ddp_times, read_recorded
+
+_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
+
 
 _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
@@ -319,3 +321,25 @@ def _read_number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
     return float(value) if isinstance(value, int | float) else None
+
+
+def read_traffic(before: dict[str, int], now: dict[str, int]) -> dict[str, list[int]] | None:
+    """Return kind -> [number, bytes given] of the collectives between two counts; None where not all are told."""
+    wanted = sum(now[name] - before.get(name, 0) for name in now)
+    if not wanted:
+        return {}
+    found: dict[str, list[int]] = {}
+    num_told = 0
+    for entry in read_recorded():
+        name = entry["process_group"][0]
+        if entry.get("is_p2p") or not before.get(name, 0) < entry["collective_seq_id"] <= now.get(name, 0):
+            continue
+        pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
+        if any(kind not in _BYTES for _, kind in pairs):
+            return None
+        kind = entry["profiling_name"].rpartition(":")[2]
+        counted = found.setdefault(kind, [0, 0])
+        counted[0] += 1
+        counted[1] += sum(math.prod(size) * _BYTES[dtype] for size, dtype in pairs)
+        num_told += 1
+    return found if num_told == wanted else None

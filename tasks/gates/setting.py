@@ -3,10 +3,9 @@
 The same is asked of the ranks that were timed, and of every start of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.gates.run_at_start import KnownStarts, collect_known_starts, find_other_starts
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
 from tasks.process.reasons import Reason, explain
@@ -14,11 +13,18 @@ from tasks.records.arm_figures import select_arm
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
+_RECORDED = "run_at_start"
+"""Key of the record: machine -> module that Python imports by itself -> sha256 of its file."""
+
+KnownStarts = Mapping[str, tuple[str, Mapping[str, str | None]]]
+"""Machine -> who ran there first, and the modules that Python ran then."""
+
+
 _MEASURE_AGAIN = "Measure again: make rebench"
 _OF_THE_CELL = {"strategy", "options", "world_size", "packages", "ranks_differ", "priority", "run_at_start"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own.
 
-What Python ran at their start is held machine by machine (tasks/gates/run_at_start.py).
+What Python ran at their start is held machine by machine.
 
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
@@ -204,3 +210,56 @@ def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, w
         for name in sorted({*found, *expected})
         if found.get(name) != expected.get(name)
     ]
+
+
+def collect_known_starts(records: Iterable[tuple[str, Mapping[str, Any]]]) -> KnownStarts:
+    """Return what the first of these starts, each (whose, record of its ranks), ran on each machine."""
+    known: dict[str, tuple[str, Mapping[str, str | None]]] = {}
+    for whose, record in records:
+        for machine, modules in record.get(_RECORDED, {}).items():
+            known.setdefault(machine, (whose, modules))
+    return known
+
+
+def find_other_starts(
+    record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts | None = None
+) -> list[Reason]:
+    """Return what Python ran otherwise at the start of these ranks than is known of the same machine.
+
+    `own`: what is known from the same cell, of machines that others do not know. Where others know none of their
+    machines, as after one was named anew, the ranks are compared with the first that they do know.
+    """
+    if not known:
+        return []
+    mine: Mapping[str, Mapping[str, str | None]] = record.get(_RECORDED, {})
+    if not mine:
+        return [
+            explain(
+                "no_record_of_start", "{where}: nothing was recorded of what Python ran at the start of its ranks",
+                where=where,
+            )
+        ]  # fmt: skip
+    if not known.keys() & mine.keys():
+        known = dict.fromkeys(mine, next(iter(known.values())))
+    known = {**(own or {}), **known}
+    return [
+        explain(
+            "other_start",
+            "{where}: Python on {machine} ran {module} {found} at its start, {whose} {expected}",
+            where=where,
+            machine=machine,
+            module=name,
+            found=_shorten(modules.get(name)),
+            whose=whose,
+            expected=_shorten(other),
+        )
+        for machine, modules in mine.items()
+        if machine in known
+        for whose, expected in [known[machine]]
+        for name, other in expected.items()
+        if modules.get(name) != other
+    ]
+
+
+def _shorten(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, read_gpu, read_link
-from tasks.machine.gpus import open_gpus
+from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, open_gpus, read_gpu, read_link
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
 from tasks.machine.host_facts import list_our_pids
 from tasks.process.reasons import explain

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.machine.gpu_facts import ask_nvml, read_memory_gib, read_slowdowns
-from tasks.machine.gpus import open_gpus
+from tasks.machine.gpu_facts import ask_nvml, open_gpus, read_memory_gib, read_slowdowns
 
 SAMPLE_SECONDS = 0.1
 """Time between two readings: drivers renew power every 20 to 100 ms and utilisation every 170 to 1,000 ms."""

@@ -7,8 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from tasks.machine.gpu_facts import ask_nvml
-from tasks.machine.gpus import open_gpus
+from tasks.machine.gpu_facts import ask_nvml, open_gpus
 from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.params import Params
 from tasks.params.choices import read_unit

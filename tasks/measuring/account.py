@@ -24,8 +24,7 @@ from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import compute_data_wait_share, settle
 from tasks.records.efficiency import estimate_efficiency
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import Waterfall
-from tasks.records.measurement import ArmSpeed, NoiseFloor
+from tasks.records.measurement import ArmSpeed, NoiseFloor, Waterfall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import Waterfall
-from tasks.records.measurement import Advice, Advised
+from tasks.records.measurement import Advice, Advised, Waterfall
 from tasks.strategies import Knob, count_shares, find_profile, format_patch
 from training.process.redaction import shorten
 

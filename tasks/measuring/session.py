@@ -7,9 +7,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tasks.machine.gpu_meter import open_gpu_meter
+from tasks.machine.host_checks import BYTES_PER_PARAMETER
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
@@ -17,23 +23,44 @@ from tasks.measuring.account import compute_arm_speeds, compute_noise, settle_wa
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.held import HeldBytes, count_all_trained, count_beside_adapter
-from tasks.measuring.link import measure_link
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
-from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.params.adapter import LoraParams
+from tasks.process.failure import ConfigurationError, DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
-from tasks.records.link_speed import LinkSpeed
-from tasks.records.lost_time import Waterfall
-from tasks.records.measurement import Advice, BesideSpeed, MeasurementFile, RankTimeline
+from tasks.records.measurement import Advice, BesideSpeed, LinkSpeed, MeasurementFile, RankTimeline, Waterfall
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
+
+_BYTES_OF_WEIGHT = 4
+_BYTES_OF_GRADIENT = 4
+_BYTES_ROUNDED = 4 / 8 + 4 / 64
+"""A level of 4 bits, and a number of 4 bytes for every 64 of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBytes:
+    """What the variants of a step share on a rank (training/probing/shared_state.py), and what each has of its own."""
+
+    shared: int
+    """Weights and moments."""
+    of_variant: int
+    """A gradient, which lies in DDP's buckets where it has some."""
+
+    @property
+    def num_parameters(self) -> int:
+        """As many parameters, trained with their moments, would take what one variant does."""
+        return -(-(self.shared + self.of_variant) // BYTES_PER_PARAMETER)
+
+
+_NUM_REPEATS, _SECONDS = 8, 1.5
+
 
 _log = logging.getLogger(__name__)
 
@@ -233,3 +260,85 @@ def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[s
     bench.make_ready(make_trained_arm(largest))
     found = measure_link(workers[largest.name], largest)
     return [] if found is None else [found]
+
+
+def measure_link(workers: Workers, cell: Cell) -> LinkSpeed | None:
+    """Return what all-reduces between the ranks of the cell came to (training/probing/sweep.py); None without any."""
+    variant = dict(make_trained_arm(cell).variant)
+    answers = workers.ask(
+        "sweep", variant=variant, doing="measuring the link",
+        num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
+    )  # fmt: skip
+    return compute_link_speed(answers[0])
+
+
+def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:
+    """Return what the largest all-reduce of a sweep came to, with the line through all; None where it has none.
+
+    Source of the bus bandwidth: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if not sweep["points"]:
+        return None
+    largest, world_size = sweep["points"][-1], sweep["world_size"]
+    sizes, seconds = ([point[name] for point in sweep["points"]] for name in ("num_bytes", "median_seconds"))
+    latency, per_byte = fit_line(sizes, seconds)
+    over_a_link = 2 * (world_size - 1) / world_size * largest["num_bytes"]
+    return LinkSpeed(
+        world_size=world_size,
+        kind=sweep["kind"],
+        backend=sweep["backend"],
+        num_bytes=largest["num_bytes"],
+        seconds=largest["median_seconds"],
+        bus_gb_per_second=over_a_link / largest["median_seconds"] / 1e9,
+        latency_seconds=latency,
+        seconds_per_byte=per_byte,
+        is_slept_for=sweep["is_slept_for"],
+    )
+
+
+def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of no bytes and those of a byte, by least squares of relative errors; neither is below 0."""
+    sizes, found = np.asarray(num_bytes, dtype=float), np.asarray(seconds, dtype=float)
+    if len(sizes) > 1:
+        per_byte, latency = np.polyfit(sizes, found, 1, w=1 / found).tolist()
+        if per_byte > 0 and latency >= 0:
+            return latency, per_byte
+    # Of a line through 0 the relative errors are least at this mean.
+    rates = sizes / found
+    return 0.0, float(rates.sum() / (rates**2).sum())
+
+
+def count_all_trained(num_parameters: int) -> HeldBytes:
+    """Return what a model holds all of whose weights are trained."""
+    gradient = _BYTES_OF_GRADIENT * num_parameters
+    return HeldBytes(shared=BYTES_PER_PARAMETER * num_parameters - gradient, of_variant=gradient)
+
+
+def count_beside_adapter(
+    adapter: LoraParams, base_model: Path, *, workload: str, num_parameters: int, device: str
+) -> HeldBytes:
+    """Return what a model holds of which an adapter's factors are trained.
+
+    On a GPU what is rounded waits there in 4 bits: every linear layer's weight but the head's. Embedding, head and all
+    else stay in fp32, and so do all on a CPU, where they are read before they are rounded. Raises ConfigurationError
+    where the model has no such layers.
+    """
+    # Here, not above: seconds.
+    import torch
+
+    from tasks.equivalence.reference.adapter import count_factors
+    from training.model.adapter import ALL_LINEAR, list_targets
+    from training.process.failure import UnfitModelError
+    from training.workloads import find_workload
+
+    with torch.device("meta"):
+        model = find_workload(workload).outline_model(base_model)
+    try:
+        num_factors = count_factors(model, adapter.model_dump())
+        rounded = list_targets(model, ALL_LINEAR).values() if adapter.base and device == "cuda" else ()
+    except UnfitModelError as error:
+        raise ConfigurationError(str(error)) from None
+    num_rounded = sum(layer.weight.numel() for layer in rounded)
+    weights = _BYTES_OF_WEIGHT * (num_parameters - num_rounded) + round(_BYTES_ROUNDED * num_rounded)
+    trained = count_all_trained(num_factors)
+    return HeldBytes(shared=weights + trained.shared, of_variant=trained.of_variant)

@@ -29,7 +29,7 @@ from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfal
 from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Waterfall
 from tasks.strategies import count_shares, find_profile
 
 _log = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from tasks.measuring.arms import (
 from tasks.measuring.intervals import estimate_mean
 from tasks.measuring.turns import TimedTurns
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import LostPart, Waterfall
-from tasks.records.measurement import DATA_BOUND_SHARE
+from tasks.records.measurement import DATA_BOUND_SHARE, LostPart, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 WAITING = "waiting for other stages"

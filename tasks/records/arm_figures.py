@@ -2,8 +2,7 @@
 
 from tasks.process.reasons import Reason, explain
 from tasks.process.wording import format_plural
-from tasks.records.lost_time import LostPart, Waterfall
-from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Measurement
+from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, LostPart, Measurement, Waterfall
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""

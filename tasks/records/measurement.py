@@ -14,11 +14,71 @@ from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_bloc
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.link_speed import LinkSpeed
-from tasks.records.lost_time import Waterfall
 from tasks.records.stage_file import StageFile, damaged
 from training.process.files import digest_file
 from training.record.segment_facts import RankDevice
+
+
+class LostPart(Record):
+    """One share of the time that a cell loses against the ideal."""
+
+    name: str
+    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed, or
+    waiting for other stages."""
+    seconds: Estimate
+    """Seconds per step lost to it."""
+    how: str
+    """The counterfactual that it was measured by, in plain words."""
+
+
+class Waterfall(Record):
+    """From the ideal step of a cell to its measured one."""
+
+    cell: str
+    """Name of the cell."""
+    ideal_seconds: float | None
+    """The baseline's seconds per step / how many times more ranks the cell has (strong scaling); null if withheld."""
+    measured_seconds: float
+    """Seconds per step of the cell."""
+    parts: list[LostPart]
+    """What the difference is made of, in the order of the chain."""
+    unexplained_seconds: float | None
+    """measured - ideal - all parts; negative if the parts are more than was lost; null if withheld."""
+    lost_efficiency: float | None
+    """1 - parallel efficiency; null if withheld."""
+    unexplained_efficiency: float | None
+    """unexplained_seconds / measured_seconds; null if withheld."""
+    ddp_exposed_communication_seconds: float | None
+    """What DDP's own timers say of exposed communication, as a cross-check; null where they say nothing."""
+    verdict: str | None
+    """The largest part and its share of the step, in plain words; null if withheld."""
+    is_data_bound: bool
+    """Whether it or the baseline waits for data in more than 5 % of its step, or it loses as much to that beyond
+    doubt."""
+
+
+class LinkSpeed(Record):
+    """How fast the ranks of a cell exchange the largest tensor that was tried, with nothing beside it."""
+
+    world_size: int
+    """Number of ranks."""
+    kind: str
+    """Kind of exchange, such as all_reduce."""
+    backend: str | None
+    """What carried it: gloo or nccl."""
+    num_bytes: float
+    """Size of the tensor."""
+    seconds: float
+    """Median of the repeats, each of its slowest rank."""
+    bus_gb_per_second: float
+    """10^9 bytes that go over one link of a ring each second, as nccl-tests counts bus bandwidth."""
+    latency_seconds: float | None = None
+    """Seconds of an exchange of no bytes, by the line through all sizes; null in results of an earlier version."""
+    seconds_per_byte: float | None = None
+    """Seconds that each byte adds, by the same line."""
+    is_slept_for: bool = False
+    """Whether nothing was exchanged: an emulated link sleeps for as long as it would take."""
+
 
 DATA_BOUND_SHARE = 0.05
 """Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""

@@ -7,8 +7,7 @@ from typing import Literal
 
 from tasks.records.arm_figures import select_arm
 from tasks.records.facts import Record
-from tasks.records.lost_time import Waterfall
-from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.records.measurement import ArmSpeed, Measurement, Waterfall
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 

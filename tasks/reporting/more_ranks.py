@@ -8,8 +8,7 @@ ideal is taken to grow as its exchange does.
 from tasks.records.arm_figures import select_arm
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.link_speed import LinkSpeed
-from tasks.records.measurement import Measurement
+from tasks.records.measurement import LinkSpeed, Measurement
 from tasks.records.outputs import Outputs
 
 _TIMES = (2, 4)

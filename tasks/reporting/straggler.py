@@ -41,7 +41,7 @@ class SlowestRank(Record):
 def find_slowest_rank(steps: Steps) -> SlowestRank | None:
     """Return the cell's slowest rank; None for a single rank, or where the ranks' own seconds are not known.
 
-    Compared is what ranks do without waiting for each other (training/record/pace.py), and only with what so much work
+    Compared is what ranks do without waiting for each other (record/window.py), and only with what so much work
     takes in this cell: micro-batches have unequal lengths. A median over blocks of steps, so that a moment's
     interruption counts for nothing, and so does what was slow for less than half of the training. Two seconds of
     training are the least in which a straggler can be told.

@@ -13,7 +13,7 @@ from tasks.services import network
 from tasks.services.hub_calls import call_hub, has_token, translate_error
 from tasks.services.manifest import compute_git_hash
 from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
-from tasks.store.links import link_file
+from tasks.store.kept import link_file
 from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)

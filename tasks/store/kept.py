@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +62,20 @@ def keep(found: StageFile, folder: Path) -> None:
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:
     """Return what was found and kept there, None if it is not there or not whole."""
     return kind.read(folder) if is_kept(folder) else None
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give `source` the second name `target`, replacing what is there; copies where the file system cannot link."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """Link every file below `source` to the same place below `target`."""
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            link_file(file, target / file.relative_to(source))

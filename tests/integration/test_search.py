@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.fair_trials import require_comparable
-from flows.search import Search
+from flows.search import Search, require_comparable
 from flows.trials import TRIALS
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError, ExitCode

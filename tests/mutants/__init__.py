@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
     _mutant(
-        "tasks.measuring.timed_ranges:select_timed_ranges",
+        "tasks.measure:select_timed_ranges",
         lambda of, slices, ranges, **more: list(ranges[:1]),
         "tasks/measuring/test_timed_ranges.py",
     ),
@@ -240,7 +240,7 @@ MUTANTS = [
     _mutant(
         "tasks.process.wording:format_three_digits", lambda of, value: f"{value:.1f}", "tasks/process/test_wording.py"
     ),
-    _mutant("tasks.process.disk:require_room", _return(None), "tasks/process/test_disk.py"),
+    _mutant("tasks.train:require_room", _return(None), "tasks/process/test_disk.py"),
     _mutant("tasks.services.own_site:OwnSite._find_refusal", _return(None), "tasks/services/test_own_site.py"),
     _mutant("tasks.services.hub:_require_stated_hash", _return(None), "integration/test_hub_download.py"),
     _mutant(
@@ -333,7 +333,7 @@ MUTANTS = [
         "training/state/test_checkpoint_refused.py",
     ),
     _mutant("training.record.window:_explain_not_finite", _return(None), "training/record/test_window.py"),
-    _mutant("training.record.pace:Pace.seconds", _times(0.5), "training/record/test_pace.py"),
+    _mutant("training.record.window:Pace.seconds", _times(0.5), "training/record/test_pace.py"),
     _mutant("training.model.linear_loss:_compute_softmax", _times(1.01), "training/model/test_linear_loss.py"),
     _mutant("training.process.redaction:redact", _first, "hostile/test_redaction.py"),
     _mutant("training.process.safe_loading:require_plain_archive", _return(None), "hostile/test_pickles.py"),
@@ -354,7 +354,7 @@ MUTANTS = [
     _mutant("ddp_audit.findings.finite:_are_numbers", _return(True), "auditing/test_finite.py"),
     _mutant("ddp_audit.findings.rows_of_its_own:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
     _mutant("ddp_audit.observer.gradient:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
-    _mutant("ddp_audit.observer.drawn:has_drawn_since", _return(False), "auditing/test_drawn.py"),
+    _mutant("ddp_audit.observer.computed:has_drawn_since", _return(False), "auditing/test_drawn.py"),
     _mutant("ddp_audit.observer.samples:_digest", lambda of, content: of(b""), "auditing/test_observer.py"),
 ]
 PATCHES = {mutant.patch.name: [mutant.patch] for mutant in MUTANTS}

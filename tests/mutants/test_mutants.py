@@ -12,7 +12,7 @@ from tests.mutants import MUTANTS, PATCHES, Mutant
 from tests.mutants.__main__ import TABLE, read_rows
 from tests.mutants.patching import Patch, make_environment
 
-_SAYS = "from tasks.process.disk import require_room as of; print(of.__name__, of(1, 2, num=3, what=str()))"
+_SAYS = "from tasks.train import require_room as of; print(of.__name__, of(1, 2, num=3, what=str()))"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.patch.name)
@@ -36,7 +36,7 @@ _STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SAYS
 
 @pytest.mark.parametrize("program", [_SAYS, _STARTS])
 def test_a_process_and_what_it_starts_have_the_mutant(program: str, project: Path) -> None:
-    environment = os.environ | make_environment("tests.mutants:tasks.process.disk:require_room")
+    environment = os.environ | make_environment("tests.mutants:tasks.train:require_room")
     done = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
     assert done.stdout == "require_room None\n", done.stderr
 

@@ -5,8 +5,7 @@ import sys
 
 import torch
 
-from tasks.machine.gpu_facts import read_gpu, read_link
-from tasks.machine.gpus import open_gpus
+from tasks.machine.gpu_facts import open_gpus, read_gpu, read_link
 
 
 def main() -> None:

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from tests.training.conftest import Trained, are_bitwise_equal, facts_of, weights_at_end
-from training.model.balance import balance
-from training.model.cut import _weigh
+from training.model.cut import _weigh, balance
 from training.model.part_times import time_parts
 
 _NOT_CLIPPED = 1e9

@@ -9,7 +9,7 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
@@ -28,7 +29,6 @@ from training.plug import select_hardware
 from training.probing.observed_memory import observe_memory
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
-from training.probing.timeline import record_timeline
 from training.probing.updates import Updates
 from training.probing.variants import (
     Made,
@@ -48,6 +48,11 @@ from training.step.replicated import Replicated
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
 from training.workloads import find_workload
+
+_MOST_EVENTS = 5_000
+"""Of a rank: the longest ones."""
+EXCHANGE, DEVICE, HOST = "exchange", "device", "host"
+
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +206,7 @@ class BlockRunner:
         )
 
     def record_timeline(self, variant: Variant) -> dict[str, Any]:
-        """Return what this rank does in the segment's first step (training/probing/timeline.py)."""
+        """Return what this rank does in the segment's first step."""
         run = self._run_steps(self._get(variant), Block(variant=variant, steps=[1], data="loader"))
         next(run)
         self._ranks.synchronize()
@@ -346,3 +351,33 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
 
 def _send(line: Connection, answer: Mapping[str, Any]) -> None:
     line.send_bytes(json.dumps(answer).encode())
+
+
+def record_timeline(step: Callable[[], object], ranks: Ranks) -> dict[str, Any]:
+    """Run the step and return what this rank did: events of (name, where, start, microseconds), in the order of time.
+
+    `where` is exchange, device, or host and the number of its thread; starts are in microseconds after `started_at_ns`,
+    which is the system's clock, so that the ranks of a machine stand on one axis. Raises RuntimeError as the profiler
+    does.
+    """
+    wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if ranks.device.type == "cuda" else {ProfilerActivity.CPU}
+    with profile(activities=list(wanted & set(supported_activities()))) as found:
+        step()
+        ranks.synchronize()
+    events = [
+        [event.name[:120], _find_place(event), event.time_range.start, event.time_range.elapsed_us()]
+        for event in found.events() or []
+    ]
+    longest = sorted(events, key=lambda event: -event[3])[:_MOST_EVENTS]
+    results = found.profiler.kineto_results if found.profiler else None
+    return {
+        "started_at_ns": 0 if results is None else results.trace_start_ns(),
+        "events": sorted(longest, key=lambda event: event[2]),
+        "num_left_out": len(events) - len(longest),
+    }
+
+
+def _find_place(event: Any) -> str:
+    if event.is_async or event.name.startswith(("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")):
+        return EXCHANGE
+    return DEVICE if event.device_type == torch.autograd.DeviceType.CUDA else f"{HOST} {event.thread}"

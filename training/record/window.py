@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,41 @@ from training.data.batches import MicroBatch
 from training.data.plan import StepPlan
 from training.process.distributed import Ranks
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.process.heartbeat import StepSection
 from training.record.cpu_use import RecentCpuUse, compute_others_share
-from training.record.pace import Pace, count_own_positions
 from training.step.strategy import StepResult
+
+
+class Pace:
+    """Per step, the seconds from the end of one exchange of gradients to the last backward before the next.
+
+    In between a rank waits for nobody. On CUDA they are seconds of the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._mark: Callable[[], Any] = time.perf_counter
+        self._between: Callable[[Any, Any], float] = lambda earlier, later: later - earlier
+        if device.type == "cuda":
+            self._mark = _mark_device_time
+            self._between = lambda earlier, later: earlier.elapsed_time(later) / 1000
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was noted; the first step begins now."""
+        self._spans: list[tuple[Any, Any]] = []
+        self._began = self._last_backward = self._mark()
+
+    def enter(self, section: StepSection) -> None:
+        """Note what matters of the rank's way through a step."""
+        if section is StepSection.BACKWARD:
+            self._last_backward = self._mark()
+        elif section is StepSection.UPDATE:
+            self._spans.append((self._began, self._last_backward))
+            self._began = self._mark()
+
+    def seconds(self) -> list[float]:
+        """Return the seconds of every step since `restart`; the device must have done all."""
+        return [self._between(began, last) for began, last in self._spans]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +82,7 @@ class StepFacts:
     counted with it, what was after it only if the clock stopped then.
     """
     rank_own_seconds: list[float]
-    """Of every rank: what it did without waiting for another (record/pace.py); 0 where the strategy does not say."""
+    """Of every rank: what it did without waiting for another; 0 where the strategy does not say."""
     rank_own_positions: list[int]
     """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
     others_share: float | None = None
@@ -181,3 +214,16 @@ def _explain_not_finite(step: int, name: str, values: np.ndarray) -> str | None:
         f"diverged at step {step}: {name} is {values[bad[0]]} on {where}; nothing of it was saved; lower "
         "learning_rate, or look at the samples that ledger and plan name for this step"
     )
+
+
+def count_own_positions(micro_batches: Sequence[MicroBatch]) -> int:
+    """Return how much work those seconds hold: positions once for each forward and twice for each backward but the
+    last."""
+    sizes = [part.num_positions for part in micro_batches]
+    return 3 * sum(sizes) - 2 * sizes[-1]
+
+
+def _mark_device_time() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

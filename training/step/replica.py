@@ -1,6 +1,7 @@
 """A step on one rank, forward and backward (`add`) and the optimizer (`step`), of a model that each rank has whole."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,10 +26,16 @@ from training.model.weights import (
 )
 from training.plug import select_hardware
 from training.process.heartbeat import StepSection
-from training.process.kept_memory import keep_freed_memory
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""glibc's names (malloc.h): free bytes at the end of the heap above which it shrinks; bytes from which on a piece is no
+part of the heap."""
+_NEVER = 2**31 - 1
+_LARGEST_IN_HEAP = 32 * 2**20
+"""The largest that every glibc takes. Larger pieces are few, and would leave large holes."""
 
 
 class Replica:
@@ -377,3 +384,16 @@ class Replica:
                     raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
         if self._scaler.state_dict() != state["scaler"]:
             raise ValueError(f"the loss scale is {self._scaler.state_dict()} after {state['scaler']} was restored")
+
+
+def keep_freed_memory() -> bool:
+    """Have this process keep what it frees for what it allocates next; return whether it does.
+
+    False, and nothing is changed, where the environment says how memory is to be had, and without glibc.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    return change is not None and all(
+        change(name, value) == 1 for name, value in ((_MMAP_THRESHOLD, _LARGEST_IN_HEAP), (_TRIM_THRESHOLD, _NEVER))
+    )

@@ -25,8 +25,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
 from tasks.records.sources import ROWS, StoredManifest
 from tasks.services import hub
-from tasks.store.kept import fill_folder, read_kept
-from tasks.store.links import link_file
+from tasks.store.kept import fill_folder, link_file, read_kept
 from training.process.files import digest_file, digest_json, replace_file
 
 _log = logging.getLogger(__name__)

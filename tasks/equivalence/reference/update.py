@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
-from tasks.equivalence.reference.running_statistics import Forward, RunningStatistics
 from training.config import SegmentConfig, TrainingConfig
 from training.data.augmentation import Augmentation
 from training.data.batches import IGNORED_LABEL, MicroBatch
@@ -25,6 +24,44 @@ from training.data.rows import Rows
 from training.model.attention_kernels import choose_attention_kernels
 from training.step.schedule import compute_rate_in_segment
 from training.workloads import find_workload, open_training_rows
+
+Forward = list[tuple[Tensor, Tensor]]
+"""Of each layer: mean and unbiased variance of the rows, (num_channels,)."""
+_KINDS = ("running_mean", "running_var")
+
+
+class RunningStatistics:
+    """Those of a model's layers; nothing where it has none."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers = {name: part for name, part in model.named_modules() if hasattr(part, _KINDS[0])}
+
+    def __bool__(self) -> bool:
+        """Return whether the model has any."""
+        return bool(self._layers)
+
+    def get(self) -> dict[str, Tensor]:
+        """Return them by name, where they are."""
+        return {f"{name}.{kind}": getattr(part, kind) for name, part in self._layers.items() for kind in _KINDS}
+
+    def multiply_out(self, *, is_wanted: bool) -> None:
+        """Have the layers' gradient rounded otherwise, or as at first."""
+        for layer in self._layers.values():
+            layer.multiplies_out = is_wanted
+
+    def look(self) -> Forward:
+        """Return what the last forward was normalised by."""
+        return [layer.seen for layer in self._layers.values()]
+
+    def advance(self, forwards: Iterable[Forward]) -> dict[str, Tensor]:
+        """Return, on the CPU, what these forwards, in their order, make of them; they stay as they are."""
+        found = {name: part.to("cpu", copy=True) for name, part in self.get().items()}
+        for forward in forwards:
+            for (name, layer), new in zip(self._layers.items(), forward, strict=True):
+                for kind, value in zip(_KINDS, new, strict=True):
+                    found[f"{name}.{kind}"].mul_(1 - layer.momentum).add_(value.cpu(), alpha=layer.momentum)
+        return found
+
 
 _LARGEST_CACHE = 2**30
 """Bytes of micro-batches' gradients that are kept to be added up in several orders."""

@@ -83,7 +83,7 @@ class NodeRanks:
                 (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (self._folder / name).symlink_to(self._found[digest])
             sys.path.insert(0, project or str(self._folder / "code"))
-            from tasks.machine.node_facts import collect_node_facts, read_gpu_energy_joules
+            from tasks.machine.facts import collect_node_facts, read_gpu_energy_joules
 
             self._energy = read_gpu_energy_joules()
             is_open = os.environ.get("RAY_AUTH_MODE") != "token"
@@ -157,7 +157,7 @@ class NodeRanks:
     def finish(self) -> dict[str, Any]:
         """End the ranks; return the logs of another machine, and the energy that its GPUs used."""
         with self._asked():
-            from tasks.machine.node_facts import compute_energy_since
+            from tasks.machine.facts import compute_energy_since
 
             self._end()
             if self._cap is not None:

@@ -20,8 +20,7 @@ from typing import Any
 
 from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
-from tasks.ranks.cluster.connection import connect, list_nodes, require_head
-from tasks.ranks.cluster.lines import RankLines, carry
+from tasks.ranks.cluster.connection import RankLines, carry, connect, list_nodes, require_head
 from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel

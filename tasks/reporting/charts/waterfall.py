@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tasks.process import wording
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Waterfall
 from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, select_color, set_height, shorten
 from tasks.reporting.results import Results
 

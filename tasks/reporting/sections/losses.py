@@ -2,7 +2,7 @@
 
 from tasks.process import wording
 from tasks.records.arm_figures import explain_omission, find_largest_part
-from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Waterfall
 from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text
 from tasks.reporting.results import Results
 

@@ -1,8 +1,7 @@
 """How the figures came about."""
 
 from tasks.process import wording
-from tasks.records.link_speed import LinkSpeed
-from tasks.records.measurement import Measurement
+from tasks.records.measurement import LinkSpeed, Measurement
 from tasks.reporting.blocks import Block, Heading, Items
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results

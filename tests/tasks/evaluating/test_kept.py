@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluating.kept import reuse_or_make
+from tasks.evaluate import reuse_or_make
 from tasks.inputs.snapshot import Snapshot
 from tasks.records.evaluation import FoundFile
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.evaluating.subjects import list_epoch_subjects
+from tasks.evaluate import list_epoch_subjects
 from tasks.params import load_params
 from tasks.process.failure import DataError
 from tests.finished_comparison import make_finished_comparison

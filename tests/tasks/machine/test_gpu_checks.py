@@ -20,8 +20,8 @@ from tasks.machine.gpu_facts import (
     GpuMoment,
     GpuProcess,
     LinkFacts,
+    select_visible,
 )
-from tasks.machine.gpus import select_visible
 
 T4 = GpuMoment(
     index=0,

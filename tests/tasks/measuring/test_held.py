@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.measuring.held import count_all_trained, count_beside_adapter
+from tasks.measuring.session import count_all_trained, count_beside_adapter
 from tasks.params.adapter import LoraParams
 from tasks.process.failure import ConfigurationError
 from tests.extras import skip_without

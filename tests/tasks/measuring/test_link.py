@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.measuring.link import fit_line
+from tasks.measuring.session import fit_line
 
 SIZES = [2.0**power for power in range(16, 30)]
 

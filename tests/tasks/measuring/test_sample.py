@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.measuring.sample import write_sample
+from tasks.measure import write_sample
 from tasks.process.failure import DataError
 from tests.tiny import make_slice
 from training.data.batches import open_slice

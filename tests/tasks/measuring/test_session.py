@@ -18,9 +18,8 @@ import pytest
 from tasks.measuring import advice, session
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.held import count_all_trained
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.session import has_room
+from tasks.measuring.session import count_all_trained, has_room
 from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.workers import Workers

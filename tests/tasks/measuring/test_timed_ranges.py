@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.measure import select_timed_ranges
 from tasks.measuring.bench import Bench
-from tasks.measuring.timed_ranges import select_timed_ranges
 
 
 def write(folder: Path, lengths: list[int]) -> None:

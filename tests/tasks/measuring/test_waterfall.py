@@ -11,7 +11,7 @@ from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, na
 from tasks.measuring.turns import Timed, TimedTurns
 from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.estimate import Estimate
-from tasks.records.lost_time import Waterfall
+from tasks.records.measurement import Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 FOUR = Cell(name="4gpu", strategy="ddp", world_size=4, global_batch_size=8)

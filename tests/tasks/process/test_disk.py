@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ResourceError
+from tasks.train import require_room, require_writable
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.params import Params
 from tasks.rehearsal.cards import CARDS, GIB
-from tasks.rehearsal.fitting import find_remedies, judge_fit
+from tasks.rehearsal.cell import find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
 from tests.tracked_run import PARAMS
 from training.config import TrainingConfig

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.rehearsal.cards import CARDS
+from tasks.rehearsal.cell import find_recorded_gib
 from tasks.rehearsal.inputs import Inputs
-from tasks.rehearsal.recorded import find_recorded_gib
 from tests.tracked_run import PARAMS, write_run
 from training.config import TrainingConfig
 

@@ -9,9 +9,18 @@ from typing import Any, Literal
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.records.estimate import Estimate
-from tasks.records.link_speed import LinkSpeed
-from tasks.records.lost_time import LostPart, Waterfall
-from tasks.records.measurement import Advice, Advised, ArmSpeed, Measurement, NoiseFloor, Preflight, PreflightCheck
+from tasks.records.measurement import (
+    Advice,
+    Advised,
+    ArmSpeed,
+    LinkSpeed,
+    LostPart,
+    Measurement,
+    NoiseFloor,
+    Preflight,
+    PreflightCheck,
+    Waterfall,
+)
 from tests.tasks.reporting.borne_out import bear_out
 
 STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.measuring.link import compute_link_speed
+from tasks.measuring.session import compute_link_speed
 from tasks.records.measurement import MeasurementFile
 from tasks.reporting.collect import collect_results
 from tasks.reporting.hardware import collect_hardware

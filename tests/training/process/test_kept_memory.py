@@ -9,7 +9,7 @@ import pytest
 _STEPS = """
 import resource, sys
 import torch
-from training.process.kept_memory import keep_freed_memory
+from training.step.replica import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
@@ -54,7 +54,7 @@ def test_what_a_step_frees_the_next_one_has_without_the_kernel() -> None:
 
 
 def test_what_the_environment_says_of_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.process.kept_memory import keep_freed_memory
+    from training.step.replica import keep_freed_memory
 
     for name, value in (("MALLOC_TRIM_THRESHOLD_", "131072"), ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072")):
         with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import batches_in_order
 from training.data.batches import open_slice
 from training.process.heartbeat import StepSection
-from training.record.pace import Pace, count_own_positions
+from training.record.window import Pace, count_own_positions
 
 
 def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() -> None:
