@@ -57,7 +57,7 @@ def compute_rows_loss(
 
 
 class BatchNorm(torch.nn.BatchNorm2d):
-    """Batch normalisation of one process, which has the rows of all ranks; RunningStatistics (update.py) keeps what it saw.
+    """Batch normalisation of one process, which has the rows of all ranks (update.py keeps what it saw).
 
     Its values are rounded as those of the ranks, since the gradient of a ReLU jumps where rounding decides; its
     gradient is that of the formula, written out.
