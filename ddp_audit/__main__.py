@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from ddp_audit import wording
 from ddp_audit.asked import NAMES, Request, parse_request, read_words
 from ddp_audit.checks import ask_all, judge_cells, list_faults
 from ddp_audit.document import render_html, render_markdown
@@ -24,6 +23,7 @@ from ddp_audit.findings import CLASSES
 from ddp_audit.findings.plain_baseline import is_wrapped
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.process import wording
 from ddp_audit.running import launch_script
 from ddp_audit.speed import compute_speeds
 

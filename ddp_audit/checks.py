@@ -31,9 +31,10 @@ from ddp_audit.findings import (
     start_weights,
 )
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding
+from ddp_audit.process.wording import explain
 from ddp_audit.speed import FEWEST_LAUNCHES, Speed
-from ddp_audit.verdicts import Answers, Finding, Standing
-from ddp_audit.wording import explain
+from ddp_audit.verdicts import Answers, Standing
 
 QUESTIONS: Sequence[Question] = (
     same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,

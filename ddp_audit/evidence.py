@@ -5,9 +5,9 @@ from math import prod
 from typing import Any
 
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_unchecked_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields, RankRecord
-from ddp_audit.verdicts import Finding, make_unchecked_finding
-from ddp_audit.wording import explain
 
 NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4

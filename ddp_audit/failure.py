@@ -4,10 +4,10 @@ import os
 import re
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from types import FrameType
+
+from ddp_audit.process.stopping import StopEvent
 
 _MOST_CHARACTERS = 4_000
 _TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{16,}")
@@ -39,26 +39,6 @@ class StoppedError(AuditError):
     """The audit was asked to stop."""
 
     exit_code = 75
-
-
-class StopEvent(threading.Event):
-    """An event that takes no lock: a signal handler that sets it may have interrupted the thread that holds one."""
-
-    _is_set = False
-
-    def is_set(self) -> bool:
-        """Return True once asked to stop."""
-        return self._is_set
-
-    def set(self) -> None:
-        """Ask to stop."""
-        self._is_set = True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Return whether asked to stop, after `timeout` seconds unless that is known before."""
-        if timeout is not None and not self._is_set:
-            time.sleep(timeout)
-        return self._is_set
 
 
 def stop_on_signals() -> StopEvent:

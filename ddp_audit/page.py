@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_audit import wording
 from ddp_audit.checks import list_faults
 from ddp_audit.document import Block, Document, Fold, Items, Section, Table
 from ddp_audit.evidence import NOT_OBSERVABLE
 from ddp_audit.findings import CLASSES
 from ddp_audit.launched import Audit
+from ddp_audit.process import wording
 from ddp_audit.rank_record import Fields
 from ddp_audit.speed import Speed
 from ddp_audit.split import find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 from ddp_audit.verdicts import Answers, Standing
 
 _WITHHELD = "withheld"
+_MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not observable", None: "–"}
+"""Verdict of a question -> how a table shows it."""
 _WORDS = {
     "data": "waiting for data", "forward": "forward", "backward": "backward",
     "exchange": "exchange asked for by the script", "optimizer": "optimizer", "logging": "log lines",
@@ -113,7 +115,7 @@ def _make_findings(audit: Audit, answers: Sequence[Answers]) -> Iterator[Block]:
 
 def _mark(answers: Answers, cell: str) -> str:
     found = answers.findings.get(cell)
-    return wording.MARKS[found.verdict if found else None]
+    return _MARKS[found.verdict if found else None]
 
 
 def _make_speed(audit: Audit, speeds: Sequence[Speed], standings: dict[str, Standing]) -> Iterator[Block]:

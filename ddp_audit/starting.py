@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ddp_audit.logs import LogCap, find_cause, read_last_words
+from ddp_audit.process.torchrun import NO_SHARED_STORE, LogCap, RankLogs, list_torchrun_words, read_last_lines, tell_end
 
-_LOG = "torchrun.log"
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 """Found here, since a process that was only just forked must not look for it."""
@@ -35,8 +34,8 @@ class Started:
         self.log_folder, self._before = logs, list_descendants()
         self.left: list[str] = []
         """What still ran when the command line had ended by itself: number and words of each process."""
-        self._file = logs / _LOG
-        with self._file.open("ab") as log:
+        self._logs = RankLogs(logs)
+        with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 cwd=folder, env=dict(environment),
@@ -74,15 +73,14 @@ class Started:
     def exit_code(self) -> int:
         """Return its exit code: that of the rank that caused the end, where torchrun names one."""
         code = self._process.wait()
-        cause = find_cause(self._file)
+        cause = self._logs.find_root_cause()
         return code if code == 0 or cause is None else cause[1]
 
     def explain_end(self) -> str:
         """Return who caused the end and how, and on further lines the last words."""
-        rank, code = find_cause(self._file) or (None, self._process.wait())
-        who = "it" if rank is None else f"rank {rank}"
-        ending = f"{who} was ended by signal {-code}" if code < 0 else f"{who} ended with exit code {code}"
-        return f"{ending}; logs in {self.log_folder}\n{read_last_words(self.log_folder, rank)}"
+        if self._logs.find_root_cause() is not None:
+            return self._logs.explain_end()
+        return tell_end("it", self._process.wait(), words=read_last_lines(self._logs.file), folder=self.log_folder)
 
     def _list_own(self) -> list[int]:
         """Return the processes that came of it and still run; those that have ended are taken leave of."""
@@ -96,21 +94,11 @@ class Started:
 
 
 def make_torchrun(python: str, *, world_size: int, logs: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of a torchrun for one machine, to be followed by those of the script.
-
-    It and its ranks meet in a file, which nobody but their owner can read: `--standalone` opens a port to the network.
-    """
+    """Return the words and the environment of a torchrun for one machine, to be followed by those of the script."""
     meeting = logs / "rendezvous"
     shutil.rmtree(meeting, ignore_errors=True)
     meeting.mkdir(mode=0o700, parents=True)
-    words = [
-        python, "-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d",
-        # Every heartbeat would make the file longer. The name of this machine may not resolve.
-        f"--rdzv-endpoint={meeting / 'torchrun'}", "--rdzv-conf=store_type=file,keep_alive_interval=100000000",
-        "--rdzv-id=one-machine", "--local-addr=localhost", f"--nproc-per-node={world_size}", "--max-restarts=0",
-        f"--log-dir={logs}", "--redirects=3",
-    ]  # fmt: skip
-    return words, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return [python, *list_torchrun_words(meeting, world_size=world_size, logs=logs)], NO_SHARED_STORE
 
 
 def list_descendants() -> list[int]:

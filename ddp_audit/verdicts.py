@@ -1,32 +1,9 @@
 """What was found of a cell, question by question, and what that leaves of its speedup."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from ddp_audit.wording import Reason
-
-Verdict = Literal["passed", "failed", "not checked"]
-_MOST_PROBLEMS = 3
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a question finds of a cell; `compared` names the cell."""
-
-    verdict: Verdict
-    code: str
-    """Which problem it is, or why it was not checked; `passed`."""
-    compared: str
-    """The numbers that were compared, in plain words."""
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """The same for machines."""
-    problems: list[Reason] = field(default_factory=list)
-    """One by one those that `compared` tells."""
-    true_figure: str = ""
-    """Where it failed and it can be told: the figure once the difference is taken out."""
-    remedy: str = ""
-    """What to do about it, where that is another thing than the question says."""
+from ddp_audit.process.findings import Finding, Verdict
 
 
 @dataclass(frozen=True)
@@ -56,22 +33,3 @@ class Standing:
     state: Literal["proven", "unproven", "withheld"]
     reason: str = ""
     """Why, by the gravest finding; empty if proven."""
-
-
-def make_finding(problems: Sequence[Reason], *, otherwise: Reason) -> Finding:
-    """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
-    if not problems:
-        return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
-    first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
-    told = "; ".join([one.sentence for one in shown] + [f"and {more} more of this kind"] * (more > 0))
-    return Finding("failed", first.code, told, {**otherwise.numbers, **first.numbers}, shown)
-
-
-def make_failed_finding(problem: Reason) -> Finding:
-    """Return `failed` with this problem."""
-    return make_finding([problem], otherwise=problem)
-
-
-def make_unchecked_finding(gap: Reason) -> Finding:
-    """Return `not checked`, with the reason."""
-    return Finding("not checked", gap.code, gap.sentence, gap.numbers, [gap])

@@ -7,7 +7,7 @@ A file offers what Question says. It answers `passed` only where the record show
 from typing import Protocol
 
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding
+from ddp_audit.process.findings import Finding
 
 CLASSES = ("wrong training", "unlike cells", "hygiene")
 """What a failed finding is about, the gravest first: the training, what two cells have to share, or what is right and

@@ -8,9 +8,9 @@ from ddp_audit.evidence import (
     make_unobservable,
 )
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import tell_line
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Clipped by one norm"
 QUESTION = "Is the gradient clipped by the same norm on every rank?"

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_audit import wording
 from ddp_audit.evidence import find_nothing_seen, make_unobservable
 from ddp_audit.launched import Audit
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields, RankRecord, tell_line
 from ddp_audit.split import EVALUATION, list_other_kinds
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Only training was timed"
 QUESTION = "Is the script's own clock free of uploads, checkpoints and evaluation?"

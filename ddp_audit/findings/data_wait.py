@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.split import split_steps
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Not data-bound"
 QUESTION = "Did the ranks compute, rather than wait for their loader?"

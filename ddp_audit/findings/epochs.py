@@ -4,8 +4,8 @@ import re
 
 from ddp_audit.evidence import find_nothing_seen, list_passes, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "As many epochs as asked for"
 QUESTION = "Does the script go through its data as often as its arguments or constants say?"

@@ -4,9 +4,9 @@ from statistics import median
 
 from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import tell_line
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Exchanged once per update"
 QUESTION = "Is the gradient exchanged once per optimizer step, whatever the number of micro-batches?"

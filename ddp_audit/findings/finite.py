@@ -4,9 +4,9 @@ from math import isfinite
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Numbers stay finite"
 QUESTION = "Are losses and parameters numbers, and not NaN or infinite?"

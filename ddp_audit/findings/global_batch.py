@@ -3,11 +3,11 @@
 from dataclasses import replace
 from statistics import median
 
-from ddp_audit import wording
 from ddp_audit.evidence import count_samples, do_samples_lead, find_nothing_seen, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "Same global batch"
 QUESTION = "Does an optimizer step learn from as many samples as the baseline's, at the same learning rate?"

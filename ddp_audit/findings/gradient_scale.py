@@ -5,9 +5,9 @@ from statistics import median
 
 from ddp_audit.evidence import find_nothing_seen, holds_whole_model, list_rows, make_unobservable, weigh
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from ddp_audit.rank_record import Fields, RankRecord, tell_line
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import Reason, explain
 
 NAME = "Same gradient as the baseline"
 QUESTION = "Is the gradient of an update the mean over its samples in every cell, and not a multiple of it in some?"

@@ -2,8 +2,8 @@
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit, Launched
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "Launches are alike"
 QUESTION = "Does every launch of a cell make as many steps, and none go on from what an earlier launch has written?"

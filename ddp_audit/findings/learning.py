@@ -2,9 +2,9 @@
 
 from ddp_audit.evidence import find_nothing_seen, make_unobservable, sampled_digests
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import RankRecord, tell_line
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Something is learned"
 QUESTION = "Does the optimizer find a gradient, and do the parameters change?"

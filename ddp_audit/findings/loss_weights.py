@@ -2,9 +2,9 @@
 
 from ddp_audit.evidence import each_common_step, find_nothing_seen, has_no_integers, make_unobservable, weigh
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import tell_line
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Every target weighs the same"
 QUESTION = "Is the loss a sum over targets divided by those of the whole update, and no mean of means?"

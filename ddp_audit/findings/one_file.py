@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import RankRecord
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "A file of its own for every run"
 QUESTION = "Is no file of results appended to by several ranks, or by the runs of several cells?"

@@ -2,11 +2,11 @@
 
 import os
 
-from ddp_audit import wording
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "A device of its own for every rank"
 QUESTION = "Are there as many GPUs, or CPU cores, as the ranks use?"

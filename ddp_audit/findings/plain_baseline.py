@@ -2,9 +2,9 @@
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit, Launched
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import tell_line
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Baseline is the plain module"
 QUESTION = "Does the baseline of one rank train without a wrapper, which costs time that no single process needs?"

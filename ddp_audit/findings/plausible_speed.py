@@ -2,9 +2,9 @@
 
 from ddp_audit.evidence import make_unobservable
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.speed import compute_speeds
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Speedup is plausible"
 QUESTION = "Is the cell no faster than its number of ranks can make it?"

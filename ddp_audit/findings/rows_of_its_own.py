@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ddp_audit import wording
 from ddp_audit.evidence import (
     do_contents_differ,
     find_nothing_seen,
@@ -12,9 +11,10 @@ from ddp_audit.evidence import (
     make_unobservable,
 )
 from ddp_audit.launched import Audit
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Rows of its own for every rank"
 QUESTION = "Does each rank learn from rows that no other rank learns from in that pass over the data?"

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from ddp_audit.evidence import find_nothing_seen, has_no_integers, make_unobservable
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from ddp_audit.rank_record import RankRecord
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import Reason, explain
 
 NAME = "Same ids for the same text"
 QUESTION = "Does a row of the data become the same token ids on every rank, and in every cell?"

@@ -5,9 +5,9 @@ from dataclasses import replace
 from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable, sampled_digests
 from ddp_audit.findings.learning import never_changed
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from ddp_audit.rank_record import Fields, RankRecord, tell_line
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import Reason, explain
 
 NAME = "Same parameters on all ranks"
 QUESTION = "Do all ranks hold the same parameters after a step?"

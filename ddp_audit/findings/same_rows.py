@@ -10,8 +10,8 @@ from ddp_audit.evidence import (
     make_unobservable,
 )
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_failed_finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "Same rows as the baseline"
 QUESTION = "Does a pass over the data learn from the rows that the baseline's learns from?"

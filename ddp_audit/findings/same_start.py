@@ -2,8 +2,8 @@
 
 from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "Same weights at the start"
 QUESTION = "Does the first step begin with the baseline's weights?"

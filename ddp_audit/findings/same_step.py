@@ -14,9 +14,9 @@ from ddp_audit.evidence import (
     make_unobservable,
 )
 from ddp_audit.launched import Audit
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields, RankRecord
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
 
 NAME = "Same step as the baseline"
 QUESTION = "Does a step have the baseline's precision, optimizer, clipping and targets, and do the same tensors learn?"

@@ -5,8 +5,8 @@ import re
 
 from ddp_audit.evidence import find_nothing_seen, make_unobservable
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Finding, make_finding
-from ddp_audit.wording import explain
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 
 NAME = "Begins from the weights it was told to"
 QUESTION = "Where the script is told to resume from a file, does it hold that file's weights at the first step?"

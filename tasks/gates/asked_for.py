@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
 from tasks.params import Params
-from tasks.process.reasons import explain
-from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import digest_steps
 from tasks.records.outputs import Outputs, SliceOutputs
 

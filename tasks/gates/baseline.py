@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.blocks import ArmBlocks, BlockWork
-from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
-from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.blocks import BlockWork
-from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import ArmSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from ddp_audit.process.findings import Finding, make_unchecked_finding
+from ddp_audit.process.wording import explain
 from tasks.gates import (
     asked_for,
     baseline,
@@ -25,8 +27,7 @@ from tasks.gates import (
     synchronisation,
     work_of_blocks,
 )
-from tasks.process.reasons import explain
-from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
+from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Gate, Standing
 from tasks.records.outputs import Outputs
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
-from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs, RunOutputs, Steps
 
 _OTHER_SHARE = 0.05

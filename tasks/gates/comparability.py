@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import find_data_wait, select_arm
 from tasks.records.efficiency import estimate_efficiency
-from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE
 from tasks.records.outputs import Outputs, RunOutputs

@@ -2,9 +2,9 @@
 
 import itertools
 
+from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import explain
 from tasks.gates.equivalence import read_updates
-from tasks.process.reasons import explain
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 from tasks.strategies import find_profile
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.blocks import BlockWork
 from tasks.records.measurement import MeasurementFile
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.checked_update import CheckedUpdate
 from tasks.records.facts import Record
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs, RunOutputs
 
 _UPDATES = TypeAdapter(list[CheckedUpdate])

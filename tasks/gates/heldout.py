@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.evaluation import Figures
-from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
 _MOST_SEEN = 0.4

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.evaluating.loss_arithmetic import compute_relative_difference, compute_relative_differences
-from tasks.process.reasons import Reason, explain
-from tasks.records.gate import Finding, make_failed_finding, make_finding
 from tasks.records.outputs import Outputs
 
 _WINDOW = 16

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from tasks.process.reasons import Reason, explain
-from tasks.records.gate import Finding, make_finding
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs
 from training.record.segment_facts import RankDevice
 

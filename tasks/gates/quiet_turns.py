@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import explain
 from tasks.gates.counted_blocks import find_quiet_turns, select_counted
-from tasks.process.reasons import explain
 from tasks.records.arm_figures import select_arm
-from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 MOST_OTHERS_SHARE = 0.05

@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import explain
 from tasks.params.choices import read_unit
-from tasks.process.reasons import explain
-from tasks.records.gate import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 _SHARE_APART = 0.10

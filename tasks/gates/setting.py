@@ -6,9 +6,9 @@ The same is asked of the ranks that were timed, and of every start of them.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ddp_audit.process.wording import Reason, explain
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
 from tasks.records.arm_figures import select_arm
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs

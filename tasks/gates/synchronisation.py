@@ -5,8 +5,8 @@ What has to be is worked out from the cell and the model (tasks/strategies/), ap
 
 from typing import NamedTuple
 
-from tasks.process.reasons import Reason, explain
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
 from tasks.strategies import Profile, Work, find_profile, sum_expected
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.wording import Reason, explain
 from tasks.gates.rows_of_steps import RowsOfSteps
 from tasks.gates.synchronisation import make_work
-from tasks.process.reasons import Reason, explain
 from tasks.records.blocks import ArmBlocks, BlockWork
-from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.strategies import Expected, Work, find_profile, get_exchange_dtype, sum_expected

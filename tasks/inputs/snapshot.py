@@ -25,7 +25,7 @@ from training.record.environment import collect_decisive_environment
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
 _PARAMS = Path("params.yaml")
 _PIPELINE = Path("dvc.yaml")
-_SOURCES = ("tasks", "training")
+_SOURCES = ("ddp_audit", "tasks", "training")
 _ABSENT = "nothing"
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import psutil
 
+from ddp_audit.process.wording import explain
 from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, open_gpus, read_gpu, read_link
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
 from tasks.machine.host_facts import list_our_pids
-from tasks.process.reasons import explain
 from tasks.process.wording import format_plural
 from tasks.records.measurement import PreflightCheck
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+from ddp_audit.process.wording import explain
 from tasks.machine.host_facts import (
     CpuFrequency,
     Load,
@@ -18,7 +19,6 @@ from tasks.machine.host_facts import (
     watch_load,
 )
 from tasks.params import Params
-from tasks.process.reasons import explain
 from tasks.process.wording import format_plural
 from tasks.records.measurement import PreflightCheck
 

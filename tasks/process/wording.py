@@ -1,12 +1,23 @@
 """Numbers as people read them: three digits that mean something, a unit, and no more."""
 
-import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from ddp_audit.process.wording import (
+    WITHHELD,
+    format_percent,
+    format_plural,
+    format_ratio,
+    format_three_digits,
+)
+from ddp_audit.process.wording import format_difference as format_difference
+from ddp_audit.process.wording import format_duration as format_duration
+from ddp_audit.process.wording import format_seconds as format_seconds
+from ddp_audit.process.wording import format_small_percent as format_small_percent
+from ddp_audit.process.wording import replace_unprintable as replace_unprintable
+
 Value = TypeVar("Value")
 
-WITHHELD = "withheld"
 NOT_AVAILABLE = "n/a"
 BASELINE = "baseline"
 NOTHING = "–"
@@ -43,27 +54,6 @@ def replace_unit(text: str, unit: str) -> str:
 def format_optional(value: Value | None, shown: Callable[[Value], str]) -> str:
     """Return the value as `shown` shows it, or that it is not available."""
     return NOT_AVAILABLE if value is None else shown(value)
-
-
-def format_three_digits(value: float) -> str:
-    """Return `value` with three significant digits, thousands separated: `0.00381`, `6.40`, `54.0`, `12,300`."""
-    if value == 0:
-        return "0"
-    magnitude = math.floor(math.log10(abs(value)))
-    if not -5 < magnitude < 15:
-        return f"{value:.2e}"
-    decimals = 2 - magnitude
-    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
-
-
-def format_seconds(value: float) -> str:
-    """Return a span such as `41.2 s`."""
-    return f"{format_three_digits(value)} s"
-
-
-def format_duration(value: float) -> str:
-    """Return a span such as `41.2 s`, or `41.2 ms` below a second."""
-    return format_seconds(value) if abs(value) >= 1 else f"{format_three_digits(1000 * value)} ms"
 
 
 def format_duration_with_interval(estimate: Estimated) -> str:
@@ -103,26 +93,6 @@ def format_percent_with_interval(estimate: Estimated) -> str:
     return f"{format_percent(estimate.value)} ({100 * estimate.low:.0f} to {100 * estimate.high:.0f})"
 
 
-def format_ratio(value: float | None) -> str:
-    """Return a speedup such as `1.31x`, or that it is withheld."""
-    return WITHHELD if value is None else f"{value:.2f}x"
-
-
-def format_percent(value: float | None) -> str:
-    """Return a share such as `65 %`, or that it is withheld."""
-    return WITHHELD if value is None else f"{value:.0%}".replace("%", " %")
-
-
-def format_small_percent(value: float) -> str:
-    """Return a share with one decimal, such as `0.4 %`."""
-    return f"{value:.1%}".replace("%", " %")
-
-
-def format_difference(value: float) -> str:
-    """Return a small relative difference such as `3.1e-06`."""
-    return "0" if value == 0 else f"{value:.1e}"
-
-
 def format_usd(value: float) -> str:
     """Return US dollars with three significant digits, such as `$12.30`, `$0.0142` or `$1,230`."""
     return f"${value:.2f}" if 1 <= value < 100 else f"${format_three_digits(value)}"
@@ -156,21 +126,6 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
-def format_plural(number: int, noun: str) -> str:
-    """Return `1 gate`, `2 gates`, `2 launches`, `2 epochs`."""
-    ending = "es" if noun.endswith("ch") and noun != "epoch" else "s"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
-
-
 def join_names(names: list[str]) -> str:
     """Return `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def replace_unprintable(text: str) -> str:
-    """Return the text without what no page can show: lone surrogates and control characters."""
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(
-        char if char in "\n\t" or (ord(char) >= 32 and not 127 <= ord(char) < 160) else "\N{REPLACEMENT CHARACTER}"
-        for char in whole
-    )

@@ -12,22 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tasks.process.log_cap import LogCap
-from tasks.ranks.rank_logs import RankLogs
+from ddp_audit.process.torchrun import NO_SHARED_STORE, LogCap, RankLogs, list_torchrun_words
 from training.config import STORE
 from training.process.lifeline import set_parent_death_signal
-
-_SECONDS_BETWEEN_HEARTBEATS = 10**8
-NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Unless it is told so, torchrun serves a store for the ranks on a port of all interfaces."""
 
 
 @dataclass(frozen=True)
 class FileRendezvous:
-    """This machine alone: its torchrun and its ranks meet in files, which nobody but their owner can read or write.
-
-    `torchrun --standalone` opens two ports to the network and unpickles what anybody writes there.
-    """
+    """Where the ranks of this machine meet: in files, which nobody but their owner can read or write."""
 
     folder: Path
     """For this launch alone."""
@@ -35,16 +27,6 @@ class FileRendezvous:
     def make(self) -> None:
         """Make the folder; nobody but us may look into it."""
         self.folder.mkdir(mode=0o700)
-
-    def arguments(self) -> list[str]:
-        """Return what torchrun is told."""
-        # Every heartbeat would make the file longer, and there is nobody else to hear it.
-        settings = f"store_type=file,keep_alive_interval={_SECONDS_BETWEEN_HEARTBEATS}"
-        return [
-            "--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.folder / 'torchrun'}",
-            # The name of this machine may not resolve.
-            "--rdzv-id=one-machine", f"--rdzv-conf={settings}", "--local-addr=localhost",
-        ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
         """Return what torchrun and the ranks are told beside."""
@@ -74,9 +56,8 @@ class RanksHere:
         self._logs = RankLogs(log_folder)
         self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
         self._rendezvous.make()
-        command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
-        command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
-        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
+        words = list_torchrun_words(self._rendezvous.folder, world_size=world_size, logs=log_folder)
+        command = [sys.executable, *words, "-m", module, "--config", str(config), *arguments]
         with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -1,6 +1,6 @@
 """What a measurement says of its arms: the cells in it, what they lose most to, what is left out and why."""
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.wording import Reason, explain
 from tasks.process.wording import format_plural
 from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, LostPart, Measurement, Waterfall
 

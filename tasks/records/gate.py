@@ -1,14 +1,12 @@
 """A gate: one automatic check that a cell has to pass before its speedup is printed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from tasks.process.reasons import Number, Numbers, Reason
+from ddp_audit.process.findings import Verdict
+from ddp_audit.process.wording import Number, Reason
 
-Verdict = Literal["passed", "failed", "not checked"]
 State = Literal["proven", "unproven", "withheld", "not measured"]
 """What may be believed of a speedup."""
 
@@ -16,7 +14,6 @@ QUIET_TURNS = "Quiet enough to tell"
 """The gate that fails for want of turns in which nobody else used the machine: noise, and no defect."""
 BORNE_OUT = "Training bears out the blocks"
 """The gate that fails, too, where noise was in one of the two that it compares."""
-_MOST_PROBLEMS = 3
 _CONFIG = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -98,39 +95,3 @@ class Standing(BaseModel):
     """The gates that decided, the one first that `reason` is of; none if proven."""
     reason: str | None = None
     """What that gate compared, in plain words; null if proven."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found of a cell; `compared` names the cell."""
-
-    verdict: Verdict
-    code: str
-    compared: str
-    numbers: Numbers = field(default_factory=dict)
-    problems: list[Reason] = field(default_factory=list)
-    true_figure: str | None = None
-    remedy: str | None = None
-
-
-def make_finding(problems: Sequence[Reason], *, otherwise: Reason) -> Finding:
-    """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
-    if not problems:
-        return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
-    return _tell("failed", problems, beside=otherwise.numbers)
-
-
-def make_failed_finding(*problems: Reason) -> Finding:
-    """Return `failed` with the first few problems."""
-    return _tell("failed", problems, beside={})
-
-
-def make_unchecked_finding(*gaps: Reason) -> Finding:
-    """Return `not checked`, with the reasons."""
-    return _tell("not checked", gaps, beside={})
-
-
-def _tell(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
-    first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
-    told = "; ".join([one.sentence for one in shown] + [f"and {more} more of this kind"] * (more > 0))
-    return Finding(verdict, first.code, told, {**beside, **first.numbers}, shown)

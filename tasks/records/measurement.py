@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from tasks.process.reasons import Numbers, Reason
+from ddp_audit.process.wording import Numbers, Reason
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.cell_memory import CellMemory
 from tasks.records.estimate import Estimate

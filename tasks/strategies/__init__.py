@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.wording import Reason, explain
 from training.registry import has_file, import_file
 
 SEND = "send"

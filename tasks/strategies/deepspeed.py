@@ -8,8 +8,8 @@ bounds.
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_audit.process.wording import Reason
 from tasks.process import wording
-from tasks.process.reasons import Reason
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype

@@ -7,8 +7,8 @@ gradient is one more sum. With several replicas each rank adds its part of the g
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import count_shares as count_shares
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs

@@ -7,8 +7,8 @@ which the norm is made. Counted is what rank 0 does, the first stage.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
 from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
 from tasks.strategies.single import explain_no_knobs as explain_no_knobs
 from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.process.reasons import Reason, explain
+from ddp_audit.process.wording import Reason, explain
 from tasks.strategies import Copies, Exchanged, Expected, Knob, Work
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.process.reasons import Reason, explain
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, ddp, explain_size
 from tasks.strategies.ddp import get_exchange_dtype as get_exchange_dtype
 from tasks.strategies.ddp import list_knobs as list_knobs

@@ -10,7 +10,7 @@ from ddp_audit.checks import ask_all
 from ddp_audit.findings import same_step
 from ddp_audit.launched import Audit
 from ddp_audit.observer.computed import has_drawn_since, name_computed, read_random_states
-from ddp_audit.verdicts import Finding
+from ddp_audit.process.findings import Finding
 from tests.auditing.forked_scripts import ForkedScripts
 from tests.auditing.test_findings import needs_lightning
 

@@ -32,7 +32,8 @@ from ddp_audit.findings import (
     start_weights,
 )
 from ddp_audit.launched import Audit
-from ddp_audit.verdicts import Answers, Finding
+from ddp_audit.process.findings import Finding
+from ddp_audit.verdicts import Answers
 from tests.auditing.defects import DEFECTS, EARLY_CLIPPING
 from tests.auditing.forked_scripts import ForkedScripts
 

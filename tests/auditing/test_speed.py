@@ -12,10 +12,11 @@ from ddp_audit.document import render_html, render_markdown
 from ddp_audit.findings import plausible_speed, rows_of_its_own
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.process.findings import Finding
 from ddp_audit.rank_record import RankRecord
 from ddp_audit.speed import Ratio, compute_speeds
 from ddp_audit.split import split_steps, sum_other_work
-from ddp_audit.verdicts import Answers, Finding
+from ddp_audit.verdicts import Answers
 
 _REQUEST = Request(
     words=("/there/train.py", "--name", "<b>"), folder=Path("/there"), cells={"1proc": 1, "2proc": 2}, python="python",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_audit.process import torchrun
+from ddp_audit.process.torchrun import LogCap, cut_middle
 from flows.output import StageOutput
-from tasks.process import log_cap
-from tasks.process.log_cap import LogCap, cut_middle
 from tasks.ranks import one_machine
 
 MAX_BYTES = 200_000
@@ -34,7 +34,7 @@ def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path: Path) -> None:
         (tmp_path / f"{rank}.log").write_bytes(b"y" * MAX_BYTES)
     LogCap(tmp_path, max_bytes=MAX_BYTES).close()
     assert _size(tmp_path) <= MAX_BYTES
-    assert log_cap.MAX_BYTES * 5 <= 100_000_000  # the launches that are kept
+    assert torchrun.MAX_BYTES * 5 <= 100_000_000  # the launches that are kept
 
 
 def test_a_short_log_is_left_as_it_is(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_short_log_is_left_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_cap, "MAX_BYTES", MAX_BYTES)
+    monkeypatch.setattr(torchrun, "MAX_BYTES", MAX_BYTES)
     package = tmp_path / "flooding" / "training"
     package.mkdir(parents=True)
     real = Path(one_machine.__file__).resolve().parents[2]

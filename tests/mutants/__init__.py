@@ -238,7 +238,9 @@ MUTANTS = [
     _mutant("tasks.ranks.cluster.node:NodeRanks.list_missing", _return([]), "tasks/ranks/cluster/test_node.py"),
     _mutant("tasks.process.lock:lock_machine", _yield_within, "tasks/process/test_lock.py"),
     _mutant(
-        "tasks.process.wording:format_three_digits", lambda of, value: f"{value:.1f}", "tasks/process/test_wording.py"
+        "ddp_audit.process.wording:format_three_digits",
+        lambda of, value: f"{value:.1f}",
+        "tasks/process/test_wording.py",
     ),
     _mutant("tasks.train:require_room", _return(None), "tasks/process/test_disk.py"),
     _mutant("tasks.services.own_site:OwnSite._find_refusal", _return(None), "tasks/services/test_own_site.py"),

@@ -95,7 +95,7 @@ class NodeRanks:
     ) -> None:  # fmt: skip
         """Start the ranks: as the stage itself would (`own`), or with this config and what this machine has."""
         with self._asked():
-            from tasks.process.log_cap import LogCap
+            from ddp_audit.process.torchrun import LogCap
             from tasks.ranks.watchdog import Watchdog
             from training.process.lifeline import set_parent_death_signal
 

@@ -27,7 +27,7 @@ class Parcel:
         named += [self._told["heldout_dir"]] * bool(self._told["heldout_digest"])
         self._folders = {name: f"data/{index}" for index, name in enumerate(dict.fromkeys(named))}
         found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
-        code = [file for room in ("tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
+        code = [file for room in ("ddp_audit", "tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
         found += [
             (f"code/{file.relative_to(_PROJECT)}", file) for file in [file for file in sorted(code) if file.is_file()]
         ]

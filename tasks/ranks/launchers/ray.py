@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddp_audit.process.torchrun import NO_SHARED_STORE, read_last_lines, tell_end
 from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
 from tasks.ranks.cluster.connection import RankLines, carry, connect, list_nodes, require_head
@@ -25,8 +26,7 @@ from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.one_machine import NO_SHARED_STORE, FileRendezvous
-from tasks.ranks.rank_logs import read_last_lines, tell_end
+from tasks.ranks.one_machine import FileRendezvous
 from tasks.records.run import NodeEntry, NodesFile
 from training.process.failure import FAILURES
 from training.process.files import write_json
@@ -106,7 +106,9 @@ class _Launch:
         rank = self._find_cause() if rank is None else rank
         if rank is None:
             return f"the ranks were ended; logs in {self.log_folder}"
-        return tell_end(rank, self._codes.get(rank, 0), words=self.read_last_words(rank), folder=self.log_folder)
+        return tell_end(
+            f"rank {rank}", self._codes.get(rank, 0), words=self.read_last_words(rank), folder=self.log_folder
+        )
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""

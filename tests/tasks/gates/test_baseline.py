@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from ddp_audit.process.findings import Finding
 from tasks.gates.baseline import check_baseline
 from tasks.records.blocks import ArmBlocks
-from tasks.records.gate import Finding
 from tests.tasks.reporting.blocks import SECONDS, arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import outputs_of
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_audit.process.findings import Finding
 from tasks.gates.blocks_and_training import check_blocks_against_training
 from tasks.process.failure import DataError
 from tasks.records.blocks import BLOCKS_FILE
 from tasks.records.blocks import write_blocks as write_raw_blocks
-from tasks.records.gate import Finding
 from tests.tasks.reporting.blocks import NUM_TURNS, SECONDS, SPEEDUP, arm_blocks, block, give_steps, write_blocks
 from tests.tasks.reporting.comparison import outputs_of
 from tests.tasks.reporting.measured import estimate

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddp_audit.process.wording import Reason
 from tasks.gates.checks import check_gates
 from tasks.gates.setting import find_setting_problems
-from tasks.process.reasons import Reason
 from tasks.reporting.collect import collect_results
 from tasks.reporting.sections.compared import tell_facts
 from tests.tasks.reporting.blocks import RANGES, write_blocks

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_audit.process.findings import Finding
 from tasks.gates.work_of_blocks import check_block_work
 from tasks.records.blocks import ArmBlocks
-from tasks.records.gate import Finding
 from tasks.records.measurement import MeasurementFile
 from tests.tasks.reporting.blocks import KINDS, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ddp_audit.process.wording import explain
 from tasks.machine.host_checks import LARGEST_LOAD, check_cores, check_disk, check_load, check_memory
 from tasks.machine.host_facts import BusyProcess, Load, list_our_pids, watch_load
 from tasks.machine.preflight import judge_checks, run_preflight
 from tasks.params import Params, load_params
-from tasks.process.reasons import explain
 from tasks.records.measurement import Preflight, PreflightCheck
 from tests.machines import make_machine
 

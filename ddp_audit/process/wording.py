@@ -6,25 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not observable", None: "–"}
-"""Verdict of a question -> how a table shows it."""
+Number = int | float | None
+Numbers = Mapping[str, Number | str | list[Number | str]]
+
+WITHHELD = "withheld"
 
 
 @dataclass(frozen=True)
 class Reason:
-    """What a question finds, for machines and for people."""
+    """What a check says, for machines and for people."""
 
     code: str
     """Which problem it is, in snake_case; `passed` where there is none. It stays when the sentence is reworded."""
-    numbers: dict[str, Any]
+    numbers: Numbers
     """All that the sentence prints, and what else was compared; null for a number that is not finite."""
     sentence: str
     """The same in plain words."""
 
     def extend(self, template: str, /, **numbers: Any) -> "Reason":
         """Return it in a longer sentence: `{sentence}` stands for its own, the rest is as in `explain`."""
-        known = {**self.numbers, **numbers}
-        return Reason(self.code, known, _SENTENCES.format(template, **known, sentence=self.sentence))
+        known = {**self.numbers, **_to_numbers(numbers)}
+        return Reason(self.code, known, _SENTENCES.format(template, **{**known, **numbers, "sentence": self.sentence}))
 
 
 def explain(code: str, template: str, /, **numbers: Any) -> Reason:
@@ -33,8 +35,7 @@ def explain(code: str, template: str, /, **numbers: Any) -> Reason:
     Beside Python's own formats it takes the names of this file's: `{share:percent}`, `{seconds:duration}`; and
     `{num_steps:plural step}`. A list is printed with commas, each of its members in the format.
     """
-    known = {name: _to_number(value) for name, value in numbers.items()}
-    return Reason(code, known, _SENTENCES.format(template, **numbers))
+    return Reason(code, _to_numbers(numbers), _SENTENCES.format(template, **numbers))
 
 
 def format_three_digits(value: float) -> str:
@@ -48,26 +49,34 @@ def format_three_digits(value: float) -> str:
     return f"{round(value, decimals):,.{max(decimals, 0)}f}"
 
 
+def format_seconds(value: float) -> str:
+    """Return a span such as `41.2 s`."""
+    return f"{format_three_digits(value)} s"
+
+
 def format_duration(value: float) -> str:
     """Return a span such as `41.2 s`, or `41.2 ms` below a second."""
-    if abs(value) >= 1:
-        return f"{format_three_digits(value)} s"
-    return f"{format_three_digits(1000 * value)} ms"
+    return format_seconds(value) if abs(value) >= 1 else f"{format_three_digits(1000 * value)} ms"
 
 
-def format_ratio(value: float) -> str:
-    """Return a speedup such as `1.31x`."""
-    return f"{value:.2f}x"
+def format_ratio(value: float | None) -> str:
+    """Return a speedup such as `1.31x`, or that it is withheld."""
+    return WITHHELD if value is None else f"{value:.2f}x"
 
 
-def format_percent(value: float) -> str:
-    """Return a share such as `65 %`."""
-    return f"{value:.0%}".replace("%", " %")
+def format_percent(value: float | None) -> str:
+    """Return a share such as `65 %`, or that it is withheld."""
+    return WITHHELD if value is None else f"{value:.0%}".replace("%", " %")
 
 
 def format_small_percent(value: float) -> str:
     """Return a share with one decimal, such as `0.4 %`."""
     return f"{value:.1%}".replace("%", " %")
+
+
+def format_difference(value: float) -> str:
+    """Return a small relative difference such as `3.1e-06`."""
+    return "0" if value == 0 else f"{value:.1e}"
 
 
 def format_plural(number: int, noun: str) -> str:
@@ -99,9 +108,15 @@ class _Sentences(string.Formatter):
 _SENTENCES = _Sentences()
 
 
+def _to_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _to_number(value) for name, value in numbers.items()}
+
+
 def _to_number(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_to_number(one) for one in value]
+    # Numbers of numpy are none of JSON's.
+    value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (int, float, str, Mapping)) else str(value)

@@ -1,0 +1,1 @@
+"""How things are said and how processes end: what the audit shares with tasks/."""

@@ -1,0 +1,52 @@
+"""What a check found of a cell: a gate of a comparison, or a question of the audit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddp_audit.process.wording import Numbers, Reason
+
+Verdict = Literal["passed", "failed", "not checked"]
+_MOST_PROBLEMS = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found of a cell; `compared` names the cell."""
+
+    verdict: Verdict
+    code: str
+    """Which problem it is, or why it was not checked; `passed`."""
+    compared: str
+    """The numbers that were compared, in plain words."""
+    numbers: Numbers = field(default_factory=dict)
+    """The same for machines."""
+    problems: list[Reason] = field(default_factory=list)
+    """One by one those that `compared` tells."""
+    true_figure: str | None = None
+    """Where it failed and it can be told: the figure once the difference is taken out."""
+    remedy: str | None = None
+    """What to do about it, where that is another thing than the question says."""
+
+
+def make_finding(problems: Sequence[Reason], *, otherwise: Reason) -> Finding:
+    """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
+    if not problems:
+        return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
+    return _tell("failed", problems, beside=otherwise.numbers)
+
+
+def make_failed_finding(*problems: Reason) -> Finding:
+    """Return `failed` with the first few problems."""
+    return _tell("failed", problems, beside={})
+
+
+def make_unchecked_finding(*gaps: Reason) -> Finding:
+    """Return `not checked`, with the reasons."""
+    return _tell("not checked", gaps, beside={})
+
+
+def _tell(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
+    first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
+    told = "; ".join([one.sentence for one in shown] + [f"and {more} more of this kind"] * (more > 0))
+    return Finding(verdict, first.code, told, {**beside, **first.numbers}, shown)
