@@ -10,5 +10,3 @@ class QualityParams(Section):
 
     target_loss: Finite | None = Field(default=None, gt=0)
     """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
-    target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
-    """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""

@@ -1,10 +1,7 @@
-"""Accuracy on the held-out rows after every epoch, and the training seconds until it was as high as was asked."""
+"""Accuracy on the held-out rows after every epoch."""
 
 from tasks.records.facts import Record
 from tasks.records.outputs import Outputs
-
-NEAR = 0.005
-"""How far below the baseline's last accuracy counts as having come there: half a percent of the rows."""
 
 
 class EpochAccuracy(Record):
@@ -34,30 +31,6 @@ class EpochAccuracy(Record):
     """Whether no other checkpoint of the cell is more accurate, and no earlier one as accurate."""
     is_last: bool
     """Whether it is the cell's last."""
-
-
-class CellTimeToAccuracy(Record):
-    """When one cell came there."""
-
-    cell: str
-    """Name of the cell."""
-    range: str | None
-    """The range after which it had; null if it never did."""
-    epoch: int | None
-    """The epoch after which it had; null if it never did."""
-    train_seconds: float | None
-    """Seconds of optimizer steps up to then, the slowest rank's; null if it never did."""
-
-
-class TimeToAccuracy(Record):
-    """When the cells came to an accuracy."""
-
-    target_accuracy: float
-    """The share of held-out rows in the right class."""
-    is_stated: bool
-    """Whether params.yaml states it; else it is the baseline's last accuracy, less half a percent of the rows."""
-    cells: list[CellTimeToAccuracy]
-    """The cells, the baseline first."""
 
 
 def list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
@@ -90,24 +63,3 @@ def list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
                 )
             )
     return found
-
-
-def compute_time_to_accuracy(outputs: Outputs, found: list[EpochAccuracy]) -> TimeToAccuracy | None:
-    """Return when each cell came to the accuracy that params.yaml states, or to where the baseline ended."""
-    last = next((one for one in found if one.cell == outputs.params.baseline and one.is_last), None)
-    if last is None:
-        return None
-    stated = outputs.params.quality.target_accuracy
-    target = max(last.accuracy - NEAR, 0.0) if stated is None else stated
-    cells = []
-    for cell in outputs.runs:
-        first = next((one for one in found if one.cell == cell and one.accuracy >= target), None)
-        cells.append(
-            CellTimeToAccuracy(
-                cell=cell,
-                range=None if first is None else first.range,
-                epoch=None if first is None else first.epoch,
-                train_seconds=None if first is None else first.train_seconds,
-            )
-        )
-    return TimeToAccuracy(target_accuracy=target, is_stated=stated is not None, cells=cells)

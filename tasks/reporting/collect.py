@@ -22,7 +22,7 @@ from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, Mod
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
+from tasks.reporting.accuracy import list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.hardware import collect_hardware
@@ -247,7 +247,6 @@ def _collect_quality(outputs: Outputs) -> Quality:
         heldout_curves=_collect_heldout_curves(outputs) if outputs.params.train.eval_every_steps else [],
         time_to_loss=compute_time_to_loss(outputs),
         epochs=epochs,
-        time_to_accuracy=compute_time_to_accuracy(outputs, epochs),
     )
 
 

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import Record
-from tasks.reporting.accuracy import EpochAccuracy, TimeToAccuracy
+from tasks.reporting.accuracy import EpochAccuracy
 from tasks.reporting.time_to_loss import TimeToLoss
 
 
@@ -59,8 +59,6 @@ class Quality(Record):
     """When each cell's training came to a loss; null in results of an earlier version."""
     epochs: list[EpochAccuracy] = Field(default_factory=list)
     """Every cell after each of its segments, in the order of training; empty where rows have no class."""
-    time_to_accuracy: TimeToAccuracy | None = None
-    """When each cell's training came to an accuracy; null where rows have no class."""
 
     @property
     def is_classified(self) -> bool:

@@ -123,8 +123,6 @@ GLOSSARY: dict[str, str] = {
     "Best epoch": "The epoch after which it was; the first of several.",
     "Last accuracy": "The accuracy of the cell's last checkpoint.",
     "Best checkpoint": "The file with the weights of that epoch.",
-    "Reached after epoch": "The epoch after which the accuracy was that high for the first time.",
-    "Seconds to accuracy": "Seconds of optimizer steps up to the end of that epoch, the slowest rank's.",
     "Reached at step": "The optimizer step after which the smoothed training loss was that low for the first time.",
     "Seconds to it": "Seconds of optimizer steps up to that step, the slowest rank's: time to quality.",
     "Devices": "GPUs that a cell takes up, or the jobs beside it; on the CPU, ranks.",
@@ -147,7 +145,6 @@ GLOSSARY: dict[str, str] = {
 
 _OF_CLASSES = (
     "Accuracy", "Top-5 accuracy", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint",
-    "Reached after epoch", "Seconds to accuracy",
 )  # fmt: skip
 _OF_TEXTS = ("Perplexity",)
 _OF_RESPONSES: tuple[str, ...] = ("Token accuracy",)

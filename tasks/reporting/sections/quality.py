@@ -1,11 +1,9 @@
 """Whether the model is as good: on rows that none was trained on, and when each cell came there."""
 
-from collections.abc import Iterable
 from functools import partial
 
 from tasks.process import wording
 from tasks.records.evaluation import EvaluatedSample
-from tasks.reporting.accuracy import NEAR, TimeToAccuracy
 from tasks.reporting.blocks import Block, Charts, Fold, Quotes, Table, Text, tabulate
 from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
@@ -22,8 +20,8 @@ def make_blocks(results: Results) -> list[Block]:
     blocks: list[Block] = [*show_models(results), Charts("quality"), *_tell_heldout_curves(results)]
     if quality.time_to_loss is not None:
         blocks += _tell_time_to_loss(results, quality.time_to_loss)
-    if quality.time_to_accuracy is not None:
-        blocks += [_tabulate_best_and_last(results), *_tell_time_to_accuracy(results, quality.time_to_accuracy)]
+    if quality.epochs:
+        blocks.append(_tabulate_best_and_last(results))
     samples = [_quote(sample) for sample in quality.samples]
     return [*blocks, *[Fold("Samples side by side", samples)] * bool(samples)]
 
@@ -94,43 +92,13 @@ def _tell_time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
     told = f"Time to quality: until the training loss{mean} was {target} for the first time, {which}."
     if not any(cell.is_withheld for cell in results.cells):
         told += " The same training comes there at the same step, so the seconds tell the speed."
-    reached = [
-        (cell.cell, None if cell.step is None else wording.format_count(cell.step), cell.train_seconds)
-        for cell in found.cells
-    ]
-    title = f"To a loss of {wording.format_loss(found.target_loss)}"
-    return [Text(told), _tabulate_times(title, "Reached at step", "Seconds to it", reached)]
-
-
-def _tell_time_to_accuracy(results: Results, found: TimeToAccuracy) -> list[Block]:
-    """Return what accuracy the seconds lead to, and when each cell came to it."""
-    which = (
-        "the accuracy that params.yaml states"
-        if found.is_stated
-        else f"within {wording.format_small_percent(NEAR)} of the rows of where {results.baseline.cell} ended"
-    )
-    target = wording.format_small_percent(found.target_accuracy)
-    told = (
-        f"Time to accuracy: until {target} of the held-out rows were put into the right class after an epoch for the "
-        f"first time, {which}."
-    )
-    reached = [
-        (cell.cell, None if cell.epoch is None else f"{cell.epoch} of {cell.range}", cell.train_seconds)
-        for cell in found.cells
-    ]
-    title = f"To an accuracy of {target}"
-    return [Text(told), _tabulate_times(title, "Reached after epoch", "Seconds to accuracy", reached)]
-
-
-def _tabulate_times(
-    title: str, where: str, seconds: str, reached: Iterable[tuple[str, str | None, float | None]]
-) -> Table:
     rows = [
-        [cell, "never", wording.NOT_AVAILABLE] if place is None or after is None
-        else [cell, place, wording.format_seconds(after)]
-        for cell, place, after in reached
+        [cell.cell, "never", wording.NOT_AVAILABLE] if cell.step is None or cell.train_seconds is None
+        else [cell.cell, wording.format_count(cell.step), wording.format_seconds(cell.train_seconds)]
+        for cell in found.cells
     ]  # fmt: skip
-    return Table(title, ["Cell", where, seconds], rows)
+    title = f"To a loss of {wording.format_loss(found.target_loss)}"
+    return [Text(told), Table(title, ["Cell", "Reached at step", "Seconds to it"], rows)]
 
 
 def _tabulate_best_and_last(results: Results) -> Table:

@@ -5,9 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
+from tasks.reporting.accuracy import list_accuracies
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import collect_metrics, write_epochs
 from tasks.reporting.results import Results
@@ -55,20 +53,6 @@ def test_best_is_the_first_of_the_most_accurate_and_last_the_last(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(
-    ("stated", "seconds"),
-    [(None, [10.0, 4.0]), (0.5, [6.0, 4.0]), (0.8, [None, None])],
-)
-def test_the_seconds_to_an_accuracy_end_with_the_first_epoch_that_has_it(
-    tmp_path: Path, stated: float | None, seconds: list[float | None]
-) -> None:
-    outputs = outputs_of(tmp_path, classified(tmp_path, target_accuracy=stated))
-    found = compute_time_to_accuracy(outputs, list_accuracies(outputs))
-    assert found is not None
-    assert found.target_accuracy == (0.745 if stated is None else stated)
-    assert [cell.train_seconds for cell in found.cells] == seconds
-
-
 def test_the_figures_stand_in_csv_metrics_and_markdown(tmp_path: Path) -> None:
     results = results_of(tmp_path)
     write_epochs(tmp_path / "epochs.csv", results)
@@ -78,4 +62,4 @@ def test_the_figures_stand_in_csv_metrics_and_markdown(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [float(row["train_loss"]) for row in rows] == [float(row["loss"]) for row in rows]
     assert collect_metrics(results)["heldout_accuracy"] == 0.75
-    assert "| 2proc | 1 of 0-8 | 4.00 s |" in markdown_of(results)
+    assert "| 2proc | 75.0 % | 1 | 75.0 % |" in markdown_of(results)
