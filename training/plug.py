@@ -46,10 +46,6 @@ class Hardware(Protocol):
         """Take the time of copying so many micro-batches to the device, beyond what the copy takes by itself."""
         ...
 
-    def bytes_per_real_byte(self, model: nn.Module) -> float:
-        """Return how many bytes the link takes each byte of gradient for."""
-        ...
-
     def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
         """Return the seconds of an all-reduce by its bytes, which are then slept for; None: one has to be made."""
         ...
@@ -79,9 +75,6 @@ class _Machine:
 
     def copy(self, model: nn.Module, num_micro_batches: int) -> None:
         pass
-
-    def bytes_per_real_byte(self, model: nn.Module) -> float:
-        return 1.0
 
     def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
         return None

@@ -49,17 +49,19 @@ def list_knobs(
     *,
     device: str,
     exchange: Mapping[str, Any],
-    bytes_per_real_byte: float = 1.0,
     can: Sequence[str] = (),
     has_bf16: bool = True,
 ) -> list[Knob]:
     """Return the changes that are worth trying on a cell.
 
-    `exchange`: how its exchange is laid out, as its ranks say; `bytes_per_real_byte`: what a byte of it stands for on
-    an emulated device; `can`: ways of training that its model takes; `has_bf16`: whether the GPUs compute in bf16.
+    `exchange`: how its exchange is laid out, as its ranks say; `can`: ways of training that its model takes;
+    `has_bf16`: whether the GPUs compute in bf16.
     """
     train = params.train
-    knobs = _list_strategy_knobs(params, cell, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
+    spread = params.cells[cell]
+    profile = find_profile(spread.strategy)
+    has_advice = profile is not None and profile.explain_no_knobs(is_exact=train.exact) is None
+    knobs = profile.list_knobs(spread.options, exchange=exchange, can=can) if profile and has_advice else []
     if "packing" in can and not train.packing:
         knobs.append(
             Knob(
@@ -109,17 +111,6 @@ def _list_cuda_knobs(params: Params, *, can: Sequence[str], has_bf16: bool) -> l
     return knobs
 
 
-def _list_strategy_knobs(
-    params: Params, cell: str, *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return the options of the cell's strategy that are worth trying; nothing where it has no advice on them."""
-    spread = params.cells[cell]
-    profile = find_profile(spread.strategy)
-    if profile is None or profile.explain_no_knobs(is_exact=params.train.exact) is not None:
-        return []
-    return profile.list_knobs(spread.options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
-
-
 def select_knobs(knobs: Sequence[Knob], waterfall: Waterfall | None) -> list[Knob]:
     """Return the knobs that could gain something that would be seen, first the ones that could gain most.
 
@@ -159,8 +150,7 @@ def advise(
     bench.build([plain])
     facts = bench.facts(plain)[0]
     possible = list_knobs(
-        params, cell.name, device=device, exchange=facts["exchange"],
-        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"], has_bf16=has_bf16,
+        params, cell.name, device=device, exchange=facts["exchange"], can=facts["can"], has_bf16=has_bf16,
     )  # fmt: skip
     knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
     if not knobs:

@@ -112,70 +112,68 @@ def format_patch(knobs: Sequence[Knob], cell: str) -> str:
     return "\n".join(lines)
 
 
-class Profile(Protocol):
-    """What a file of this folder offers."""
+class Profile:
+    """What is known of a strategy: as it stands, of one whose ranks have whole models and exchange nothing."""
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise ValueError, with the option's name first, for options that do not go together."""
-        ...
 
     def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
         """Return what is wrong with so many ranks or a workload that counts in `unit`, the key first; None: nothing."""
-        ...
+        return None
 
     def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
         """Return the dtype in which gradients are exchanged; none: fp32."""
-        ...
+        return "none"
 
     def count_shares(self, world_size: int, options: Mapping[str, Any]) -> int:
         """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
-        ...
+        return world_size
 
     def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
-        ...
+        return Copies(world_size, world_size)
 
     def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
-        ...
+        return {}
 
     def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
         """Return what is wrong with what a rank counted, in the strategy's own words; None if nothing is."""
-        ...
+        number = sum(kind.number for kind in traffic.values())
+        return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
 
     def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
         """Return what was exchanged per step, in words."""
-        ...
+        return "no exchange"
 
     def list_figures(self, work: Work) -> dict[str, float]:
         """Return figures of the layout, for the gate's finding."""
-        ...
+        return {}
 
     def tell_timers(
         self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
     ) -> str | None:
         """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
-        ...
+        return None
 
     def split_waits(
         self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
     ) -> tuple[float, str] | None:
         """Return the seconds of a step in which the mean rank waits for others, and what theory says; None: nothing."""
-        ...
+        return None
 
     def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
         """Return for what a waterfall is not available, `the strategy ...`; None where it is."""
-        ...
+        return None
 
     def explain_no_knobs(self, *, is_exact: bool) -> str | None:
         """Return for what advice on its options is not available; None where there is some, or no option."""
-        ...
+        return None
 
-    def list_knobs(
-        self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-    ) -> list[Knob]:
+    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return the options that are worth trying; `can`: ways of training that the model takes."""
-        ...
+        return []
 
 
 def explain_size(parts: str, held: int, work: Work) -> Reason:
@@ -190,7 +188,7 @@ def find_profile(strategy: str) -> Profile | None:
     """Return what is known of a strategy; None if it has no file here."""
     if not has_file("tasks.strategies", strategy):
         return None
-    found: Profile = import_file("tasks.strategies", strategy)
+    found: Profile = import_file("tasks.strategies", strategy).PROFILE
     return found
 
 

@@ -9,12 +9,7 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
-from tasks.strategies.single import count_shares as count_shares
-from tasks.strategies.single import explain_unfit as explain_unfit
-from tasks.strategies.single import require as require
-from tasks.strategies.single import split_waits as split_waits
-from tasks.strategies.single import tell_timers as tell_timers
+from tasks.strategies import Bounds, Exchanged, Expected, Knob, Profile, Work, explain_size
 
 _ALL_REDUCE, _ALL_GATHER, _STATISTIC = "all_reduce", "all_gather", "statistic"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -29,24 +24,120 @@ _AGAINST = ("exposed communication", "DDP overhead")
 """Parts of the waterfall that the options are about."""
 
 
-def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return what gradient_hook says."""
-    return str(options.get("gradient_hook", "none"))
+class Ddp(Profile):
+    """See Profile."""
+
+    def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
+        """Return what gradient_hook says."""
+        return str(options.get("gradient_hook", "none"))
+
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch."""
+        if work.is_exact:
+            return _compute_expected_gathers(work) if work.world_size > 1 else {}
+        buckets = _list_bucket_bytes(work)
+        sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[self.get_exchange_dtype(work.options)])
+        number = max(1, len(buckets)) * work.num_steps
+        return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, sent)), **_compute_expected_statistics(work)}
+
+    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+        """Return how number or bytes of the exchanges are not those of one exchange of the gradient per step."""
+        if work.world_size == 1:
+            # Wrapped in DDP, a baseline pays for an exchange with itself.
+            return super().find_problem(traffic, work)
+        return _find_gather_problem(traffic, work) if work.is_exact else self._find_all_reduce_problem(traffic, work)
+
+    def _find_all_reduce_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+        buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
+        counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
+        needed = max(1, len(buckets))
+        if counted < needed * steps:
+            why = "never exchanged" if counted == 0 else "not all exchanged in every step"
+            return explain(
+                "too_few_exchanges", "{number} all-reduces where {needed} are needed: gradients were " + why,
+                number=counted, needed=needed * steps,
+            )  # fmt: skip
+        if counted > needed * steps:
+            is_every = counted >= needed * work.num_rounds[0]
+            when = "on every micro-batch" if is_every else "on more than the last of {micro_batches} micro-batches"
+            return explain(
+                "exchanged_on_every_micro_batch" if is_every and accumulated > 1 else "too_many_exchanges",
+                "{per_step:g} all-reduces per step where 1 exchange of the {buckets:plural bucket} is needed: "
+                "synchronised " + (when if accumulated > 1 else "more than once"),
+                per_step=counted / steps, buckets=needed, micro_batches=accumulated,
+            )  # fmt: skip
+        expected = self.compute_expected_traffic(work)[_ALL_REDUCE].num_bytes
+        if not expected.has(num_bytes):
+            hook = self.get_exchange_dtype(work.options)
+            return explain(
+                "other_bytes",
+                "{bytes:,.0f} bytes were exchanged per step, the {buckets:plural bucket} hold {held:,}"
+                + ", in {hook} {needed:,}" * (hook != "none"),
+                bytes=num_bytes / steps, buckets=len(buckets), held=sum(buckets), hook=hook,
+                needed=expected.least // steps,
+            )  # fmt: skip
+        return None if sum(buckets) == work.gradient_bytes else explain_size("buckets", sum(buckets), work)
+
+    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+        """Return the all-reduces, or the gathers of exact mode, per step."""
+        if work.is_exact:
+            gathers = _count_traffic(traffic, _ALL_GATHER)[0] / work.num_steps
+            return (
+                f"{gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same "
+                "sum is shown by the gates on parameters and loss curves"
+            )
+        reduces, buckets = _count_traffic(traffic, _ALL_REDUCE)[0] / work.num_steps, _list_bucket_bytes(work)
+        mib = wording.format_three_digits(sum(buckets) / 2**20)
+        statistics = _count_traffic(traffic, _STATISTIC)[0] / work.num_steps
+        more = f", and {statistics:g} exchanges of what batch normalisation is over" if statistics else ""
+        return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB{more}"
+
+    def list_figures(self, work: Work) -> dict[str, float]:
+        """Return the buckets."""
+        return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
+
+    def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
+        """Return None, but in exact mode: its gathers cannot be left out."""
+        return "the strategy ddp in exact mode" if is_exact else None
+
+    def explain_no_knobs(self, *, is_exact: bool) -> str | None:
+        """Return that exact mode does not look at the options."""
+        return "the strategy ddp in exact mode" if is_exact else None
+
+    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+        """Return other buckets, and other ways of exchanging them."""
+        buckets = [size / 2**20 for size in exchange.get("bucket_bytes", [])]
+        gradient_mib = sum(buckets)
+        sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
+        if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
+            sizes.append(float(math.ceil(gradient_mib)))
+        found = [
+            _make_knob(
+                options, "bucket_mib", size,
+                "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB",
+            )
+            for size in sizes
+        ]  # fmt: skip
+        switches = (
+            ("bucket_view", True, "exchanged gradients that stay in the buckets"),
+            ("static_graph", False, "DDP told that the graph never changes"),
+        )
+        found += [
+            _make_knob(options, name, True, words)
+            for name, default, words in switches
+            if not options.get(name, default)
+        ]
+        if self.get_exchange_dtype(options) == "none":
+            found.append(
+                _make_knob(
+                    options, "gradient_hook", "bf16", "gradients exchanged in bf16",
+                    note="rounds every rank's gradient to 8 bits: the check of updates then allows for that",
+                )
+            )  # fmt: skip
+        return found
 
 
-def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
-    """Return one per rank."""
-    return Copies(world_size, world_size)
-
-
-def compute_expected_traffic(work: Work) -> dict[str, Expected]:
-    """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch."""
-    if work.is_exact:
-        return _compute_expected_gathers(work) if work.world_size > 1 else {}
-    buckets = _list_bucket_bytes(work)
-    sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype(work.options)])
-    number = max(1, len(buckets)) * work.num_steps
-    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, sent)), **_compute_expected_statistics(work)}
+PROFILE = Ddp()
 
 
 def _compute_expected_statistics(work: Work) -> dict[str, Expected]:
@@ -77,46 +168,6 @@ def _list_bucket_bytes(work: Work) -> list[int]:
     return buckets
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
-    """Return how the number or the bytes of the exchanges are not those of one exchange of the gradient per step."""
-    if work.world_size == 1:
-        # Wrapped in DDP, a baseline pays for an exchange with itself.
-        return single.find_problem(traffic, work)
-    return _find_gather_problem(traffic, work) if work.is_exact else _find_all_reduce_problem(traffic, work)
-
-
-def _find_all_reduce_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
-    buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
-    counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
-    needed = max(1, len(buckets))
-    if counted < needed * steps:
-        why = "never exchanged" if counted == 0 else "not all exchanged in every step"
-        return explain(
-            "too_few_exchanges", "{number} all-reduces where {needed} are needed: gradients were " + why,
-            number=counted, needed=needed * steps,
-        )  # fmt: skip
-    if counted > needed * steps:
-        is_every = counted >= needed * work.num_rounds[0]
-        when = "on every micro-batch" if is_every else "on more than the last of {micro_batches} micro-batches"
-        return explain(
-            "exchanged_on_every_micro_batch" if is_every and accumulated > 1 else "too_many_exchanges",
-            "{per_step:g} all-reduces per step where 1 exchange of the {buckets:plural bucket} is needed: synchronised "
-            + (when if accumulated > 1 else "more than once"),
-            per_step=counted / steps, buckets=needed, micro_batches=accumulated,
-        )  # fmt: skip
-    expected = compute_expected_traffic(work)[_ALL_REDUCE].num_bytes
-    if not expected.has(num_bytes):
-        hook = get_exchange_dtype(work.options)
-        return explain(
-            "other_bytes",
-            "{bytes:,.0f} bytes were exchanged per step, the {buckets:plural bucket} hold {held:,}"
-            + ", in {hook} {needed:,}" * (hook != "none"),
-            bytes=num_bytes / steps, buckets=len(buckets), held=sum(buckets), hook=hook,
-            needed=expected.least // steps,
-        )  # fmt: skip
-    return None if sum(buckets) == work.gradient_bytes else explain_size("buckets", sum(buckets), work)
-
-
 def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
     if number := _count_traffic(traffic, _ALL_REDUCE)[0]:
         return explain(
@@ -139,69 +190,6 @@ def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason
 def _count_traffic(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
     found = traffic.get(kind)
     return (0, 0) if found is None else (found.number, found.num_bytes)
-
-
-def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
-    """Return the all-reduces, or the gathers of exact mode, per step."""
-    if work.is_exact:
-        gathers = _count_traffic(traffic, _ALL_GATHER)[0] / work.num_steps
-        return (
-            f"{gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same sum is "
-            "shown by the gates on parameters and loss curves"
-        )
-    reduces, buckets = _count_traffic(traffic, _ALL_REDUCE)[0] / work.num_steps, _list_bucket_bytes(work)
-    mib = wording.format_three_digits(sum(buckets) / 2**20)
-    statistics = _count_traffic(traffic, _STATISTIC)[0] / work.num_steps
-    more = f", and {statistics:g} exchanges of what batch normalisation is over" if statistics else ""
-    return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB{more}"
-
-
-def list_figures(work: Work) -> dict[str, float]:
-    """Return the buckets."""
-    return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
-
-
-def explain_no_waterfall(*, is_exact: bool) -> str | None:
-    """Return None, but in exact mode: its gathers cannot be left out."""
-    return "the strategy ddp in exact mode" if is_exact else None
-
-
-def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return that exact mode does not look at the options."""
-    return "the strategy ddp in exact mode" if is_exact else None
-
-
-def list_knobs(
-    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return other buckets, and other ways of exchanging them."""
-    buckets = [size * bytes_per_real_byte / 2**20 for size in exchange.get("bucket_bytes", [])]
-    gradient_mib = sum(buckets)
-    sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
-    if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
-        sizes.append(float(math.ceil(gradient_mib)))
-    found = [
-        _make_knob(
-            options, "bucket_mib", size,
-            "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB",
-        )
-        for size in sizes
-    ]  # fmt: skip
-    switches = (
-        ("bucket_view", True, "exchanged gradients that stay in the buckets"),
-        ("static_graph", False, "DDP told that the graph never changes"),
-    )
-    found += [
-        _make_knob(options, name, True, words) for name, default, words in switches if not options.get(name, default)
-    ]
-    if get_exchange_dtype(options) == "none":
-        found.append(
-            _make_knob(
-                options, "gradient_hook", "bf16", "gradients exchanged in bf16",
-                note="rounds every rank's gradient to 8 bits: the check of updates then allows for that",
-            )
-        )  # fmt: skip
-    return found
 
 
 def _make_knob(options: Mapping[str, Any], name: str, value: Any, change: str, *, note: str | None = None) -> Knob:

@@ -10,12 +10,7 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, explain_size, single
-from tasks.strategies.single import count_shares as count_shares
-from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
-from tasks.strategies.single import list_knobs as list_knobs
-from tasks.strategies.single import split_waits as split_waits
-from tasks.strategies.single import tell_timers as tell_timers
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Profile, Work, explain_size
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 _STAGE = 2
@@ -24,60 +19,95 @@ _MOST_PADDING = 0.05
 """Of the gradient: shares are of one size, the last of which may be padding."""
 
 
-def require(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for what a stage has not."""
-    if (stage := _get_stage(options)) != 3 and "whole_below" in options:
-        raise ValueError(
-            f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
-            "allowed: none, or stage 3"
+class DeepSpeed(Profile):
+    """See Profile."""
+
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError for what a stage has not."""
+        if (stage := _get_stage(options)) != 3 and "whole_below" in options:
+            raise ValueError(
+                f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
+                "allowed: none, or stage 3"
+            )
+
+    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+        """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""
+        return Copies(1 if _get_stage(options) == 3 else world_size, 1)
+
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return the buckets of every reduction, and once per step each group's weights, and its norm.
+
+        In stage 3 every weight that is in shares is gathered for the forward, but for one that an evaluation left
+        there, and again for the backward unless it is still there; those that are whole, once per step, one by one.
+        """
+        stage, steps, shares = _get_stage(work.options), work.num_steps, _list_share_bytes(work)
+        buckets, bucket_bytes = (int(work.exchange.get(name, 0)) for name in ("num_buckets", "bucket_bytes"))
+        rounds = (steps, steps) if stage == 1 else work.num_rounds
+        bytes_of_a_norm = 8 if stage == 3 and work.options.get("offload", "none") == "none" else 4
+        norms = len(shares) * steps, bytes_of_a_norm * len(shares) * steps
+        if stage < 3:
+            expected = {_ALL_REDUCE: _make_bounds(rounds, buckets, bucket_bytes, *norms)}
+            if work.world_size > 1:
+                expected[_ALL_GATHER] = _make_bounds((steps, steps), len(shares), sum(shares))
+            return expected
+        expected = {
+            _REDUCE_SCATTER: _make_bounds(rounds, buckets, bucket_bytes),
+            _ALL_REDUCE: _make_bounds(rounds, 0, 0, *norms),
+        }
+        if work.world_size > 1:
+            number, num_whole, largest, whole = (
+                int(work.exchange.get(name, 0))
+                for name in ("num_sharded", "num_whole", "largest_share_bytes", "whole_share_bytes")
+            )
+            sharded, (least, most) = sum(shares) - whole, rounds
+            expected[_ALL_GATHER] = Expected(
+                Bounds((1 if number > 1 else 0) * least + num_whole * steps, 2 * number * most + num_whole * steps),
+                Bounds((sharded - largest) * least + whole * steps, 2 * sharded * most + whole * steps),
+            )
+        return expected
+
+    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+        """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
+        if work.world_size == 1:
+            return super().find_problem(traffic, work)
+        most = work.gradient_bytes * (1 + _MOST_PADDING)
+        reduced, held = int(work.exchange.get("bucket_bytes", 0)), sum(_list_share_bytes(work)) * work.world_size
+        if not work.gradient_bytes <= reduced <= (most if _get_stage(work.options) == 3 else work.gradient_bytes):
+            return explain_size("buckets", reduced, work)
+        if not work.gradient_bytes <= held <= most:
+            return explain_size("shares", held, work)
+        return None
+
+    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+        """Return gathers and reductions per step."""
+        stage = _get_stage(work.options)
+        kind = _REDUCE_SCATTER if stage == 3 else _ALL_REDUCE
+        reductions, gathers = (
+            traffic[one].number / work.num_steps if one in traffic else 0 for one in (kind, _ALL_GATHER)
+        )
+        return (
+            f"{reductions:g} {'reduce-scatters' if stage == 3 else 'all-reduces, those of the norm among them,'} and "
+            f"{gathers:g} all-gathers of weights in {wording.format_plural(len(_list_share_bytes(work)), 'group')}"
         )
 
+    def list_figures(self, work: Work) -> dict[str, float]:
+        """Return buckets and shares."""
+        return {"buckets": int(work.exchange.get("num_buckets", 0)), "share_bytes": sum(_list_share_bytes(work))}
 
-def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
-    """Return None: it is for any."""
-    return None
+    def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
+        """Return that its communication cannot be left out of a step."""
+        return "the strategy deepspeed, whose step cannot be made without its communication"
+
+    def explain_no_knobs(self, *, is_exact: bool) -> str | None:
+        """Return that nothing is known of what its options bring."""
+        return "the strategy deepspeed, whose options are for whoever knows it"
 
 
-def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
-    """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""
-    return Copies(1 if _get_stage(options) == 3 else world_size, 1)
+PROFILE = DeepSpeed()
 
 
 def _get_stage(options: Mapping[str, Any]) -> int:
     return int(options.get("stage", _STAGE))
-
-
-def compute_expected_traffic(work: Work) -> dict[str, Expected]:
-    """Return the buckets of every reduction, and once per step each group's weights, and its norm.
-
-    In stage 3 every weight that is in shares is gathered for the forward, but for one that an evaluation left there,
-    and again for the backward unless it is still there; those that are whole, once per step, one by one.
-    """
-    stage, steps, shares = _get_stage(work.options), work.num_steps, _list_share_bytes(work)
-    buckets, bucket_bytes = (int(work.exchange.get(name, 0)) for name in ("num_buckets", "bucket_bytes"))
-    rounds = (steps, steps) if stage == 1 else work.num_rounds
-    bytes_of_a_norm = 8 if stage == 3 and work.options.get("offload", "none") == "none" else 4
-    norms = len(shares) * steps, bytes_of_a_norm * len(shares) * steps
-    if stage < 3:
-        expected = {_ALL_REDUCE: _make_bounds(rounds, buckets, bucket_bytes, *norms)}
-        if work.world_size > 1:
-            expected[_ALL_GATHER] = _make_bounds((steps, steps), len(shares), sum(shares))
-        return expected
-    expected = {
-        _REDUCE_SCATTER: _make_bounds(rounds, buckets, bucket_bytes),
-        _ALL_REDUCE: _make_bounds(rounds, 0, 0, *norms),
-    }
-    if work.world_size > 1:
-        number, num_whole, largest, whole = (
-            int(work.exchange.get(name, 0))
-            for name in ("num_sharded", "num_whole", "largest_share_bytes", "whole_share_bytes")
-        )
-        sharded, (least, most) = sum(shares) - whole, rounds
-        expected[_ALL_GATHER] = Expected(
-            Bounds((1 if number > 1 else 0) * least + num_whole * steps, 2 * number * most + num_whole * steps),
-            Bounds((sharded - largest) * least + whole * steps, 2 * sharded * most + whole * steps),
-        )
-    return expected
 
 
 def _make_bounds(
@@ -90,42 +120,3 @@ def _make_bounds(
 
 def _list_share_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("share_bytes", []))
-
-
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
-    """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
-    if work.world_size == 1:
-        return single.find_problem(traffic, work)
-    most = work.gradient_bytes * (1 + _MOST_PADDING)
-    reduced, held = int(work.exchange.get("bucket_bytes", 0)), sum(_list_share_bytes(work)) * work.world_size
-    if not work.gradient_bytes <= reduced <= (most if _get_stage(work.options) == 3 else work.gradient_bytes):
-        return explain_size("buckets", reduced, work)
-    if not work.gradient_bytes <= held <= most:
-        return explain_size("shares", held, work)
-    return None
-
-
-def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
-    """Return gathers and reductions per step."""
-    stage = _get_stage(work.options)
-    kind = _REDUCE_SCATTER if stage == 3 else _ALL_REDUCE
-    reductions, gathers = (traffic[one].number / work.num_steps if one in traffic else 0 for one in (kind, _ALL_GATHER))
-    return (
-        f"{reductions:g} {'reduce-scatters' if stage == 3 else 'all-reduces, those of the norm among them,'} and "
-        f"{gathers:g} all-gathers of weights in {wording.format_plural(len(_list_share_bytes(work)), 'group')}"
-    )
-
-
-def list_figures(work: Work) -> dict[str, float]:
-    """Return buckets and shares."""
-    return {"buckets": int(work.exchange.get("num_buckets", 0)), "share_bytes": sum(_list_share_bytes(work))}
-
-
-def explain_no_waterfall(*, is_exact: bool) -> str | None:
-    """Return that its communication cannot be left out of a step."""
-    return "the strategy deepspeed, whose step cannot be made without its communication"
-
-
-def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return that nothing is known of what its options bring."""
-    return "the strategy deepspeed, whose options are for whoever knows it"

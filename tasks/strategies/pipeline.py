@@ -9,10 +9,7 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work, explain_size, single
-from tasks.strategies.single import explain_no_knobs as explain_no_knobs
-from tasks.strategies.single import get_exchange_dtype as get_exchange_dtype
-from tasks.strategies.single import require as require
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Profile, Work, explain_size
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -26,63 +23,167 @@ _MOST_ROOM = 256
 """Bytes between a parameter and the next one that are sent with it."""
 
 
-def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
-    """Return that a model of images has no list of layers to be cut between."""
-    replicas = options.get("replicas", 1)
-    if replicas != int(replicas) or world_size % replicas:
-        return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
-    if options.get("zero1") and replicas == 1:
-        return "options.zero1: got true with one replica, which has nobody to share with; allowed: replicas above 1"
-    if unit == "image":
-        return "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
-    return None
+class Pipeline(Profile):
+    """See Profile."""
 
+    def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+        """Return that a model of images has no list of layers to be cut between."""
+        replicas = options.get("replicas", 1)
+        if replicas != int(replicas) or world_size % replicas:
+            return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
+        if options.get("zero1") and replicas == 1:
+            return "options.zero1: got true with one replica, which has nobody to share with; allowed: replicas above 1"
+        if unit == "image":
+            return (
+                "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
+            )
+        return None
 
-def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
-    """Return one per replica: its stages see the same rows."""
-    return int(options.get("replicas", 1))
+    def count_shares(self, world_size: int, options: Mapping[str, Any]) -> int:
+        """Return one per replica: its stages see the same rows."""
+        return int(options.get("replicas", 1))
 
+    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+        """Return one per replica: its stages hold one between them."""
+        number = int(options.get("replicas", 1))
+        return Copies(number, 1 if options.get("zero1") else number)
 
-def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
-    """Return one per replica: its stages hold one between them."""
-    number = int(options.get("replicas", 1))
-    return Copies(number, 1 if options.get("zero1") else number)
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return messages per micro-batch and one per tied embedding and step, and one sum of squares per step.
 
+        Of v stages the first rank sends the hidden states of all, and gradients from all but the first. With replicas
+        each rank's gradient is added up once, and with zero1 what each updated is sent once.
+        """
+        if work.world_size == 1:
+            return {}
+        steps, tied, row_bytes = work.num_steps, _list_tied_bytes(work), int(work.exchange.get("row_bytes", 0))
+        square_bytes = _BYTES_OF_A_SQUARE * int(work.exchange.get("num_parameters", 0)) * steps
+        replicas, rank_bytes = int(work.options.get("replicas", 1)), list(work.exchange.get("rank_bytes", [0]))
+        reduced, added = [min(rank_bytes) * steps, max(rank_bytes) * steps], steps
+        if replicas == 1:
+            reduced, added = [0, 0], 0
+        expected = {
+            _ALL_REDUCE: Expected(
+                Bounds(steps + added, steps + added), Bounds(square_bytes + reduced[0], square_bytes + reduced[1])
+            )
+        }
+        if work.options.get("zero1") and replicas > 1:
+            room = _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
+            expected[_BROADCAST] = Expected(
+                Bounds(steps, replicas * steps), Bounds(min(rank_bytes) * steps, (max(rank_bytes) + room) * steps)
+            )
+        num_ranks = work.world_size // replicas
+        if num_ranks > 1:
+            per_micro_batch = 2 * (len(_list_stages(work)) // num_ranks) - 1
+            least, most = (per_micro_batch * rounds for rounds in work.num_rounds)
+            tied_bytes, most_rows = sum(tied) * steps, int(work.exchange.get("most_rows", 1))
+            expected[SEND] = Expected(
+                Bounds(least + len(tied) * steps, most + len(tied) * steps),
+                Bounds(least * row_bytes + tied_bytes, most * row_bytes * most_rows + tied_bytes),
+            )
+        return expected
 
-def compute_expected_traffic(work: Work) -> dict[str, Expected]:
-    """Return messages per micro-batch and one per tied embedding and step, and one sum of squares per step.
+    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+        """Return that the stages are not the ranks, or that messages are missing or too many."""
+        if work.world_size == 1:
+            return super().find_problem(traffic, work)
+        stages = _list_stages(work)
+        num_ranks = work.world_size // int(work.options.get("replicas", 1))
+        if not stages or len(stages) % num_ranks:
+            return explain(
+                "stages_are_not_ranks", "{stages:plural stage} on {ranks} ranks: each has to have as many",
+                stages=len(stages), ranks=num_ranks,
+            )  # fmt: skip
+        ends = [-1, *(last for _, last in stages)]
+        if any(first != end + 1 or last < first for (first, last), end in zip(stages, ends, strict=False)):
+            return explain(
+                "layers_missing", "the stages have the layers {layers}: every layer has to be in one of them",
+                layers=_tell_layers(work),
+            )  # fmt: skip
+        held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
+        if held != work.gradient_bytes:
+            return explain_size("stages", held, work)
+        if num_ranks == 1:
+            return None
+        expected = self.compute_expected_traffic(work)[SEND].number
+        sent = traffic[SEND].number if SEND in traffic else 0
+        if not expected.has(sent):
+            needed = "{least}" if expected.least == expected.most else "{least} to {most}"
+            return explain(
+                "other_messages",
+                "{messages:plural message} to other stages in {steps:plural step}, " + needed + " are needed: the "
+                "hidden states of every micro-batch, and in every step the gradient of what two stages have",
+                messages=sent, steps=work.num_steps, least=expected.least, most=expected.most,
+            )  # fmt: skip
+        return None
 
-    Of v stages the first rank sends the hidden states of all, and gradients from all but the first. With replicas each
-    rank's gradient is added up once, and with zero1 what each updated is sent once.
-    """
-    if work.world_size == 1:
-        return {}
-    steps, tied, row_bytes = work.num_steps, _list_tied_bytes(work), int(work.exchange.get("row_bytes", 0))
-    square_bytes = _BYTES_OF_A_SQUARE * int(work.exchange.get("num_parameters", 0)) * steps
-    replicas, rank_bytes = int(work.options.get("replicas", 1)), list(work.exchange.get("rank_bytes", [0]))
-    reduced, added = [min(rank_bytes) * steps, max(rank_bytes) * steps], steps
-    if replicas == 1:
-        reduced, added = [0, 0], 0
-    expected = {
-        _ALL_REDUCE: Expected(
-            Bounds(steps + added, steps + added), Bounds(square_bytes + reduced[0], square_bytes + reduced[1])
+    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+        """Return the messages per step, and the cut."""
+        sent, replicas = (
+            (traffic[SEND].number / work.num_steps if SEND in traffic else 0),
+            work.options.get("replicas", 1),
         )
-    }
-    if work.options.get("zero1") and replicas > 1:
-        room = _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
-        expected[_BROADCAST] = Expected(
-            Bounds(steps, replicas * steps), Bounds(min(rank_bytes) * steps, (max(rank_bytes) + room) * steps)
+        is_by_time = work.options.get("cut") == "time"
+        added = f", each added up over {replicas} replicas" if replicas > 1 else ""
+        return (
+            f"{sent:g} messages from the first rank of {wording.format_plural(len(_list_stages(work)), 'stage')} and "
+            f"one norm of all{added}; "
+            f"the stages have the layers {_tell_layers(work)}, cut so that the largest "
+            f"{'takes as little time' if is_by_time else 'has as few weights to multiply by'} as can be"
         )
-    num_ranks = work.world_size // replicas
-    if num_ranks > 1:
-        per_micro_batch = 2 * (len(_list_stages(work)) // num_ranks) - 1
-        least, most = (per_micro_batch * rounds for rounds in work.num_rounds)
-        tied_bytes, most_rows = sum(tied) * steps, int(work.exchange.get("most_rows", 1))
-        expected[SEND] = Expected(
-            Bounds(least + len(tied) * steps, most + len(tied) * steps),
-            Bounds(least * row_bytes + tied_bytes, most * row_bytes * most_rows + tied_bytes),
+
+    def list_figures(self, work: Work) -> dict[str, float]:
+        """Return the stages, and what the first and the last have in common."""
+        return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
+
+    def tell_timers(
+        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+    ) -> str | None:
+        """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
+        passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
+        number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
+        return (
+            f"its ranks wait for each other {wording.format_percent(1 - own / passes)} of the forward and backward "
+            f"passes of a step, which has {wording.format_count(int(number))} of each per stage; with stages that take "
+            f"equally long and messages that take no time it would be {wording.format_percent(least)}, less with more "
+            "micro-batches"
         )
-    return expected
+
+    def split_waits(
+        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+    ) -> tuple[float, str] | None:
+        """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
+        if not all(timers):
+            return None
+        waits = sum(one["pass_seconds"] - one["own_seconds"] for one in timers) / len(timers)
+        least = _compute_least(timers, options, world_size=world_size)
+        return waits, (
+            f"of stages alike, with messages that take no time, it would be {wording.format_percent(least)} of the "
+            "passes"
+        )
+
+    def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
+        """Return that a stage cannot run without the others."""
+        return "the strategy pipeline, none of whose stages can run without the others"
+
+    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+        """Return the other schedules, interleaved where there are layers for two stages per rank."""
+        now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
+        num_layers = stages[-1][1] + 1 if stages else 0
+        return [
+            Knob(
+                key=f"options.{_SCHEDULE}",
+                change=f"the schedule {other} instead of {now}",
+                overrides={"options": {**options, _SCHEDULE: other}},
+                note=note,
+                against=("waiting for other stages",),
+            )
+            for other, note in _SCHEDULES.items()
+            if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)
+        ]
+
+
+PROFILE = Pipeline()
 
 
 def _list_tied_bytes(work: Work) -> list[int]:
@@ -94,61 +195,8 @@ def _list_stages(work: Work) -> list[list[int]]:
     return list(work.exchange.get("layers", []))
 
 
-def find_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
-    """Return that the stages are not the ranks, or that messages are missing or too many."""
-    if work.world_size == 1:
-        return single.find_problem(traffic, work)
-    stages = _list_stages(work)
-    num_ranks = work.world_size // int(work.options.get("replicas", 1))
-    if not stages or len(stages) % num_ranks:
-        return explain(
-            "stages_are_not_ranks", "{stages:plural stage} on {ranks} ranks: each has to have as many",
-            stages=len(stages), ranks=num_ranks,
-        )  # fmt: skip
-    ends = [-1, *(last for _, last in stages)]
-    if any(first != end + 1 or last < first for (first, last), end in zip(stages, ends, strict=False)):
-        return explain(
-            "layers_missing", "the stages have the layers {layers}: every layer has to be in one of them",
-            layers=_tell_layers(work),
-        )  # fmt: skip
-    held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
-    if held != work.gradient_bytes:
-        return explain_size("stages", held, work)
-    if num_ranks == 1:
-        return None
-    expected = compute_expected_traffic(work)[SEND].number
-    sent = traffic[SEND].number if SEND in traffic else 0
-    if not expected.has(sent):
-        needed = "{least}" if expected.least == expected.most else "{least} to {most}"
-        return explain(
-            "other_messages",
-            "{messages:plural message} to other stages in {steps:plural step}, " + needed + " are needed: the hidden "
-            "states of every micro-batch, and in every step the gradient of what two stages have",
-            messages=sent, steps=work.num_steps, least=expected.least, most=expected.most,
-        )  # fmt: skip
-    return None
-
-
 def _tell_layers(work: Work) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
-
-
-def describe_traffic(traffic: Mapping[str, Exchanged], work: Work) -> str:
-    """Return the messages per step, and the cut."""
-    sent, replicas = (traffic[SEND].number / work.num_steps if SEND in traffic else 0), work.options.get("replicas", 1)
-    is_by_time = work.options.get("cut") == "time"
-    added = f", each added up over {replicas} replicas" if replicas > 1 else ""
-    return (
-        f"{sent:g} messages from the first rank of {wording.format_plural(len(_list_stages(work)), 'stage')} and one "
-        f"norm of all{added}; "
-        f"the stages have the layers {_tell_layers(work)}, cut so that the largest "
-        f"{'takes as little time' if is_by_time else 'has as few weights to multiply by'} as can be"
-    )
-
-
-def list_figures(work: Work) -> dict[str, float]:
-    """Return the stages, and what the first and the last have in common."""
-    return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
 
 
 def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num_micro_batches: float) -> float:
@@ -162,54 +210,6 @@ def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num
     return others / (per_rank * num_micro_batches + others)
 
 
-def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
-    """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
-    passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
-    number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
-    return (
-        f"its ranks wait for each other {wording.format_percent(1 - own / passes)} of the forward and backward passes "
-        f"of a step, which has {wording.format_count(int(number))} of each per stage; with stages that take equally "
-        f"long and messages that take no time it would be {wording.format_percent(least)}, less with more micro-batches"
-    )
-
-
-def split_waits(
-    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-) -> tuple[float, str] | None:
-    """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
-    if not all(timers):
-        return None
-    waits = sum(one["pass_seconds"] - one["own_seconds"] for one in timers) / len(timers)
-    least = _compute_least(timers, options, world_size=world_size)
-    return waits, (
-        f"of stages alike, with messages that take no time, it would be {wording.format_percent(least)} of the passes"
-    )
-
-
 def _compute_least(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> float:
     number = timers[0]["num_micro_batches"]
     return compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
-
-
-def explain_no_waterfall(*, is_exact: bool) -> str | None:
-    """Return that a stage cannot run without the others."""
-    return "the strategy pipeline, none of whose stages can run without the others"
-
-
-def list_knobs(
-    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
-) -> list[Knob]:
-    """Return the other schedules, interleaved where there are layers for two stages per rank."""
-    now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
-    num_layers = stages[-1][1] + 1 if stages else 0
-    return [
-        Knob(
-            key=f"options.{_SCHEDULE}",
-            change=f"the schedule {other} instead of {now}",
-            overrides={"options": {**options, _SCHEDULE: other}},
-            note=note,
-            against=("waiting for other stages",),
-        )
-        for other, note in _SCHEDULES.items()
-        if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)
-    ]

@@ -13,7 +13,6 @@ from tests.conftest import PROJECT
 SEAMS = {
     "training/strategies": "training.strategies.StrategyFile",
     "training/workloads": "training.workloads.Workload",
-    "tasks/strategies": "tasks.strategies.Profile",
     "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
     "tasks/equivalence/reference": "tasks.equivalence.reference.Reference",
     "tasks/data/slicing": "tasks.data.slicing.SlicingFile",
@@ -24,7 +23,7 @@ SEAMS = {
 }
 """Folder -> what each of its files offers."""
 WORKLOADS = list_file_names("training/workloads")
-OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "running_statistics", "update"}}
+OTHERS_THERE = {"tasks/equivalence/reference": {"adapter", "update"}}
 """Folder -> its files that are found by no name: they use those that are."""
 
 

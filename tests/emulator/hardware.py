@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.futures import Future
 from tests.emulator.device import read_device
 from tests.emulator.model import EmulatedModel
 from training.plug import GradientHook
+from training.strategies.ddp import Ddp
+
+_describe = Ddp.describe
 
 
 class EmulatedHardware:
@@ -52,10 +56,6 @@ class EmulatedHardware:
         for _ in range(num_micro_batches):
             rank.copy_micro_batch()
 
-    def bytes_per_real_byte(self, model: nn.Module) -> float:
-        """Return how many bytes the device's description has for each real byte of gradient."""
-        return _emulated(model).device.bytes_per_real_byte
-
     def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float]:
         """Return the seconds of an all-reduce by its emulated bytes."""
         return partial(read_device(model_dir).compute_link_seconds, world_size=world_size)
@@ -64,3 +64,13 @@ class EmulatedHardware:
 def _emulated(model: nn.Module) -> EmulatedModel:
     assert isinstance(model, EmulatedModel), f"{type(model).__name__} is not the model of tests/emulator"
     return model
+
+
+def _describe_emulated(strategy: Ddp) -> dict[str, Any]:
+    """Return how DDP's exchange is laid out, in bytes of the device's description."""
+    found, model = _describe(strategy), strategy.replica.module
+    scale = model.device.bytes_per_real_byte if isinstance(model, EmulatedModel) else 1
+    return {**found, "bucket_bytes": [scale * size for size in found["bucket_bytes"]]}
+
+
+Ddp.describe = _describe_emulated  # type: ignore[method-assign]

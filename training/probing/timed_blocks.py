@@ -185,14 +185,12 @@ class BlockRunner:
         To be asked of all ranks.
         """
         made = self._get(variant)
-        scale = made.hardware.bytes_per_real_byte(made.model)
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
             "num_steps_of_segments": [
                 max(num_rows // made.config.global_batch_size, 1) for num_rows in count_segment_rows(made)
             ],
             "exchange": made.strategy.describe(),
-            "bytes_per_real_byte": scale,
             **_measure_peak_memory(self._ranks),
             "warm_up_seconds": made.warm_up_seconds,
             "can": _list_levers(made),

@@ -6,17 +6,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import (
-    Work,
-    deepspeed,
-    find_profile,
-    get_exchange_dtype,
-    list_unavailable,
-    pipeline,
-    zero1,
-)
-from tasks.strategies import fsdp2 as sharded
+from tasks.strategies import Profile, Work, find_profile, get_exchange_dtype, list_unavailable
+from tasks.strategies.deepspeed import DeepSpeed
+from tasks.strategies.fsdp2 import Fsdp2
+from tasks.strategies.pipeline import Pipeline, compute_least_idle_share
+from tasks.strategies.zero1 import Zero1
 from training.strategies import find_strategy
+
+deepspeed, sharded, pipeline, zero1 = DeepSpeed(), Fsdp2(), Pipeline(), Zero1()
 
 
 class Counted(NamedTuple):
@@ -181,7 +178,7 @@ def test_a_step_that_exchanges_otherwise_is_told(
 
 def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     def least(number: int, **options: Any) -> float:
-        return pipeline.compute_least_idle_share(options, world_size=4, num_micro_batches=number)
+        return compute_least_idle_share(options, world_size=4, num_micro_batches=number)
 
     assert least(9) == pytest.approx(3 / 12)
     assert least(9, schedule="interleaved") == pytest.approx(1.5 / 10.5)
@@ -200,7 +197,7 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
 
 def test_only_schedules_for_which_there_are_layers_are_advised() -> None:
     def advised(layers: list[list[int]], **options: Any) -> list[Any]:
-        found = pipeline.list_knobs(options, exchange={"layers": layers}, bytes_per_real_byte=1.0, can=())
+        found = pipeline.list_knobs(options, exchange={"layers": layers}, can=())
         return [knob.overrides["options"] for knob in found]
 
     assert advised([[0, 0], [1, 2]]) == [{"schedule": "gpipe"}]
@@ -213,4 +210,5 @@ def test_what_is_read_of_a_strategy_without_importing_it_is_what_it_has() -> Non
     names = list_file_names("training/strategies")
     assert len(names) > 3
     for name in names:
+        assert isinstance(find_profile(name), Profile), name
         assert read_constant(f"training/strategies/{name}.py", "OPTIONS") == find_strategy(name).OPTIONS, name
