@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.findings import (
     CLASSES,
     Question,
@@ -46,6 +47,8 @@ _OF_EVERY_LAUNCH: Sequence[Question] = (
     plain_baseline, exchange,
 )  # fmt: skip
 """What a step does, and is timed doing in every launch; all else is asked of the first one."""
+_BESIDE_BASELINE: Sequence[Question] = (gradient_scale, same_start, same_rows, global_batch, same_step)
+_OF_SEVERAL_RANKS: Sequence[Question] = (same_parameters, rows_of_its_own, clipping, exchange)
 _OF_THE_SCRIPT_ALONE = (epochs.NAME,)
 """What this asks bears on what the script says; the speedup is of steps, by the audit's own clock."""
 _FOLLOWS = {
@@ -153,15 +156,22 @@ def _find_doubt(speed: Speed) -> str:
 
 
 def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
-    return question.find(audit, cell)
+    """Return what is found of the cell; None where the question makes no sense of it."""
+    is_beside, is_baseline, num_ranks = question in _BESIDE_BASELINE, cell == audit.baseline, audit.request.cells[cell]
+    if (is_beside and is_baseline) or (num_ranks == 1 and question in _OF_SEVERAL_RANKS):
+        return None
+    if question is plain_baseline and (not is_baseline or num_ranks > 1):
+        return None
+    nothing = [find_nothing_seen(audit, name) for name in (cell, *[audit.baseline] * is_beside)]
+    return next(filter(None, nothing), None) or question.find(audit, cell)
 
 
 def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Finding | None:
     """Return what is found of the cell in the first launch, or what is worse in a later one."""
-    worst = question.find(audit, cell)
+    worst = _find(question, audit, cell)
     for turn in range(1, min(map(len, audit.launches.values()))):
         later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
-        found = question.find(later, cell)
+        found = _find(question, later, cell)
         # What says nothing of the first one may have something to say of a later one.
         verdict = "passed" if worst is None else worst.verdict
         if found is None or _WORST.index(found.verdict) >= _WORST.index(verdict):

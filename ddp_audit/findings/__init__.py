@@ -29,5 +29,5 @@ class Question(Protocol):
     """What mends it."""
 
     def find(self, audit: Audit, cell: str, /) -> Finding | None:
-        """Return what is found of a cell."""
+        """Return what is found of a cell whose steps were seen."""
         ...

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_audit.evidence import find_nothing_seen, make_unobservable
+from ddp_audit.evidence import make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
@@ -25,8 +25,6 @@ _MOST_OTHER = 0.05
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look at the tightest of the spans that the script can have timed its steps with."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     found = [(rank, window) for rank in audit.ranks(cell) if (window := find_tightest_window(rank)) is not None]
     if not found:
         return make_unobservable(

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -21,8 +20,6 @@ DATA_BOUND_SHARE = 0.05
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the time in the loader with that of whole steps."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     split = split_steps(audit.first(cell))
     seconds, waited = sum(split.values()), split.get("data", 0.0)
     share = waited / seconds if seconds else 0.0

@@ -2,7 +2,7 @@
 
 import re
 
-from ddp_audit.evidence import find_nothing_seen, list_passes, make_unobservable
+from ddp_audit.evidence import list_passes, make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -23,8 +23,6 @@ _ENDS_EARLIER = re.compile(
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the passes over the training data with the number that the script was given."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     rank, launched = audit.ranks(cell)[0], audit.first(cell)
     # A global `epoch` is what a loop counts, and no number that was asked for.
     asked = {

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable
+from ddp_audit.evidence import holds_whole_model, make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
 from ddp_audit.process.wording import explain
@@ -26,10 +26,6 @@ _KINDS = ("all_reduce", "allreduce", "allreduce_coalesced")
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Count the exchanges that DDP was asked for, and the bytes that torch's process groups were given."""
-    if audit.request.cells[cell] == 1:
-        return None
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     rank = audit.ranks(cell)[0]
     if not holds_whole_model(audit.ranks(cell)):
         return make_unobservable(cell, "model_in_parts", "how often a model in parts has to exchange is not known")

@@ -2,7 +2,6 @@
 
 from math import isfinite
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -23,8 +22,6 @@ _MOST = 0.5
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look at the losses as they were back-propagated, and at sampled parameters."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     problems, num_losses = [], 0
     for rank in audit.ranks(cell):
         losses = [(step, micro["loss"]) for step, micro in rank.micros() if micro.get("loss") is not None]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from statistics import median
 
-from ddp_audit.evidence import count_samples, do_samples_lead, find_nothing_seen, make_unobservable
+from ddp_audit.evidence import count_samples, do_samples_lead, make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
@@ -30,10 +30,6 @@ _SHARE = 0.1
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare samples per step and learning rates with the baseline's."""
-    if cell == audit.baseline:
-        return None
-    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
-        return nothing
     mine, base = (count_samples(audit.ranks(name)) for name in (cell, audit.baseline))
     if mine is None or base is None or not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
         return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")

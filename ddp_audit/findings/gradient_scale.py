@@ -3,7 +3,7 @@
 from math import isfinite, sqrt
 from statistics import median
 
-from ddp_audit.evidence import find_nothing_seen, holds_whole_model, list_rows, make_unobservable, weigh
+from ddp_audit.evidence import holds_whole_model, list_rows, make_unobservable, weigh
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
@@ -33,10 +33,6 @@ _SAMPLED = 64
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare by what the loss is multiplied, then the first gradient, or the lengths of several."""
-    if cell == audit.baseline:
-        return None
-    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
-        return nothing
     ranks, base = audit.ranks(cell), audit.ranks(audit.baseline)
     scales = [_find_scale(one) for one in (ranks, base)]
     if (known := [one for one in scales if one is not None]) and len(known) == len(scales):

@@ -1,6 +1,6 @@
 """Is the loss given labels, or the attention mask in their place?"""
 
-from ddp_audit.evidence import find_nothing_seen, make_unobservable
+from ddp_audit.evidence import make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -17,8 +17,6 @@ REMEDY = "hand the labels over by name: an engine that takes the second tensor o
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look for targets that are the mask, element by element."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     looked, wrong = 0, []
     for rank in audit.ranks(cell):
         for step, micro in rank.micros():

@@ -1,6 +1,5 @@
 """Does every launch of a cell do the same, from the same start?"""
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -20,8 +19,6 @@ REMEDY = (
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the steps of launches that ended by themselves, and the files that they wrote and read."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     launches = audit.launches[cell]
     steps = [launched.num_steps for launched in launches if not launched.was_ended and not launched.is_failed]
     problems = []

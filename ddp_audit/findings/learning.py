@@ -1,6 +1,6 @@
 """Does the training learn anything: is there a gradient, and do the parameters change?"""
 
-from ddp_audit.evidence import find_nothing_seen, make_unobservable, sampled_digests
+from ddp_audit.evidence import make_unobservable, sampled_digests
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -25,8 +25,6 @@ _FEWEST_STEPS = 2
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look at the gradient that the optimizer finds, and at the parameters before and after, in sampled steps."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     ranks = audit.ranks(cell)
     gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
     num_steps = min(len(sampled_digests(rank)) for rank in ranks)

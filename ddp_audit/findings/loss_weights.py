@@ -1,6 +1,6 @@
 """Does every target weigh the same in an update, wherever it is learned from?"""
 
-from ddp_audit.evidence import each_common_step, find_nothing_seen, has_no_integers, make_unobservable, weigh
+from ddp_audit.evidence import each_common_step, has_no_integers, make_unobservable, weigh
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -24,8 +24,6 @@ _SHARE = 0.1
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the weight of a target in each micro-batch of a step, on all ranks."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     ranks = audit.ranks(cell)
     if len(ranks) == 1 and all(len(step["micros"]) == 1 for step in ranks[0].steps):
         # An update of one loss is no mean of several.

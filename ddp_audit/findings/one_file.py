@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -22,8 +21,6 @@ _RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look for files of results that were opened to be appended to, and by whom."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     problems = []
     of_ranks = {rank.rank: _list_appended(rank) for rank in audit.ranks(cell)}
     for path in sorted(set().union(*of_ranks.values())):

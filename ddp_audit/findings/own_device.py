@@ -2,7 +2,6 @@
 
 import os
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_finding
@@ -19,8 +18,6 @@ REMEDY = "ask for no more ranks than there are devices"
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare what is there with what the ranks use."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     ranks = audit.ranks(cell)
     first = ranks[0].steps[0]
     if first.get("device") == "cuda":

@@ -1,6 +1,5 @@
 """Is the baseline of one rank the plain module?"""
 
-from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -17,10 +16,6 @@ REMEDY = "wrap the model only if world_size > 1"
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Look for a wrapper around the model of a single rank."""
-    if cell != audit.baseline or audit.request.cells[cell] != 1:
-        return None
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     first = audit.ranks(cell)[0].steps[0]
     micro = first["micros"][0]
     wrapper, where = micro.get("wrapper", ""), tell_line(micro.get("line"))

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from ddp_audit.evidence import (
     do_contents_differ,
-    find_nothing_seen,
     list_first_pass,
     list_later_passes,
     list_rows,
@@ -30,10 +29,6 @@ _MOST_SHARED = 0.5
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the rows of the ranks in the first pass over the data, and their indices in the later ones."""
-    if audit.request.cells[cell] == 1:
-        return None
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     rows_of_ranks = []
     for rank in audit.ranks(cell):
         rows = _collect_rows(list_first_pass(rank)[0])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ddp_audit.evidence import find_nothing_seen, has_no_integers, make_unobservable
+from ddp_audit.evidence import has_no_integers, make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
 from ddp_audit.process.wording import Reason, explain
@@ -35,8 +35,6 @@ Heads = dict[str, list[int]]
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     others = (
         []
         if cell == audit.baseline

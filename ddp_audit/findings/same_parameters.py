@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ddp_audit.evidence import find_nothing_seen, holds_whole_model, make_unobservable, sampled_digests
+from ddp_audit.evidence import holds_whole_model, make_unobservable, sampled_digests
 from ddp_audit.findings.learning import never_changed
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
@@ -28,10 +28,6 @@ _WHOLE = 0.4
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare digests of the parameters after the sampled steps."""
-    if audit.request.cells[cell] == 1:
-        return None
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     ranks = audit.ranks(cell)
     if not holds_whole_model(ranks):
         return make_unobservable(cell, "model_in_parts", "each rank holds a part of the model")

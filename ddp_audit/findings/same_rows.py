@@ -4,7 +4,6 @@ from ddp_audit.evidence import (
     are_contents_fixed,
     count_samples,
     do_contents_differ,
-    find_nothing_seen,
     list_first_pass,
     list_rows,
     make_unobservable,
@@ -29,10 +28,6 @@ _MOST_OTHER = 0.02
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the rows of the first pass of all ranks with the baseline's."""
-    if cell == audit.baseline:
-        return None
-    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
-        return nothing
     rows, of_base = (_collect_rows(audit, name) for name in (cell, audit.baseline))
     if rows is None or of_base is None:
         return make_unobservable(cell, "rows_unknown", "which rows were fed in a whole pass over the data is not known")

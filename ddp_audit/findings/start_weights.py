@@ -3,7 +3,7 @@
 import os
 import re
 
-from ddp_audit.evidence import find_nothing_seen, make_unobservable
+from ddp_audit.evidence import make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -23,8 +23,6 @@ _PATH = re.compile(r"/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
 
 def find(audit: Audit, cell: str) -> Finding | None:
     """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
-    if nothing := find_nothing_seen(audit, cell):
-        return nothing
     found = [
         (rank, *asked)
         for rank in audit.ranks(cell)
