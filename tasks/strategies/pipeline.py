@@ -123,13 +123,12 @@ class Pipeline(Profile):
             (traffic[SEND].number / work.num_steps if SEND in traffic else 0),
             work.options.get("replicas", 1),
         )
-        is_by_time = work.options.get("cut") == "time"
         added = f", each added up over {replicas} replicas" if replicas > 1 else ""
         return (
             f"{sent:g} messages from the first rank of {wording.format_plural(len(_list_stages(work)), 'stage')} and "
             f"one norm of all{added}; "
-            f"the stages have the layers {_tell_layers(work)}, cut so that the largest "
-            f"{'takes as little time' if is_by_time else 'has as few weights to multiply by'} as can be"
+            f"the stages have the layers {_tell_layers(work)}, cut so that the largest has as few weights to multiply "
+            "by as can be"
         )
 
     def list_figures(self, work: Work) -> dict[str, float]:

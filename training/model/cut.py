@@ -5,7 +5,7 @@ handed on.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,6 @@ from torch import Tensor, nn
 
 from training.model.layers import list_layers
 from training.process.failure import UnfitModelError
-
-TimeParts = Callable[[Sequence[Sequence[nn.Module]]], Sequence[Sequence[float | None]]]
-"""Parts of a model, in groups -> the seconds of each; None for one that was not called."""
 
 
 class _HandedOnError(Exception):
@@ -29,11 +26,8 @@ class _HandedOnError(Exception):
 class Cut:
     """A model of which some stages are run here: its layers one after another, what comes before them, and after."""
 
-    def __init__(
-        self, model: nn.Module, run: Callable[[], object], *, num_stages: int, time_parts: TimeParts | None = None
-    ) -> None:
-        """`run` makes one forward pass of the whole model; `time_parts` gives the seconds of each of its parts, group
-        by group; None: weights to multiply by stand for them.
+    def __init__(self, model: nn.Module, run: Callable[[], object], *, num_stages: int) -> None:
+        """`run` makes one forward pass of the whole model.
 
         Raises UnfitModelError for a model whose class names no layers, or fewer than stages.
         """
@@ -46,11 +40,8 @@ class Cut:
             )
         self._front, self._back, self.hidden_size = _watch_forward(model, self._layers, run)
         groups = [list(self._front), *([layer] for layer in self._layers), self._back]
-        self.part_costs = _weigh(groups, None if time_parts is None else time_parts(groups))
-        """About what each takes of a step: all that comes before the layers, every layer, all that comes after."""
-        self.part_bytes = [_count_bytes(parts) for parts in groups]
-        """Of the parameters of each of these; of a tied one in both."""
-        before, *layers, after = self.part_costs
+        # About what each takes of a step: all that comes before the layers, every layer, all that comes after.
+        before, *layers, after = (sum(map(count_multiplied, group)) for group in groups)
         self.layers_of_stages = balance(layers, num_stages, before=before, after=after)
         """Stage -> its layers, numbered from 0."""
         self._received: Tensor | None = None
@@ -211,31 +202,6 @@ def count_multiplied(part: nn.Module) -> int:
         # A head may have the weights of an embedding.
         return part.weight.numel()
     return sum(one.numel() for one in part.parameters() if one.ndim >= 2 and id(one) not in looked_up)
-
-
-def _weigh(groups: Sequence[Sequence[nn.Module]], seconds: Sequence[Sequence[float | None]] | None) -> list[int]:
-    """Return what each group costs: weights to multiply by, or nanoseconds.
-
-    A part that was not called, as a head by whose weight the loss multiplies, is as quick as the layers by its weights.
-    """
-    weights = [[count_multiplied(part) for part in group] for group in groups]
-    if seconds is None:
-        return [sum(of_group) for of_group in weights]
-    timed = [
-        (one, weight)
-        for of_group, of_weights in zip(seconds[1:-1], weights[1:-1], strict=True)
-        for one, weight in zip(of_group, of_weights, strict=True)
-        if one is not None
-    ]
-    per_weight = sum(one for one, _ in timed) / max(sum(weight for _, weight in timed), 1)
-    return [
-        round(1e9 * sum(per_weight * weight if one is None else one for one, weight in zip(mine, own, strict=True)))
-        for mine, own in zip(seconds, weights, strict=True)
-    ]
-
-
-def _count_bytes(parts: Iterable[nn.Module]) -> int:
-    return sum(one.nbytes for one in {one for part in parts for one in part.parameters()})
 
 
 def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: int = 0) -> list[range]:

@@ -7,10 +7,8 @@ and every stage adds up its gradient with the same stage of the others.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,10 +16,8 @@ from torch import Tensor, nn
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.cut import Cut
-from training.model.part_times import time_parts
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.process.torch_private import is_fake
 from training.step.around_replica import AroundReplica
 from training.step.clipping import Squares, clip_part
 from training.step.replica import Replica
@@ -38,14 +34,11 @@ OPTIONS: dict[str, Any] = {
     "schedule": ("1f1b", "gpipe", "interleaved"),
     "replicas": 1,
     "zero1": False,
-    "cut": ("weights", "time"),
 }
 """schedule: 1f1b: a stage goes backward through a micro-batch as soon as it can, and keeps at most as many of them in
 memory as there are stages; gpipe: first forward through all of a step's micro-batches, then backward; interleaved: each
 rank has two stages, one of the first and one of the second half of the model, which halves the wait for others.
 replicas: how many copies of the model there are, each on world_size / replicas ranks and with a share of the rows.
-cut: weights: so that the largest stage has as few weights to multiply by as can be, the same in every start; time: so
-that it takes as little time, by what the parts take on this device when the ranks start, which may differ by start.
 zero1: whether of a stage each replica updates a share, and sends it to the others (training/strategies/zero1.py)."""
 
 EVALUATES = False
@@ -84,7 +77,6 @@ class Pipeline(AroundReplica):
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
         options = read_options(OPTIONS, config)
-        self._is_cut_by_time = options["cut"] == "time"
         self._ranks, self._workload, self._config = ranks, workload, config
         self.data_world_size = int(options["replicas"])
         self._num_ranks = ranks.world_size // self.data_world_size
@@ -131,25 +123,9 @@ class Pipeline(AroundReplica):
 
     def _keep_stages(self, model: nn.Module) -> None:
         self._whole = WholeModel(model, self._config)
-        timed = None
-        # A rehearsal has no parts that could take time.
-        if self._is_cut_by_time and not is_fake(next(model.parameters())):
-            timed = partial(self._time_parts, model)
-        self._cut = Cut(model, lambda: self._run_whole(model), num_stages=self._num_stages, time_parts=timed)
+        self._cut = Cut(model, lambda: self._run_whole(model), num_stages=self._num_stages)
         self._stages_of = self._cut.stages_of(model)
         self._cut.keep(self._stages)
-
-    def _time_parts(self, model: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> list[list[float | None]]:
-        """Return the seconds of each part, the median of all ranks, which all cut by: collective."""
-        mine = time_parts(groups, lambda: self._run_whole(model), self._ranks.device)
-        every = self._ranks.gather_json(mine)
-        return [
-            [
-                None if one is None else float(np.median([said[at][place] for said in every]))
-                for place, one in enumerate(own)
-            ]
-            for at, own in enumerate(mine)
-        ]
 
     def _run_whole(self, model: nn.Module) -> None:
         """Make a forward pass while there is a whole model, which the workload may ask something too."""
@@ -259,8 +235,7 @@ class Pipeline(AroundReplica):
 
     def describe(self) -> dict[str, Any]:
         """Return the cut, and what is sent: `layers` of each stage, `row_bytes` of a position's hidden state, and
-        `most_rows` of them; `tied_bytes` that two stages have, `rank_bytes` of each rank's parameters; their number;
-        `part_costs` and `part_bytes` of what can be cut apart (training/model/cut.py).
+        `most_rows` of them; `tied_bytes` that two stages have, `rank_bytes` of each rank's parameters; their number.
         """
         sizes = {name: part.nbytes for name, part in self._whole.parameters.items()}
         rank_bytes = [0] * self._num_ranks
@@ -274,8 +249,6 @@ class Pipeline(AroundReplica):
             "tied_bytes": [sizes[name] for name, stages in self._stages_of.items() if len(stages) > 1],
             "rank_bytes": rank_bytes,
             "num_parameters": len(sizes),
-            "part_costs": self._cut.part_costs,
-            "part_bytes": self._cut.part_bytes,
         }
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
