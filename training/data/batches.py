@@ -50,15 +50,7 @@ class Slice:
         given = 1 if self.num_given is None else self.num_given
         return count_label_tokens(self.lengths(seq_len), given)
 
-    def collate(
-        self,
-        rows: Sequence[int],
-        *,
-        seq_len: int,
-        is_packed: bool = False,
-        dropout_seed: int = 0,
-        place: int | None = None,
-    ) -> "MicroBatch":
+    def collate(self, rows: Sequence[int], *, seq_len: int, is_packed: bool = False) -> "MicroBatch":
         """Return the rows as one micro-batch.
 
         Each row is a sequence, all as long as the longest rounded up to 8, at most `seq_len`. Packed they are one
@@ -88,8 +80,6 @@ class Slice:
             sample_num_tokens=count_label_tokens(of_rows),
             sample_num_targets=count_label_tokens(of_rows, np.array(given, dtype=np.int64)),
             num_padding_tokens=input_ids.size - sum(lengths),
-            dropout_seed=dropout_seed,
-            place=place,
             documents=make_documents(starts, shape[1]) if is_packed else None,
         )
 

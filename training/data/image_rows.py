@@ -42,15 +42,7 @@ class ImageRows:
         """Return 1 for every row, which has one label: (num_rows,) int64."""
         return np.ones(len(self), dtype=np.int64)
 
-    def collate(
-        self,
-        rows: Sequence[int],
-        *,
-        seq_len: int,
-        is_packed: bool = False,
-        dropout_seed: int = 0,
-        place: int | None = None,
-    ) -> MicroBatch:
+    def collate(self, rows: Sequence[int], *, seq_len: int, is_packed: bool = False) -> MicroBatch:
         """Return the rows as one micro-batch."""
         chosen = list(rows)
         images, row_ids = np.array(self.images[chosen]), np.array(self.row_ids[chosen])
@@ -65,8 +57,6 @@ class ImageRows:
             sample_num_tokens=ones,
             sample_num_targets=ones,
             num_padding_tokens=0,
-            dropout_seed=dropout_seed,
-            place=place,
         )
 
     def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:

@@ -58,15 +58,7 @@ class LabelledTexts:
         end = self.texts.offsets[index + 1] - 1
         return np.append(text[:-1], self.texts.tokens[end]) if len(text) == seq_len else text
 
-    def collate(
-        self,
-        rows: Sequence[int],
-        *,
-        seq_len: int,
-        is_packed: bool = False,
-        dropout_seed: int = 0,
-        place: int | None = None,
-    ) -> MicroBatch:
+    def collate(self, rows: Sequence[int], *, seq_len: int, is_packed: bool = False) -> MicroBatch:
         """Return the texts as one micro-batch, all as long as the longest rounded up to 8, at most `seq_len`.
 
         Packed they are one sequence, one text after another, and what rounds it up to 8 is a document of its own.
@@ -93,8 +85,6 @@ class LabelledTexts:
             sample_num_tokens=lengths,
             sample_num_targets=np.ones(len(texts), dtype=np.int64),
             num_padding_tokens=input_ids.size - int(lengths.sum()),
-            dropout_seed=dropout_seed,
-            place=place,
         )
 
     def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:

@@ -6,7 +6,7 @@ them does. That is what makes cells comparable, and equal up to the rounding of 
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -169,4 +169,5 @@ def make_micro_batch(source: Rows, step: StepPlan, index: int, *, seq_len: int, 
     """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
     dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
     rows = step.micro_batches[index].tolist()
-    return source.collate(rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
+    made = source.collate(rows, seq_len=seq_len, is_packed=step.is_packed)
+    return replace(made, dropout_seed=dropout_seed, place=index)

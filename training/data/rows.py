@@ -32,15 +32,7 @@ class Rows(Protocol):
         """Return what each row weighs in the loss: (num_rows,) int64."""
         ...
 
-    def collate(
-        self,
-        rows: Sequence[int],
-        *,
-        seq_len: int,
-        is_packed: bool = False,
-        dropout_seed: int = 0,
-        place: int | None = None,
-    ) -> MicroBatch:
+    def collate(self, rows: Sequence[int], *, seq_len: int, is_packed: bool = False) -> MicroBatch:
         """Return the rows as one micro-batch."""
         ...
 
