@@ -91,12 +91,12 @@ class Guard:
             return function(*arguments, **named)
         except Exception as error:
             self.is_on = False
-            self._record.write("broken", error=f"{type(error).__name__}: {error}"[:500], at=_find_place(error))
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            self._record.write(
+                "broken",
+                error=f"{type(error).__name__}: {error}"[:500],
+                at="" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}",
+            )
             return None
-
-
-def _find_place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"

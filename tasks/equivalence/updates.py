@@ -196,7 +196,11 @@ class _Check:
         is_finite = all(bool(part.isfinite().all()) for part in gradients[0].values())
         self._check_scale(is_finite)
         if not is_finite or facts["grad_norm"] is None:
-            self._check_overflow(is_finite, is_finite_there=facts["grad_norm"] is not None)
+            if is_finite != (facts["grad_norm"] is not None):
+                where = "the ranks" if is_finite else "one process"
+                self.problems.append(f"the gradient is not finite in {where} alone")
+            elif not self._before.is_same(self._after):
+                self.problems.append("the gradient is not finite, and yet weights or moments changed")
         elif before.is_same(after):
             self.problems.append("no update was made: weights and moments are what they were")
         else:
@@ -205,13 +209,6 @@ class _Check:
         self.problems += [
             self._describe(kind, one) for kind, one in self.compared.items() if not one.difference <= one.tolerance
         ]
-
-    def _check_overflow(self, is_finite: bool, *, is_finite_there: bool) -> None:
-        if is_finite != is_finite_there:
-            where = "the ranks" if is_finite else "one process"
-            self.problems.append(f"the gradient is not finite in {where} alone")
-        elif not self._before.is_same(self._after):
-            self.problems.append("the gradient is not finite, and yet weights or moments changed")
 
     def _check_scale(self, is_finite: bool) -> None:
         """Hold the loss scale of fp16 against what it becomes: half after an overflow, twice as much long after one."""

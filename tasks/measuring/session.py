@@ -258,18 +258,13 @@ def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[s
     if largest.world_size == 1:
         return []
     bench.make_ready(make_trained_arm(largest))
-    found = measure_link(workers[largest.name], largest)
-    return [] if found is None else [found]
-
-
-def measure_link(workers: Workers, cell: Cell) -> LinkSpeed | None:
-    """Return what all-reduces between the ranks of the cell came to (training/probing/sweep.py); None without any."""
-    variant = dict(make_trained_arm(cell).variant)
-    answers = workers.ask(
+    variant = dict(make_trained_arm(largest).variant)
+    answers = workers[largest.name].ask(
         "sweep", variant=variant, doing="measuring the link",
         num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
     )  # fmt: skip
-    return compute_link_speed(answers[0])
+    found = compute_link_speed(answers[0])
+    return [] if found is None else [found]
 
 
 def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:

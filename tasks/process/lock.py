@@ -156,18 +156,14 @@ def lock_workspace(purpose: str) -> contextlib.AbstractContextManager[None]:
 
     The same for a folder that this user may not write into as a whole, as after another user ran a comparison in it.
     """
-    _require_writable_below(Path.cwd())
-    return lock_file(
-        WORKSPACE, purpose, refusal="a comparison runs in this folder already: {holder}; wait for it or stop it"
-    )
-
-
-def _require_writable_below(folder: Path) -> None:
-    """Raise ResourceError for the first folder or file that a comparison writes and this user may not."""
+    folder = Path.cwd()
     below = (Path(found) for name in _WRITTEN for found, _, _ in os.walk(folder / name))
     for path in (folder, folder / "dvc.lock", folder / "mlflow.db", *below):
         if path.exists() and not os.access(path, os.W_OK):
             raise ResourceError(f"{path}: {explain_permission_denied(path)}")
+    return lock_file(
+        WORKSPACE, purpose, refusal="a comparison runs in this folder already: {holder}; wait for it or stop it"
+    )
 
 
 @contextlib.contextmanager

@@ -60,7 +60,11 @@ class Slice:
         lengths = [len(text) for text in texts]
         given = [1] * len(texts) if self.num_given is None else self.num_given[list(rows)].tolist()
         if is_packed:
-            shape, starts = _compute_packed_shape(lengths, seq_len)
+            ends = np.cumsum(lengths, dtype=np.int64)
+            padding = _round_up(max(int(ends[-1]), 1)) - int(ends[-1])
+            if lengths[-1] + padding > seq_len:
+                padding = 0
+            shape, starts = (1, int(ends[-1]) + padding), ends - lengths
         else:
             padded_len = compute_padded_length(lengths, seq_len)
             shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
@@ -215,15 +219,6 @@ def compute_padded_length(lengths: Sequence[int], seq_len: int) -> int:
 
 def _round_up(length: int) -> int:
     return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-
-
-def _compute_packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, int], np.ndarray]:
-    """Return the shape of the one sequence, and where in it each row begins."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    padding = _round_up(max(int(ends[-1]), 1)) - int(ends[-1])
-    if lengths[-1] + padding > seq_len:
-        padding = 0
-    return (1, int(ends[-1]) + padding), ends - lengths
 
 
 def make_documents(starts: np.ndarray, length: int) -> Documents:

@@ -103,7 +103,13 @@ def _run_steps(config: TrainingConfig, ranks: Ranks, memory: LiveMemory | None) 
     del model
     if memory is not None:
         memory.look_at(strategy)
-    _forget_peaks(ranks)
+    if ranks.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(ranks.device)
+    if sys.platform == "linux":
+        # 5: the most that was resident. Source: proc_pid_clear_refs(5). A container may not allow it: then reading the
+        # model counts, too.
+        with suppress(OSError):
+            _CLEAR.write_text("5")
     strategy.warm_up(found.first.to(ranks.device))
     step = found.plan.step(found.number)
     micro_batches = [
@@ -136,17 +142,6 @@ def _free(ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(ranks.device)
-
-
-def _forget_peaks(ranks: Ranks) -> None:
-    """Let the peaks be what is there now: reading a model is no step."""
-    if ranks.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(ranks.device)
-    if sys.platform == "linux":
-        # 5: the most that was resident. Source: proc_pid_clear_refs(5). A container may not allow it: then reading the
-        # model counts, too.
-        with suppress(OSError):
-            _CLEAR.write_text("5")
 
 
 def _read_host_bytes(name: str) -> int | None:

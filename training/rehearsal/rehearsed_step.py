@@ -5,7 +5,6 @@ micro-batches, the gradient of another.
 """
 
 import dataclasses
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from training.probing.observed_memory import find_largest_step
 from training.process.failure import UnfitModelError
 from training.rehearsal.pretended_device import Capability, pretend_ranks
 from training.strategies import find_strategy
-from training.workloads import Workload, find_workload
+from training.workloads import find_workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,14 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
     workload = find_workload(config.workload)
     micro_batch = find_largest_step(workload, config).first
     config = dataclasses.replace(config, compile=False)
-    _try_outline(workload, config.model_dir)
+    try:
+        with torch.device("meta"):
+            workload.outline_model(config.model_dir)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnfitModelError(
+            f"config.json describes no model that can be built ({reason}); use another model"
+        ) from None
     memory = LiveMemory()
     with pretend_ranks(config.world_size, rank=rank, capability=capability) as (ranks, fake), memory:
         model = workload.outline_model(config.model_dir)
@@ -78,18 +84,3 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
 
 def _count_trained(model: nn.Module) -> int:
     return sum(part.numel() for part in model.parameters() if part.requires_grad)
-
-
-def _try_outline(workload: Workload, model_dir: Path) -> None:
-    """Raise UnfitModelError, in one line, for a config.json that describes no model of this workload.
-
-    What it takes is then imported, where the tensors of modules are real.
-    """
-    try:
-        with torch.device("meta"):
-            workload.outline_model(model_dir)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UnfitModelError(
-            f"config.json describes no model that can be built ({reason}); use another model"
-        ) from None

@@ -235,7 +235,10 @@ class Fsdp2(AroundReplica):
         self._require_restored(moments)
         with torch.no_grad():
             for name, tensor in own.items():
-                get_local_rows(tensor).copy_(self._select_rows(weights[name], tensor))
+                whole = weights[name]
+                get_local_rows(tensor).copy_(
+                    self._shards.select_own_rows(whole, tensor) if isinstance(tensor, DTensor) else whole
+                )
 
     def _require_restored(self, moments: Mapping[int, Mapping[str, Any]]) -> None:
         restored = self.replica.optimizer.state_dict()["state"]
@@ -256,9 +259,6 @@ class Fsdp2(AroundReplica):
         return DTensor.from_local(
             mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
-
-    def _select_rows(self, whole: Tensor, like: Tensor) -> Tensor:
-        return self._shards.select_own_rows(whole, like) if isinstance(like, DTensor) else whole
 
     def describe(self) -> dict[str, Any]:
         """Return `unit_bytes`: what the weights of each unit take on all ranks of a copy, the root's first, and
