@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 
 from training.config import TrainingConfig
-from training.fault import Plan
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.failure import EXIT_INTERRUPTED, StoppedError
@@ -31,8 +30,6 @@ class TrainingLaunch:
     """What is said to the parent."""
     store: CheckpointStore
     """Where finished and partial work is."""
-    faults: Plan | None
-    """What is to go wrong, in tests."""
     heartbeat: Heartbeat
     """Told where this rank is."""
 
@@ -44,14 +41,10 @@ class TrainingLaunch:
 
 def build_strategy(launch: TrainingLaunch) -> Strategy:
     """Return the strategy around the base model."""
-    config, workload, faults = launch.config, launch.workload, launch.faults
+    config, workload = launch.config, launch.workload
     model = workload.load_model(config.model_dir)
-    if faults is not None:
-        workload = faults.inject_into_workload(workload, launch.heartbeat)
     strategy = find_strategy(config.strategy).build(model, workload, config, launch.ranks)
     strategy.on_section = launch.heartbeat.enter
-    if faults is not None:
-        faults.inject_into_strategy(strategy, launch.heartbeat)
     return strategy
 
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from training.data.batches import MicroBatch
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
 from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
-from training.fault import read_planned_faults
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
 from training.model.compiled_layers import explain_failed_compilation
@@ -64,9 +63,8 @@ def train(
         may_lack=DROPPED[config.keep],
     )  # fmt: skip
     launch = TrainingLaunch(
-        config=config, ranks=ranks, stop=stop, events=events, store=store,
-        faults=read_planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
-    )  # fmt: skip
+        config=config, ranks=ranks, stop=stop, events=events, store=store, heartbeat=heartbeat or Heartbeat()
+    )
     if ranks.is_first:
         store.clear_unfinished()
     sizes = [len(launch.workload.open_slice(segment.slice_dir)) for segment in config.segments]
@@ -140,9 +138,6 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     steps = range(record.counters.num_steps + 1, plan.num_steps + 1)
     if steps:
         _warm_up(launch, strategy, plan, source)
-    made: Callable[[int], list[MicroBatch]] = make
-    if launch.faults is not None:
-        made = launch.faults.inject_into_data(make, first_step=record.first_step)
     divergence = DivergenceRule()
     for line in record.earlier_lines:
         divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
@@ -153,7 +148,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     window = Window(ranks)
     heartbeat.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetch_micro_batches(
-        made, steps, ranks.device, on_wait=lambda segment_step: heartbeat.begin(segment_step + to_run_step)
+        make, steps, ranks.device, on_wait=lambda segment_step: heartbeat.begin(segment_step + to_run_step)
     ):
         step = segment_step + to_run_step
         planned = plan.step(segment_step)

@@ -56,13 +56,6 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
             _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
         )
         problems += _find_differing_ranks(setting, where)
-        if faults := setting.get("planned_faults"):
-            problems.append(
-                explain(
-                    "planned_faults", "{where}: FAULT={faults} was set, whose faults stay in a finished training",
-                    where=where, faults=faults,
-                )
-            )  # fmt: skip
         problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
         problems += find_other_starts(setting, where, known, own_starts)
         if outputs.measurement is None:  # then the training's seconds are told

@@ -100,6 +100,9 @@ def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchd
     work = work_of(folder, trial)
     if trial.kind != "none":
         os.environ["FAULT"] = f"rank={trial.rank},step={STEP},kind={trial.kind},section={trial.section}"
+        from tests.faults import apply_planned_faults
+
+        apply_planned_faults()
     seen = [time.monotonic()]
 
     def follow(events: list[dict[str, Any]]) -> None:

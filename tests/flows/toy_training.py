@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.faults import plan_faults
 from tests.flows.toy_project import PROJECT, ToyProject, wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
@@ -26,7 +27,7 @@ class ToyTraining:
         # Most of a step is waiting: whoever looks at servers and runs meanwhile has the cores.
         return {
             "TOY_RUNS": f"train@2proc:{_STAGE} {self.work.parent / '2proc.json'}",
-            "FAULT": "rank=0,step=1,kind=slow:10",
+            **plan_faults("rank=0,step=1,kind=slow:10"),
         }
 
     def forget(self) -> None:

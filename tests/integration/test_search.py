@@ -15,6 +15,7 @@ from flows.trials import TRIALS
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
+from tests.faults import plan_faults
 from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
 from tests.museum.museum import name_patches
@@ -191,7 +192,7 @@ def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
     bad.change({"tracking.kind": "none", "train.seed": 7})
     mark = new_mark()
     with none_left_of(mark):
-        done = bad.run(*SEARCH, ok=False, FAULT="rank=0,step=2,kind=sigkill", **mark)
+        done = bad.run(*SEARCH, ok=False, **plan_faults("rank=0,step=2,kind=sigkill"), **mark)
         assert left_of(mark) == {}
     assert done.returncode == ExitCode.DISTRIBUTED
     assert done.stdout.splitlines()[-1].startswith("search: trial-")
@@ -203,7 +204,7 @@ def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(
 ) -> None:
     bad = searched.copy(tmp_path / "project", programs=warm)
     bad.change({"tracking.kind": "none", "train.seed": 8, "search.trials": 2})
-    done = bad.run(*SEARCH, ok=False, FAULT="rank=0,step=2,kind=nan")
+    done = bad.run(*SEARCH, ok=False, **plan_faults("rank=0,step=2,kind=nan"))
     assert done.returncode == ExitCode.DIVERGED
     assert "trial-1: out of the search: train: cell 1proc" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("search: all trials diverged by epoch 1; allowed")

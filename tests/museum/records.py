@@ -161,7 +161,6 @@ RECORDS: dict[str, Change] = {
     "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
     "debugging left on in the baseline": _setting("1proc", "kernels", searches_anomalies=True),
     "a profiler left on in the baseline": _setting("1proc", "interpreter", watched_by=["profile"]),
-    "a planned slowness left on in the baseline": _setting("1proc", "environment", FAULT="kind=slow"),
     "other threads in the baseline": _setting("1proc", "kernels", threads=2),
     "another algorithm of exchange in one rank's environment": _setting(
         "2proc", "ranks_differ", **{"rank 1": {"environment.NCCL_ALGO": "Tree"}}

@@ -347,7 +347,6 @@ MUTANTS = [
     _mutant(
         "training.workloads.image_classification:_normalise", lambda of, images: images / 255, "training/test_images.py"
     ),
-    _mutant("training.fault:_parse_fault", _return(None), "training/test_fault.py"),
     # the audit and its observer
     _mutant(
         "ddp_audit.asked:_parse_cells", lambda of, cells: ({"1proc": 1, "2proc": 2}, {}), "auditing/test_request.py"

@@ -176,6 +176,10 @@ def _be_rank(entry: str, work_dir: Path, environment: dict[str, str]) -> None:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         os.environ.update(environment)
+        if "FAULT" in environment:
+            from tests.faults import apply_planned_faults
+
+            apply_planned_faults()
         sys.argv = ["training", "--config", str(work_dir / "config.json")]
         code = importlib.import_module(entry).main()
     except BaseException:

@@ -61,15 +61,6 @@ def select_decisive(environment: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def find_lasting_faults() -> str | None:
-    """Return FAULT (training/fault.py) if it makes a rank slow, or its memory small: that stays in a finished training.
-
-    Signals and hangs end a launch, and what goes on after it is the training that it would have been.
-    """
-    text = os.environ.get("FAULT", "")
-    return text if any(f"kind={kind}" in text for kind in ("slow", "oom")) else None
-
-
 def _make_printable(text: str) -> str:
     """Return the text with escapes for what no page can show: a variable may hold any bytes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

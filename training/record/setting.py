@@ -17,7 +17,7 @@ from training.model.adapter import PACKAGE as ADAPTER_PACKAGE
 from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
-from training.record.environment import collect_environment, find_lasting_faults
+from training.record.environment import collect_environment
 from training.record.interpreter import collect_interpreter, collect_run_at_start
 from training.strategies import find_strategy
 from training.workloads import find_workload
@@ -78,7 +78,6 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
         },
         "environment": collect_environment(),
         "interpreter": collect_interpreter(),
-        "planned_faults": find_lasting_faults(),
     } | {
         "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
     }  # fmt: skip

@@ -32,12 +32,6 @@ def _profile():
     sys.setprofile((lambda *_: None) if _is_baseline() else None)
 
 
-def _slow_down(of, rank):
-    if _is_baseline():
-        os.environ["FAULT"] = "rank=0,step=1,kind=slow:1.3"
-    return of(rank)
-
-
 def _take_threads():
     import torch
 
@@ -73,11 +67,6 @@ EXHIBITS = [
         "a profiler left on in the baseline",
         "The one-process cell runs under a profiler that looks at each call, as a start from an editor may.",
         _SAME_WORK, _at_start(_profile),
-    ),
-    show(
-        "a planned slowness left on in the baseline",
-        "The variable FAULT, with which tests make a rank slow, is set while the one-process cell trains.",
-        _SAME_WORK, Patch("training.loop:read_planned_faults", _slow_down),
     ),
     show(
         "other threads in the baseline",

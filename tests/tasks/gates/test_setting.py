@@ -83,19 +83,6 @@ def test_a_cell_that_trained_with_something_else_fails_the_gate(
     assert _has(problems, "ranks_differ" if "rank" in numbers else "other_value", at="2proc 8-16 epoch 1", **numbers)
 
 
-@pytest.mark.parametrize("slow", [["2proc"], ["1proc", "2proc"]])
-def test_ranks_that_were_made_slow_on_purpose_fail_in_one_cell_and_in_all(
-    slow: list[str], params: dict[str, Any], tmp_path: Path
-) -> None:
-    for cell in slow:
-        edit_segment(tmp_path, cell, settings=[setting_of(params) | {"planned_faults": "rank=0,step=1,kind=slow:2"}])
-    outputs = outputs_of(tmp_path, params)
-    for cell in slow:
-        found = find_setting_problems(outputs, cell)
-        assert _has(found, "planned_faults", where=f"{cell} 0-8 epoch 1", faults="rank=0,step=1,kind=slow:2")
-    assert next(gate for gate in check_gates(outputs) if gate.name == "Same work in every cell").verdict == "failed"
-
-
 def test_cells_with_the_same_records_pass(params: dict[str, Any], tmp_path: Path) -> None:
     outputs = outputs_of(tmp_path, params)
     for cell in params["cells"]:

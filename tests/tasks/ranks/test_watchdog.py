@@ -18,6 +18,7 @@ from tasks.process.failure import DistributedError, ExitCode
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.watchdog import Hang, Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
+from tests.faults import plan_faults
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from training.config import parse_config
@@ -153,7 +154,9 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
             parse_config(config), launcher="torchrun", stop=threading.Event(), follow=events.extend, watchdog_seconds=3
         )
 
-    monkeypatch.setenv("FAULT", "rank=1,step=5,kind=stop,section=backward")
+    planned = plan_faults("rank=1,step=5,kind=stop,section=backward")
+    for name, value in planned.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(DistributedError, match="rank 1 hangs in section backward of step 5: nothing for 3 s") as caught:
         run()
     assert caught.value.exit_code == ExitCode.DISTRIBUTED == 6
@@ -161,7 +164,8 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     assert set(psutil.Process().children(recursive=True)) <= before
     (log,) = (tmp_path / "work" / "logs").glob("*/*/attempt_0/0/stderr.log")
     assert "in _engine_run_backward" in log.read_text(), "rank 0 waits for it in the exchange of gradients"
-    monkeypatch.delenv("FAULT")
+    for name in planned:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
     events.clear()
     run()

@@ -22,7 +22,6 @@ from training.step.replica import Replica
 def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("FAULT", "rank=1,step=1,kind=slow:2")
     config = toy.tell(weight_decay=0.25, seed=7)
     train_here(config)
     (setting,) = facts_of(config)["settings"]
@@ -39,7 +38,6 @@ def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, mo
     assert (setting["ranks_differ"], setting["packages"]) == ({}, {})
     assert set(setting["interpreter"]) == {"watched_by"}
     assert set(setting["run_at_start"][socket.gethostname()]) == {"sitecustomize", "usercustomize"}
-    assert setting["planned_faults"] == "rank=1,step=1,kind=slow:2"
 
 
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(

@@ -1,4 +1,4 @@
-"""A fault that is planned, for tests of what a run survives: FAULT="rank=0,step=7,kind=sigkill" in the environment.
+"""A fault that is planned, to see what a run survives: FAULT="rank=0,step=7,kind=sigkill" in a patched environment.
 
 Several are separated by `;`. A kind is the name of any signal, or one of `KINDS`. `section=forward` and the like say
 where in the step it comes; else it is after the update and before anything is saved, or, for nan, inf and oom, in the
@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from tests.mutants.patching import Patch, make_environment
 from training.data.batches import MicroBatch
-from training.process.failure import TrainingError
 from training.process.heartbeat import Heartbeat, StepSection
 from training.step.strategy import Strategy
 from training.workloads import Workload
@@ -184,7 +185,7 @@ class _Slowness:
 
 
 def read_planned_faults(rank: int) -> Plan | None:
-    """Return what the environment plans for this rank, if anything; TrainingError for anything but the form above."""
+    """Return what the environment plans for this rank, if anything."""
     text = os.environ.get("FAULT")
     if not text:
         return None
@@ -198,11 +199,66 @@ def _parse_fault(part: str, text: str) -> tuple[int, Fault]:
     kind = match[3] if match else ""
     section = (match[5] if match else None) or ("forward" if kind in _IN_FORWARD else "update")
     is_known = (kind in _SIGNALS or kind in KINDS) and section in _SECTIONS
-    if match is None or not is_known or (kind not in _NUMBERED if match[4] else kind == "slow"):
-        raise TrainingError(
-            f"FAULT={text!r}; allowed: rank=0,step=7,kind=sigkill, the kind being any signal's name or one of "
-            f"{', '.join(KINDS)} (slow:3, oom:2), with ,section= and one of {', '.join(_SECTIONS)} after it, "
-            "several with ; in between"
-        )
+    assert match is not None, text
+    assert is_known, text
+    assert kind in _NUMBERED if match[4] else kind != "slow", text
     fault = Fault(step=int(match[2]), kind=kind, section=_SECTIONS[section], number=float(match[4] or 0))
     return int(match[1]), fault
+
+
+_first_step = 1
+"""Of the segment that is trained."""
+
+
+def _build_with_faults(of: Callable[[Any], Strategy], launch: Any) -> Strategy:
+    plan = read_planned_faults(launch.ranks.rank)
+    if plan is None:
+        return of(launch)
+    module: Any = sys.modules["training.launch"]
+    find = module.find_strategy
+
+    def build(model: Any, workload: Workload, *more: Any) -> Strategy:
+        faulty = plan.inject_into_workload(workload, launch.heartbeat)
+        found: Strategy = find(launch.config.strategy).build(model, faulty, *more)
+        return found
+
+    module.find_strategy = lambda _: SimpleNamespace(build=build)
+    try:
+        strategy = of(launch)
+    finally:
+        module.find_strategy = find
+    plan.inject_into_strategy(strategy, launch.heartbeat)
+    return strategy
+
+
+def _train_with_faults(of: Callable[..., Any], launch: Any, strategy: Strategy, record: Any) -> Any:
+    global _first_step
+    _first_step = record.first_step
+    return of(launch, strategy, record)
+
+
+def _make_with_faults(of: Callable[..., Any], make: Callable[[int], Any], *more: Any, **named: Any) -> Any:
+    plan = read_planned_faults(int(os.environ.get("RANK", 0)))
+    return of(make if plan is None else plan.inject_into_data(make, first_step=_first_step), *more, **named)
+
+
+PATCHES = {
+    "planned": [
+        Patch("training.loop:build_strategy", _build_with_faults),
+        Patch("training.loop:train_segment", _train_with_faults),
+        Patch("training.loop:prefetch_micro_batches", _make_with_faults),
+    ]
+}
+
+
+def plan_faults(text: str) -> dict[str, str]:
+    """Return the environment in which ranks have these faults."""
+    return {"FAULT": text, **make_environment("tests.faults:planned")}
+
+
+def apply_planned_faults() -> None:
+    """Have them in this process, which has imported the loop already."""
+    import training.loop
+
+    for patch in PATCHES["planned"]:
+        patch.apply(vars(training.loop))

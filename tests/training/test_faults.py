@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults import read_planned_faults
 from tests.training.conftest import Toy
-from training.fault import read_planned_faults
-from training.process.failure import TrainingError
 from training.process.heartbeat import Heartbeat, StepSection
-from training.record.environment import find_lasting_faults
 from training.workloads import causal_lm
 
 
@@ -20,33 +18,6 @@ def test_nothing_is_planned_unless_the_environment_says_so_and_only_for_its_rank
     assert read_planned_faults(0) is None
     monkeypatch.setenv("FAULT", "rank=1,step=7,kind=sigkill;rank=2,step=3,kind=hang,section=data")
     assert [read_planned_faults(rank) is None for rank in range(3)] == [True, False, False]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1", "rank=0,step=7", "rank=0,step=x,kind=sigkill", "rank=0,step=7,kind=fire", "rank=0,step=7,kind=slow",
-        "rank=0,step=7,kind=hang,section=start", "rank=0,step=7,kind=hang;", "rank=0,step=7,kind=hang,section=lunch",
-    ],
-)  # fmt: skip
-def test_a_fault_of_another_form_is_refused_in_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULT", text)
-    with pytest.raises(TrainingError, match="allowed: rank=0,step=7,kind=sigkill"):
-        read_planned_faults(0)
-
-
-@pytest.mark.parametrize(
-    ("text", "lasts"),
-    [
-        ("", False), ("rank=0,step=7,kind=sigkill", False), ("rank=1,step=2,kind=slow:3", True),
-        ("rank=0,step=7,kind=sigkill;rank=1,step=2,kind=slow:1.1", True), ("rank=0,step=1,kind=oom:2", True),
-    ],
-)  # fmt: skip
-def test_a_fault_that_stays_in_a_finished_training_is_told_on_every_rank(
-    text: str, lasts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAULT", text)
-    assert find_lasting_faults() == (text if lasts else None)
 
 
 @pytest.fixture
