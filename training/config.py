@@ -52,7 +52,7 @@ class TrainingConfig:
     world_size: int
     """Number of ranks."""
     workload: str
-    """Name of a file in training/workloads/; with dots, of a module anywhere (training/plug.py)."""
+    """Name of a file in training/workloads/; with dots, of a module anywhere, as no params.yaml can."""
     device: Literal["cpu", "cuda"]
     """Where the model lives."""
     oversubscribe: bool

@@ -1,7 +1,11 @@
-"""What a rank asks of its device and its link, answered by emulated ones (training/plug.py)."""
+"""What a rank asks of its device and its link, answered by emulated ones where its model is emulated.
 
-from collections.abc import Callable
-from functools import partial
+Patches functions of training/ as soon as a rank imports it; any other model is left as it is.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,68 +13,113 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from tests.emulator.device import read_device
+from tests.emulator import WORKLOAD
+from tests.emulator.device import EmulatedDevice, read_device
 from tests.emulator.model import EmulatedModel
-from training.plug import GradientHook
-from training.strategies.ddp import Ddp
-
-_describe = Ddp.describe
-
-
-class EmulatedHardware:
-    """The device and the link of an emulated model; see training.plug.Hardware."""
-
-    def bucket_mib(self, model: nn.Module, asked: float | None) -> float:
-        """Return the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
-        return _emulated(model).device.real_bucket_mib(asked)
-
-    def gradient_hook(self, model: nn.Module, *, communicates: bool) -> GradientHook:
-        """Return what has the link average a bucket, or without communication keeps it.
-
-        What the wrapper itself costs is paid either way.
-        """
-        emulated = _emulated(model)
-
-        def exchange(group: object, bucket: dist.GradBucket) -> Future[Tensor]:
-            emulated.rank.run_wrapper()
-            if communicates:
-                return emulated.link.average(bucket.buffer(), group)
-            kept: Future[Tensor] = Future()
-            kept.set_result(bucket.buffer())
-            return kept
-
-        return exchange
-
-    def make_update_hook(self, model: nn.Module) -> Callable[..., None]:
-        """Return what takes the time of an update."""
-        rank = _emulated(model).rank
-        return lambda *_: rank.update()
-
-    def begin(self, model: nn.Module) -> None:
-        """Have the device catch up with everything: it must not make up for the time it waited."""
-        _emulated(model).rank.start_now()
-
-    def copy(self, model: nn.Module, num_micro_batches: int) -> None:
-        """Take the time of so many copies to the device."""
-        rank = _emulated(model).rank
-        for _ in range(num_micro_batches):
-            rank.copy_micro_batch()
-
-    def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float]:
-        """Return the seconds of an all-reduce by its emulated bytes."""
-        return partial(read_device(model_dir).compute_link_seconds, world_size=world_size)
+from training.config import TrainingConfig
+from training.probing import timed_blocks
+from training.probing.sweep import sweep_exchange
+from training.record.cpu_use import CpuUse
+from training.step.replica import Replica
+from training.strategies import ddp
+from training.strategies.ddp import GradientHook
 
 
-def _emulated(model: nn.Module) -> EmulatedModel:
-    assert isinstance(model, EmulatedModel), f"{type(model).__name__} is not the model of tests/emulator"
-    return model
+def _replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Have what is decorated called in the place of that function, with it as the first argument."""
+
+    def put(change: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def replacement(*given: Any, **named: Any) -> Any:
+            return change(original, *given, **named)
+
+        setattr(owner, name, replacement)
+
+    return put
 
 
-def _describe_emulated(strategy: Ddp) -> dict[str, Any]:
+@_replace(ddp, "choose_hook")
+def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -> GradientHook | None:
+    """Return what has the link average a bucket, or without communication keeps it; the wrapper costs its time."""
+    if not isinstance(model, EmulatedModel):
+        found: GradientHook | None = of(model, communicates=communicates)
+        return found
+
+    def exchange(group: object, bucket: dist.GradBucket) -> Future[Tensor]:
+        model.rank.run_wrapper()
+        if communicates:
+            return model.link.average(bucket.buffer(), group)
+        kept: Future[Tensor] = Future()
+        kept.set_result(bucket.buffer())
+        return kept
+
+    return exchange
+
+
+@_replace(ddp, "build_step")
+def _build_step(of: Callable[..., Any], replica: Replica, model: nn.Module, *more: Any, **named: Any) -> Any:
+    """Take the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
+    if isinstance(model, EmulatedModel):
+        size = model.device.real_bucket_mib(more[0].options.get("bucket_mib"))
+        config = dataclasses.replace(more[0], options={**more[0].options, "bucket_mib": size})
+        more = (config, *more[1:])
+    return of(replica, model, *more, **named)
+
+
+@_replace(ddp.Ddp, "describe")
+def _describe(of: Callable[..., Any], strategy: ddp.Ddp) -> dict[str, Any]:
     """Return how DDP's exchange is laid out, in bytes of the device's description."""
-    found, model = _describe(strategy), strategy.replica.module
+    found: dict[str, Any] = of(strategy)
+    model = strategy.replica.module
     scale = model.device.bytes_per_real_byte if isinstance(model, EmulatedModel) else 1
     return {**found, "bucket_bytes": [scale * size for size in found["bucket_bytes"]]}
 
 
-Ddp.describe = _describe_emulated  # type: ignore[method-assign]
+@_replace(Replica, "__init__")
+def _make_replica(of: Callable[..., Any], replica: Replica, model: nn.Module, *more: Any, **named: Any) -> None:
+    """Have an update take its time."""
+    of(replica, model, *more, **named)
+    if isinstance(model, EmulatedModel):
+        replica.optimizer.register_step_pre_hook(lambda *_: model.rank.update())
+
+
+@_replace(timed_blocks, "load_micro_batches")
+def _load(of: Callable[..., Any], made: Any, ranks: Any, steps: list[int], data: str, **named: Any) -> Iterator[Any]:
+    """Take the time of copying micro-batches to the device."""
+    for parts, step, waited in of(made, ranks, steps, data, **named):
+        if isinstance(made.model, EmulatedModel) and data != "device":
+            for _ in parts:
+                made.model.rank.copy_micro_batch()
+        yield parts, step, waited
+
+
+@_replace(timed_blocks.BlockRunner, "_time_block")
+def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run: Any) -> dict[str, Any]:
+    """Have the device catch up with everything as the clock starts: it must not make up for the time it waited."""
+
+    class StartingNow(CpuUse):
+        def __init__(self) -> None:
+            if isinstance(made.model, EmulatedModel):
+                made.model.rank.start_now()
+            super().__init__()
+
+    timed_blocks.CpuUse = StartingNow  # type: ignore[misc]
+    try:
+        found: dict[str, Any] = of(blocks, made, block, run)
+    finally:
+        timed_blocks.CpuUse = CpuUse  # type: ignore[misc]
+    return found
+
+
+@_replace(timed_blocks.BlockRunner, "sweep")
+def _sweep(of: Callable[..., Any], blocks: Any, variant: Any, **named: Any) -> dict[str, Any]:
+    """Sleep for the seconds of an all-reduce by its emulated bytes."""
+    config: TrainingConfig = blocks._config
+    if config.workload != WORKLOAD:
+        found: dict[str, Any] = of(blocks, variant, **named)
+        return found
+    device: EmulatedDevice = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
+    link = functools.partial(device.compute_link_seconds, world_size=blocks._ranks.world_size)
+    return sweep_exchange(blocks._ranks, seconds_of_link=link, **named)

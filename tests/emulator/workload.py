@@ -12,19 +12,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import tests.emulator.hardware  # noqa: F401
 from tests.emulator.device import read_device
-from tests.emulator.hardware import EmulatedHardware
 from tests.emulator.model import EmulatedModel
 from tests.emulator.rank import EmulatedLoader
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, make_dummy_micro_batch, open_slice
 from training.model.weights import load_weights
-from training.plug import Hardware
 
 __all__ = [
     "UNIT",
     "augment_rows",
-    "hardware",
     "has_dropout",
     "load_model",
     "loss_sum",
@@ -36,8 +34,6 @@ __all__ = [
 UNIT = "token"
 HAS_LABELS = False
 HAS_PROMPTS = False
-
-hardware: Hardware = EmulatedHardware()
 
 _NUM_TARGETS = 97
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.row_digest import digest_rows
-from training.plug import select_hardware
 from training.probing.observed_memory import observe_memory
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
@@ -47,7 +45,6 @@ from training.record.setting import gather_setting
 from training.step.replicated import Replicated
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
-from training.workloads import find_workload
 
 _MOST_EVENTS = 5_000
 """Of a rank: the longest ones."""
@@ -214,11 +211,8 @@ class BlockRunner:
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
-        model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
         # No variant needs to be built for it.
-        hardware = select_hardware(find_workload(self._config.workload))
-        link = hardware.compute_link_seconds(model_dir, world_size=self._ranks.world_size)
-        return sweep_exchange(self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link)
+        return sweep_exchange(self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget)
 
     def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
@@ -230,7 +224,6 @@ class BlockRunner:
         forget_recorded(ranks.backend)
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
-        made.hardware.begin(made.model)
         num_before = count_exchanges(ranks)
         cpu_use = CpuUse()
         started = time.perf_counter()

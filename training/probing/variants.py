@@ -19,7 +19,6 @@ from training.data.plan import SegmentPlan, make_micro_batches, make_segment_pla
 from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
 from training.model.compiled_layers import explain_failed_compilation
-from training.plug import Hardware, select_hardware
 from training.probing.shared_state import SharedState
 from training.process.distributed import Ranks
 from training.step.replica import Replica
@@ -62,11 +61,6 @@ class Made:
     def model(self) -> nn.Module:
         """The plain module."""
         return self.strategy.module
-
-    @property
-    def hardware(self) -> Hardware:
-        """What the model runs on."""
-        return select_hardware(self.workload)
 
 
 def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState | None = None) -> Made:
@@ -149,13 +143,11 @@ def load_micro_batches(
 
     `on_ahead`: training/data/prefetch.py, where there is a loader.
     """
-    copy, model = made.hardware.copy, made.model
     if data == "loader":
         ahead = prefetch_micro_batches(
             lambda turn: list_micro_batches(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
         )
         for turn, parts, waited in ahead:
-            copy(model, len(parts))
             yield parts, steps[turn], waited
         return
     distinct = {step: list_micro_batches(made, step) for step in dict.fromkeys(steps)}
@@ -164,7 +156,4 @@ def load_micro_batches(
     if data == "device":
         distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
     for step in steps:
-        parts = [part.to(ranks.device) for part in distinct[step]]
-        if data == "host":
-            copy(model, len(parts))
-        yield parts, step, 0.0
+        yield [part.to(ranks.device) for part in distinct[step]], step, 0.0

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
-from training import plug
 from training.model import linear_loss
 from training.process import torch_private
 from training.process.distributed import Ranks
+from training.strategies import ddp
 from training.workloads import causal_lm
 
 Capability = tuple[int, int]
@@ -55,7 +55,7 @@ def pretend_ranks(world_size: int, *, rank: int = 0, capability: Capability | No
                 # There is nobody to exchange with. Buckets built anew are as large as before.
                 *torch_private.list_exchanges_of_ddp(),
                 # The future of an exchange that is none would hold nothing.
-                (plug, "_MACHINE", _Exchanging()),
+                (ddp, "choose_hook", lambda *_, **__: _hand_back),
             ],
             *kernels,
         ):
@@ -104,15 +104,8 @@ def _without_modes(make: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class _Exchanging(plug._Machine):
-    """The machine's own devices, whose link hands back what it was given."""
-
-    def gradient_hook(self, model: nn.Module, *, communicates: bool) -> plug.GradientHook:
-        """Return what exchanges a bucket of gradients."""
-        return _hand_back
-
-
 def _hand_back(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Exchange a bucket over a link that hands back what it was given."""
     dist.all_reduce(bucket.buffer(), group=group)
     done: Future[Tensor] = Future()
     done.set_result(bucket.buffer())

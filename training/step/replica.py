@@ -24,7 +24,6 @@ from training.model.weights import (
     has_numbers,
     list_differences,
 )
-from training.plug import select_hardware
 from training.process.heartbeat import StepSection
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
@@ -97,9 +96,6 @@ class Replica:
             config,
         )
         self._moments = list_moments(config)
-        before_update = select_hardware(workload).make_update_hook(model)
-        if before_update is not None:
-            self._optimizer.register_step_pre_hook(before_update)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._is_compiled, self._is_warm = config.compile, False

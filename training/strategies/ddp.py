@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.plug import GradientHook, select_hardware
 from training.process import torch_private
 from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
@@ -30,6 +29,9 @@ from training.workloads import Workload
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers": False}
 _IN_16_BIT = {"bf16": default_hooks.bf16_compress_wrapper, "fp16": default_hooks.fp16_compress_wrapper}
+
+GradientHook = Callable[[Any, dist.GradBucket], Future[Tensor]]
+"""A communication hook of DDP, which is given the group of the gradients as its state."""
 
 OPTIONS = {
     "bucket_mib": None,
@@ -67,19 +69,21 @@ def build(
     if config.exact:
         refuse_statistics(model, "exact: true")
         return Replicated(replica, ranks, OrderedSum(replica, ranks))
-    return Replicated(replica, ranks, build_step(replica, model, workload, config, ranks, communicates=communicates))
+    return Replicated(replica, ranks, build_step(replica, model, config, ranks, communicates=communicates))
 
 
 def build_step(
-    replica: Replica, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool
+    replica: Replica, model: nn.Module, config: TrainingConfig, ranks: Ranks, *, communicates: bool
 ) -> "Ddp":
     """Return how such a replica makes a step."""
     options = read_options(OPTIONS, config)
-    hardware = select_hardware(workload)
-    options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
-    exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     options["statistics"] = share_statistics(model, ranks, communicates=communicates)
-    return Ddp(replica, ranks, hook=exchange, **options)
+    return Ddp(replica, ranks, hook=choose_hook(model, communicates=communicates), **options)
+
+
+def choose_hook(model: nn.Module, *, communicates: bool) -> GradientHook | None:
+    """Return what exchanges a bucket of gradients, or keeps it; None: as DDP does. Stand-ins of links replace this."""
+    return None if communicates else _keep_own
 
 
 @dataclass

@@ -42,7 +42,7 @@ def build(
     refuse("zero1", {"precision: fp16": config.precision == "fp16", "exact: true": config.exact})
     shares = Shares(ranks)
     replica = Replica(model, workload, config, ranks.device, deal=shares.deal)
-    step = ddp.build_step(replica, model, workload, config, ranks, communicates=communicates)
+    step = ddp.build_step(replica, model, config, ranks, communicates=communicates)
     return Zero1(replica, ranks, Zero1Step(step, shares, communicates=communicates), shares)
 
 

@@ -1,6 +1,6 @@
 """ML problems: one file per workload, found by its name in params.yaml; each offers what Workload says.
 
-A module elsewhere that offers as much is a workload too, for a config that names it whole (training/plug.py).
+A module elsewhere that offers as much is a workload too, for a config that names it whole.
 """
 
 from pathlib import Path
@@ -85,7 +85,7 @@ class Workload(Protocol):
 
 
 def find_workload(name: str) -> Workload:
-    """Return the file of this folder with that name or, of a name with dots, that module (training/plug.py)."""
+    """Return the file of this folder with that name or, of a name with dots, that module."""
     package, _, file = name.rpartition(".")
     found: Workload = import_file(package or "training.workloads", file)
     return found
