@@ -1,27 +1,22 @@
 """The processes of a launch: started in a session of their own, and ended with whatever they have started."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-from ddp_audit.process.torchrun import NO_SHARED_STORE, LogCap, RankLogs, list_torchrun_words, read_last_lines, tell_end
+from ddp_audit.process.torchrun import NO_SHARED_STORE, PRCTL, Launch, list_torchrun_words, read_last_lines, tell_end
 
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Found here, since a process that was only just forked must not look for it."""
+_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_END = 2.0
 _MOST_ROUNDS = 50
 
 
-class Started:
+class Started(Launch):
     """One command line and all that comes of it.
 
     What it starts stays a descendant of this process however it forks: while it runs, and there is one at a time, whose
@@ -29,24 +24,11 @@ class Started:
     """
 
     def __init__(self, command: Sequence[str], *, folder: Path, environment: Mapping[str, str], logs: Path) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
         _adopt_orphans(is_wanted=True)
-        self.log_folder, self._before = logs, list_descendants()
+        self._before = list_descendants()
         self.left: list[str] = []
         """What still ran when the command line had ended by itself: number and words of each process."""
-        self._logs = RankLogs(logs)
-        with self._logs.file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                cwd=folder, env=dict(environment),
-                preexec_fn=partial(_end_with, os.getpid()),
-            )  # fmt: skip
-        self._log_cap = LogCap(logs)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether what was started still runs."""
-        return self._process.poll() is None
+        super().__init__(command, log_folder=logs, environment=environment, folder=folder)
 
     def stop(self, *, grace_seconds: float) -> None:
         """End it (SIGTERM, after the grace time SIGKILL), and all that it has started."""
@@ -70,17 +52,11 @@ class Started:
             self._log_cap.close()
             _adopt_orphans(is_wanted=False)
 
-    def exit_code(self) -> int:
-        """Return its exit code: that of the rank that caused the end, where torchrun names one."""
-        code = self._process.wait()
-        cause = self._logs.find_root_cause()
-        return code if code == 0 or cause is None else cause[1]
-
-    def explain_end(self) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return who caused the end and how, and on further lines the last words."""
-        if self._logs.find_root_cause() is not None:
-            return self._logs.explain_end()
-        return tell_end("it", self._process.wait(), words=read_last_lines(self._logs.file), folder=self.log_folder)
+        if rank is not None or self.find_root_cause() is not None:
+            return super().explain_end(rank=rank)
+        return tell_end("it", self._process.wait(), words=read_last_lines(self.file), folder=self.log_folder)
 
     def _list_own(self) -> list[int]:
         """Return the processes that came of it and still run; those that have ended are taken leave of."""
@@ -119,16 +95,8 @@ def list_descendants() -> list[int]:
 
 
 def _adopt_orphans(*, is_wanted: bool) -> None:
-    if _PRCTL is not None:
-        _PRCTL(_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
-
-
-def _end_with(parent: int) -> None:
-    """End with this process, in one that was only just forked."""
-    if _PRCTL is not None:
-        _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if PRCTL is not None:
+        PRCTL(_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
 
 
 def _tell(pid: int) -> str:

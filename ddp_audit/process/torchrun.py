@@ -1,9 +1,14 @@
 """A torchrun of one machine: what it is told, what it and its ranks wrote, and how they ended by it."""
 
+import ctypes
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 _ENDING = re.compile(r"^\s*rank\s*:\s*\d+ \(local_rank: (\d+)\).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.MULTILINE)
@@ -13,6 +18,10 @@ MAX_BYTES = 16_000_000
 """Of all logs of one launch together, about: a rank may write more between two looks."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _HEAD_SHARE = 8
+
+_SET_PARENT_DEATH_SIGNAL = 1
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Found here, since a process that was only just forked must not look for it."""
 
 NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Unless it is told so, torchrun serves a store for the ranks on a port of all interfaces."""
@@ -35,16 +44,35 @@ def list_torchrun_words(meeting: Path, *, world_size: int, logs: Path) -> list[s
     ]  # fmt: skip
 
 
-class RankLogs:
-    """What torchrun and its ranks wrote into a folder of logs, and how they ended by it."""
+class Launch:
+    """A command line in a session of its own, such as a torchrun, which ends with this process; what it and its ranks
+    wrote, and how they ended by it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, command: Sequence[str], *, log_folder: Path, environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
+        """Start it in `folder`, by default this process's."""
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self.log_folder = log_folder
+        self.file = log_folder / "torchrun.log"
+        """What it wrote itself."""
+        with self.file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=folder, env=dict(environment), preexec_fn=partial(_end_with, os.getpid()),
+            )  # fmt: skip
+        self._log_cap = LogCap(log_folder)
 
     @property
-    def file(self) -> Path:
-        """What torchrun itself wrote."""
-        return self.folder / "torchrun.log"
+    def is_running(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def exit_code(self) -> int:
+        """Return its exit code: that of the rank that caused the end (negative: by a signal), where torchrun says."""
+        code = self._process.wait()
+        cause = self.find_root_cause()
+        return code if code == 0 or cause is None else cause[1]
 
     def explain_end(self, *, rank: int | None = None) -> str:
         """Return the rank that caused the end, its exit code and last words, and where the whole logs are.
@@ -56,11 +84,11 @@ class RankLogs:
             cause = (rank, self._read_endings().get(rank, 0))
         if cause is None:
             return f"torchrun ended: {read_last_lines(self.file)} (whole log: {self.file})"
-        return tell_end(f"rank {cause[0]}", cause[1], words=self.read_last_words(cause[0]), folder=self.folder)
+        return tell_end(f"rank {cause[0]}", cause[1], words=self.read_last_words(cause[0]), folder=self.log_folder)
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        logs = sorted(self.folder.glob(f"*/attempt_*/{rank}/stderr.log"))
+        logs = sorted(self.log_folder.glob(f"*/attempt_*/{rank}/stderr.log"))
         return read_last_lines(logs[-1]) if logs else ""
 
     def find_killed_rank(self) -> int | None:
@@ -144,3 +172,11 @@ def cut_middle(log: Path, *, max_bytes: int) -> None:
             file.write(said.encode() + tail)
     except FileNotFoundError:
         return
+
+
+def _end_with(parent: int) -> None:
+    """End with this process, in one that was only just forked."""
+    if PRCTL is not None:
+        PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
