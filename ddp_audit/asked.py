@@ -118,7 +118,14 @@ def parse_request(asked: Mapping[str, str]) -> Request:
     if not folder.is_dir():
         raise ConfigurationError(f"FOLDER={given['FOLDER']} is no folder; give the one that the script is started in")
     cells, words_of_cells = _parse_cells(given.get("CELLS", "1,2"))
-    python = _find_python(given.get("INTERPRETER", sys.executable))
+    interpreter = given.get("INTERPRETER", sys.executable)
+    path = Path(interpreter).expanduser()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise ConfigurationError(
+            f"INTERPRETER={interpreter} cannot be run; give the python of the environment that the script runs in"
+        )
+    # Not resolved: an environment is known by where its link stands.
+    python = str(path.absolute())
     compares_speed = given.get("SPEED", "0") not in ("0", "no")
     steps = given.get("STEPS", "" if compares_speed else str(_STEPS_OF_A_CHECK))
     scaling = given.get("SCALING", "strong")
@@ -219,13 +226,3 @@ def _parse_number(name: str, value: str, *, least: int) -> int:
     if not re.fullmatch(r"\d{1,9}", value) or int(value) < least:
         raise ConfigurationError(f"{name}={value}; allowed: a whole number, at least {least}")
     return int(value)
-
-
-def _find_python(interpreter: str) -> str:
-    path = Path(interpreter).expanduser()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ConfigurationError(
-            f"INTERPRETER={interpreter} cannot be run; give the python of the environment that the script runs in"
-        )
-    # Not resolved: an environment is known by where its link stands.
-    return str(path.absolute())

@@ -50,7 +50,10 @@ def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes]
         try:
             end_group(process)
         finally:
-            _kill_group(process)
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             # However long the last words take: whoever hears them closes its files next.
             listener.join()
     return process.returncode
@@ -76,14 +79,6 @@ def end_group(
                 with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
             process.wait()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what an exception at the wrong moment has left of the session."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @contextlib.contextmanager

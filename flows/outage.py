@@ -26,9 +26,9 @@ def tolerate_outage(what: str) -> Iterator[list[httpx.HTTPError]]:
         yield errors
     except httpx.HTTPError as error:
         errors.append(error)
-        logger.warning("the Prefect server does not answer (%s): %s; the comparison goes on", _name_error(error), what)
-
-
-def _name_error(error: httpx.HTTPError) -> str:
-    """Return `HTTP 503` or the kind of the error: never its text, which may hold an address with credentials."""
-    return f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else type(error).__name__
+        # Never its text, which may hold an address with credentials.
+        logger.warning(
+            "the Prefect server does not answer (%s): %s; the comparison goes on",
+            f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else type(error).__name__,
+            what,
+        )

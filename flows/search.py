@@ -60,11 +60,6 @@ def choose_promoted(losses: dict[int, float], *, eta: int) -> list[int]:
     return rank(losses)[: max(1, len(losses) // eta)]
 
 
-def choose_spread(params: Params) -> str | None:
-    """Return the first cell with several ranks, None if there is none."""
-    return next((name for name, one in params.cells.items() if one.world_size > 1), None)
-
-
 class Search:
     """One search of the comparison in params.yaml, which may be written to while it runs: it is read here, once."""
 
@@ -160,7 +155,7 @@ class Search:
 
     def spread(self) -> SpreadRecord | str:
         """Return an epoch of the best configuration by the ranks of another cell, or why there is none."""
-        cell = choose_spread(self.params)
+        cell = next((name for name, one in self.params.cells.items() if one.world_size > 1), None)
         if cell is None:
             return "no cell of params.yaml spreads the same training over several ranks"
         batch, num_ranks = self.asked.draw(self.best).batch_size, self.params.cells[cell].world_size
@@ -172,14 +167,6 @@ class Search:
             return trial.problem
         self.runs[trial.name] = trial.locate_run(1)
         return SpreadRecord(cell=cell, world_size=num_ranks, epoch=_list_epochs(trial, 1)[0])
-
-    def hand_over(self) -> None:
-        """Give the best one's segments to the comparison, whose stage `train` takes them for its own."""
-        for part in self.trials[self.best].segments:
-            target = _RUNS / self.cell / "segments" / part.fingerprint
-            if not target.exists():
-                with fill_folder(target) as new:
-                    link_folder(self.trials[self.best].folder / "work" / "segments" / part.fingerprint, new)
 
     def make_record(self, repeats: list[RepeatRecord], spread: SpreadRecord | str) -> SearchFile:
         """Return what was found."""
@@ -264,7 +251,11 @@ def _main() -> None:
             search.climb()
             repeats = search.repeat()
             found = search.make_record(repeats, search.spread())
-            search.hand_over()
+            for part in search.trials[search.best].segments:
+                target = _RUNS / search.cell / "segments" / part.fingerprint
+                if not target.exists():
+                    with fill_folder(target) as new:
+                        link_folder(search.trials[search.best].folder / "work" / "segments" / part.fingerprint, new)
         search.track(write_search_report(found, _REPORTS))
     sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
 
@@ -283,27 +274,24 @@ def require_comparable(trials: Sequence[Trial], epochs: int, *, span: int) -> No
         parts = read_epochs(trial, epochs)
         tokens[trial.name] = sum(part.facts.num_tokens for part in parts)
         for part in parts:
-            _require_schedule(trial, part, num_steps=span * part.facts.num_steps)
+            num_steps = span * part.facts.num_steps
+            train, steps = trial.params.train, part.read_steps()
+            for step, rate in zip(steps.step.tolist(), steps.learning_rate.tolist(), strict=True):
+                wanted = compute_learning_rate(
+                    step, num_steps, peak=train.learning_rate, schedule=train.schedule, warmup_steps=train.warmup_steps,
+                    floor=train.schedule_floor, decay_steps=train.decay_steps,
+                )  # fmt: skip
+                if not math.isclose(rate, wanted, rel_tol=1e-9, abs_tol=1e-15):
+                    raise DataError(
+                        f"{trial.name}: learning rate {rate:.3g} in step {step}, by one schedule over {num_steps} "
+                        f"steps {wanted:.3g}; allowed: that schedule from the first step of a trial to its last"
+                    )
     if len(set(tokens.values())) > 1:
         low, high = min(tokens, key=lambda name: tokens[name]), max(tokens, key=lambda name: tokens[name])
         raise DataError(
             f"{low} learned from {tokens[low]:,} tokens and {high} from {tokens[high]:,}; allowed: as many in all "
             "trials that are compared"
         )
-
-
-def _require_schedule(trial: Trial, part: SegmentOutputs, *, num_steps: int) -> None:
-    train, steps = trial.params.train, part.read_steps()
-    for step, rate in zip(steps.step.tolist(), steps.learning_rate.tolist(), strict=True):
-        wanted = compute_learning_rate(
-            step, num_steps, peak=train.learning_rate, schedule=train.schedule, warmup_steps=train.warmup_steps,
-            floor=train.schedule_floor, decay_steps=train.decay_steps,
-        )  # fmt: skip
-        if not math.isclose(rate, wanted, rel_tol=1e-9, abs_tol=1e-15):
-            raise DataError(
-                f"{trial.name}: learning rate {rate:.3g} in step {step}, by one schedule over {num_steps} steps "
-                f"{wanted:.3g}; allowed: that schedule from the first step of a trial to its last"
-            )
 
 
 if __name__ == "__main__":

@@ -163,40 +163,6 @@ def _count_trained(params: Params, base_model: Path) -> int | None:
     return count_factors(find_workload(params.workload).load_model(base_model), adapter.model_dump())
 
 
-def _make_summary(
-    params: Params,
-    rows: HeldoutRows,
-    subjects: list[ModelToEvaluate],
-    *,
-    runs: Path,
-) -> EvaluationFile:
-    """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
-    found = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
-    base = found["base"]
-    samples = [
-        EvaluatedSample(
-            row_id=sample.row_id,
-            prompt=sample.prompt,
-            reference=sample.reference,
-            continuations={name: result.samples[index].continuation for name, result in found.items()},
-        )
-        for index, sample in enumerate(base.samples)
-    ]
-    return EvaluationFile(
-        heldout=params.heldout_title,
-        num_rows=SliceManifest.read(rows.folder).num_rows,
-        num_tokens=base.num_tokens,
-        seq_len=rows.seq_len,
-        num_trained=_count_trained(params, rows.base_model),
-        models={
-            subject.name: EvaluatedModel(**found[subject.name].figures(), checkpoint=_checkpoint_of(subject, runs))
-            for subject in subjects
-        },
-        samples=samples,
-        epochs=_evaluate_epochs(params, rows, runs=runs) if has_labels(rows.workload) else {},
-    )
-
-
 def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
     return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
 
@@ -231,7 +197,32 @@ def _main() -> None:
     )
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
-    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs)
+    found = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
+    base = found["base"]
+    samples = [
+        EvaluatedSample(
+            row_id=sample.row_id,
+            prompt=sample.prompt,
+            reference=sample.reference,
+            continuations={name: result.samples[index].continuation for name, result in found.items()},
+        )
+        for index, sample in enumerate(base.samples)
+    ]
+    evaluation = EvaluationFile(
+        heldout=params.heldout_title,
+        num_rows=SliceManifest.read(rows.folder).num_rows,
+        num_tokens=base.num_tokens,
+        seq_len=rows.seq_len,
+        num_trained=_count_trained(params, rows.base_model),
+        models={
+            subject.name: EvaluatedModel(
+                **found[subject.name].figures(), checkpoint=_checkpoint_of(subject, arguments.runs)
+            )
+            for subject in subjects
+        },
+        samples=samples,
+        epochs=_evaluate_epochs(params, rows, runs=arguments.runs) if has_labels(rows.workload) else {},
+    )
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 

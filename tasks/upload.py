@@ -110,9 +110,35 @@ def _stage(
     receipts = _link_checkpoints(run, checkpoint, wanted, staged)
     checksum = _write_model(params.workload, sources.base_model, run / checkpoint, staged)
     _require_reported(results, cell, checkpoint, checksum, is_last=revision is None)
-    _link_tokenizer(sources.base_model, staged)
+    for file in sorted(sources.base_model.iterdir()):
+        if file.is_file() and file.suffix in _TOKENIZER_SUFFIXES and file.name not in _NOT_TOKENIZER:
+            link_file(file, staged / file.name)
     _link_report(sources.reports, staged)
-    card = _make_card(params, results, cell, [Path(path).name for path in receipts], revision)
+    model, dataset = results.comparison.model, results.comparison.dataset
+    heldout = params.dataset.of_heldout or params.dataset
+    is_heldout_there = dataset.commit is not None and not str(params.dataset.heldout_source).startswith("path:")
+    body = render_model_card(
+        results,
+        cell=cell,
+        repo_id=params.upload.repo_id,
+        checkpoints=[Path(path).name for path in receipts],
+        revision=revision,
+    )
+    card = publishing.make_model_card(
+        body,
+        name=f"{params.name}-{cell}",
+        base_model=None if model.is_random_weights else _find_hub_id(model.source),
+        dataset=_find_hub_id(dataset.source),
+        dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
+        dataset_split=heldout.split if is_heldout_there else None,
+        dataset_revision=dataset.commit if is_heldout_there else None,
+        languages=dataset.languages,
+        source=params.upload.repo_id,
+        license_id=model.license if _find_hub_id(model.source) else None,
+        metrics=collect_metrics(results, cell, revision),
+        task=_name_task(params.workload),
+        tags=["ddp-compare", params.workload],
+    )
     (staged / "README.md").write_text(card, encoding="utf-8")
     manifest = PublicationManifest.describe(staged, comparison=params.name, cell=cell, final=checkpoint)
     manifest.write(staged)
@@ -203,12 +229,6 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     return checksum
 
 
-def _link_tokenizer(base_model: Path, staged: Path) -> None:
-    for file in sorted(base_model.iterdir()):
-        if file.is_file() and file.suffix in _TOKENIZER_SUFFIXES and file.name not in _NOT_TOKENIZER:
-            link_file(file, staged / file.name)
-
-
 def _link_report(reports: Path, staged: Path) -> None:
     files = [reports / name for name in ("index.html", "report.md", "results.json")]
     files += sorted((reports / "charts").glob("*.svg"))  # report.md shows them
@@ -221,30 +241,6 @@ def _link_report(reports: Path, staged: Path) -> None:
     for file in [*beside, *sorted((reports / "timelines").glob("*"))]:
         if file.is_file():
             link_file(file, staged / "report" / file.relative_to(reports))
-
-
-def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str], revision: Revision | None) -> str:
-    model, dataset = results.comparison.model, results.comparison.dataset
-    heldout = params.dataset.of_heldout or params.dataset
-    is_heldout_there = dataset.commit is not None and not str(params.dataset.heldout_source).startswith("path:")
-    body = render_model_card(
-        results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints, revision=revision
-    )
-    return publishing.make_model_card(
-        body,
-        name=f"{params.name}-{cell}",
-        base_model=None if model.is_random_weights else _find_hub_id(model.source),
-        dataset=_find_hub_id(dataset.source),
-        dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
-        dataset_split=heldout.split if is_heldout_there else None,
-        dataset_revision=dataset.commit if is_heldout_there else None,
-        languages=dataset.languages,
-        source=params.upload.repo_id,
-        license_id=model.license if _find_hub_id(model.source) else None,
-        metrics=collect_metrics(results, cell, revision),
-        task=_name_task(params.workload),
-        tags=["ddp-compare", params.workload],
-    )
 
 
 def _name_task(workload: str) -> str:

@@ -38,7 +38,29 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if (known := [one for one in scales if one is not None]) and len(known) == len(scales):
         mine, its = known
         if max(mine / its, its / mine) > _LONGER:
-            return make_finding([_describe_scale(audit, cell, mine, its)], otherwise=explain("passed", ""))
+            steps = [audit.ranks(name)[0].steps[0] for name in (cell, audit.baseline)]
+            where = tell_line(steps[0].get("backward_line"))
+            return make_finding(
+                [
+                    explain(
+                        "other_scale",
+                        "{cell}: what an update of {micro_batches:plural micro-batch} per rank back-propagates adds up "
+                        "to {scale:.3g} times the mean of its losses, in {baseline}, of "
+                        "{micro_batches_of_baseline:plural micro-batch}, to {scale_of_baseline:.3g} times: its "
+                        "gradient is {ratio:.2f} times as long{at}{hint}",
+                        cell=cell,
+                        baseline=audit.baseline,
+                        scale=mine,
+                        scale_of_baseline=its,
+                        ratio=mine / its,
+                        micro_batches=len(steps[0]["micros"]),
+                        micro_batches_of_baseline=len(steps[1]["micros"]),
+                        at=f", at {where}" if where else "",
+                        hint=_hint(mine / its, len(audit.ranks(cell))),
+                    )
+                ],
+                otherwise=explain("passed", ""),
+            )
     doubt = find_other_gradient(audit, cell, is_scale_known=len(known) == len(scales))
     if doubt is not None and len(known) < len(scales) and _is_told_by_counts(doubt, audit, cell):
         return make_finding([doubt], otherwise=doubt)
@@ -73,20 +95,6 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
         scale = sum(of_mean for _, of_mean in filter(None, weights)) / len(ranks)
         found += [scale] * isfinite(scale)
     return median(found) if found else None
-
-
-def _describe_scale(audit: Audit, cell: str, mine: float, its: float) -> Reason:
-    steps = [audit.ranks(name)[0].steps[0] for name in (cell, audit.baseline)]
-    where = tell_line(steps[0].get("backward_line"))
-    return explain(
-        "other_scale",
-        "{cell}: what an update of {micro_batches:plural micro-batch} per rank back-propagates adds up to {scale:.3g} "
-        "times the mean of its losses, in {baseline}, of {micro_batches_of_baseline:plural micro-batch}, to "
-        "{scale_of_baseline:.3g} times: its gradient is {ratio:.2f} times as long{at}{hint}",
-        cell=cell, baseline=audit.baseline, scale=mine, scale_of_baseline=its, ratio=mine / its,
-        micro_batches=len(steps[0]["micros"]), micro_batches_of_baseline=len(steps[1]["micros"]),
-        at=f", at {where}" if where else "", hint=_hint(mine / its, len(audit.ranks(cell))),
-    )  # fmt: skip
 
 
 def _is_told_by_counts(doubt: Reason, audit: Audit, cell: str) -> bool:
@@ -141,7 +149,10 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
             "other_length", "{cell}: its gradient is {ratio:.2f} times as long" + told + _hint(ratio, len(ranks)),
             ratio=ratio, **numbers,
         )  # fmt: skip
-    if _compare_heads(mine, its, lengths[1]) <= _OTHER:
+    pairs = list(zip(mine["head"], its["head"], strict=False))
+    usual = lengths[1] * sqrt(len(pairs) / (_SAMPLED * len(its["digests"])))
+    apart = sqrt(sum((one - other) ** 2 for one, other in pairs))
+    if (apart / max(sqrt(sum(other**2 for _, other in pairs)), usual)) <= _OTHER:
         return None
     return explain(
         "other_gradient",
@@ -158,14 +169,6 @@ def _hint(ratio: float, num_ranks: int) -> str:
         f", as where a mean over each rank's own targets is multiplied by the {num_ranks} ranks: transformers.Trainer "
         "does it for a model whose loss takes no number of items, unless average_tokens_across_devices is False"
     )
-
-
-def _compare_heads(mine: Fields, its: Fields, length: float) -> float:
-    """Return the share of the baseline's by which the first sampled elements differ."""
-    pairs = list(zip(mine["head"], its["head"], strict=False))
-    usual = length * sqrt(len(pairs) / (_SAMPLED * len(its["digests"])))
-    apart = sqrt(sum((one - other) ** 2 for one, other in pairs))
-    return apart / max(sqrt(sum(other**2 for _, other in pairs)), usual)
 
 
 def _compare_lengths(rank: RankRecord, base: RankRecord) -> float:

@@ -90,7 +90,19 @@ def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
             steps=len(steps),
         )
     if not _count_exchanges(ranks[0]) and _are_losses_equal(ranks):
-        return replace(make_failed_finding(_describe_same_work(cell, ranks)), remedy=_find_remedy(ranks))
+        return replace(
+            make_failed_finding(
+                explain(
+                    SAME_WORK,
+                    "{cell}: {ranks:plural rank} exchange nothing, and have the same parameters and the same losses: "
+                    "each does all the work by itself{mode}",
+                    cell=cell,
+                    ranks=len(ranks),
+                    mode=_tell_mode(ranks[0]),
+                )
+            ),
+            remedy=_find_remedy(ranks),
+        )
     if not _count_exchanges(ranks[0]):
         return make_unobservable(
             cell,
@@ -113,15 +125,6 @@ def _are_losses_equal(ranks: list[RankRecord]) -> bool:
     """Return whether all ranks have the same losses, wherever they were read."""
     losses = [[micro.get("loss") for _, micro in rank.micros()] for rank in ranks]
     return any(one is not None for one in losses[0]) and all(one == losses[0] for one in losses[1:])
-
-
-def _describe_same_work(cell: str, ranks: list[RankRecord]) -> Reason:
-    return explain(
-        SAME_WORK,
-        "{cell}: {ranks:plural rank} exchange nothing, and have the same parameters and the same losses: each does all "
-        "the work by itself{mode}",
-        cell=cell, ranks=len(ranks), mode=_tell_mode(ranks[0]),
-    )  # fmt: skip
 
 
 def _has_group(rank: RankRecord) -> bool:

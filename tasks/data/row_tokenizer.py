@@ -144,10 +144,12 @@ def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: boo
         unk_token_id=tokenizer.unk_token_id if tokenizer.unk_token_id != end else None,
         special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
         special_tokens=tuple(tokenizer.all_special_tokens),
-        digest=digest_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
+        digest=digest_json(
+            {
+                name: digest
+                for name, digest in files.items()
+                if (name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json")))
+            }
+        ),
         is_framed=is_framed,
     )
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))

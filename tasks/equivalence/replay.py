@@ -81,7 +81,12 @@ class UpdateReplayer:
         if found.problem is None:
             try:
                 with name_out_of_memory("the one process that stands in for the ranks"):
-                    found = check_update(config, self._get_process(config), folder)
+                    from tasks.equivalence.reference.update import OneProcess
+
+                    if self._process is None or self._process[0] != config:
+                        self._process = None
+                        self._process = config, OneProcess(config)
+                    found = check_update(config, self._process[1], folder)
             except OutOfMemoryError as error:
                 found = dataclasses.replace(found, problem=str(error))
             except Exception as error:
@@ -92,7 +97,11 @@ class UpdateReplayer:
                 )
             finally:
                 if config.device == "cuda":
-                    self._leave_device()
+                    import torch
+
+                    self._process = None
+                    gc.collect()
+                    torch.cuda.empty_cache()
         write_json(folder / RESULT, dataclasses.asdict(found))
 
     def _find_obstacle(self, config: TrainingConfig) -> str | None:
@@ -105,19 +114,3 @@ class UpdateReplayer:
         if needed > free:
             return f"the one process needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
         return None
-
-    def _get_process(self, config: TrainingConfig) -> "OneProcess":
-        from tasks.equivalence.reference.update import OneProcess
-
-        if self._process is None or self._process[0] != config:
-            self._process = None
-            self._process = config, OneProcess(config)
-        return self._process[1]
-
-    def _leave_device(self) -> None:
-        """Give back the memory that the ranks go on with."""
-        import torch
-
-        self._process = None
-        gc.collect()
-        torch.cuda.empty_cache()

@@ -251,7 +251,11 @@ class _Check:
         """Compare what the optimizer made of the gradient; the first is in the ranks' order, the others in others."""
         config, num_orders = self._config, len(gradients) - 1
         found = self._compare_parameters(gradients, num_orders, norm)
-        if runs_other_kernels(config) and any(one.difference > one.tolerance for one in found.values()):
+        is_packed = bool(config.packing) and config.device == "cuda"
+        # DeepSpeed computes linear layers of weights in shares in its own way.
+        has_own_layers = config.strategy == "deepspeed" and config.options.get("stage") == 3
+        is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
+        if (config.precision != "fp32" and is_other) and any(one.difference > one.tolerance for one in found.values()):
             exact = self._process.gradient(self._number, self._order, precision="fp32").by_order[0]
             gradients = [*gradients, {name: part.cpu() for name, part in exact.items()}]
             found = self._compare_parameters(gradients, num_orders, norm)
@@ -367,15 +371,6 @@ class _Check:
 def _tell_ratio(found: Differences, words: str) -> str | None:
     times = found.ratio
     return words.format(times) if times is not None and abs(times - 1) > _FACTOR else None
-
-
-def runs_other_kernels(config: TrainingConfig) -> bool:
-    """Return whether the ranks compute in 16 bit with kernels that the one process has not, which round otherwise."""
-    is_packed = bool(config.packing) and config.device == "cuda"
-    # DeepSpeed computes linear layers of weights in shares in its own way.
-    has_own_layers = config.strategy == "deepspeed" and config.options.get("stage") == 3
-    is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
-    return config.precision != "fp32" and is_other
 
 
 def _compute_norm(gradient: Mapping[str, "Tensor"], *, is_rounded: bool = False) -> float:

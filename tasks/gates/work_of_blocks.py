@@ -15,7 +15,7 @@ from tasks.gates.synchronisation import make_work
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.strategies import Expected, Work, find_profile, get_exchange_dtype, sum_expected
+from tasks.strategies import Work, find_profile, get_exchange_dtype, sum_expected
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.
@@ -255,7 +255,21 @@ class _Judge:
                     turn=block.turn, exchanges=sum(block.num_exchanges),
                 )  # fmt: skip
             return
-        expected = self._compute_expected(steps, is_wrapped=arm.kind == "wrapped")
+        if arm.kind == "wrapped":
+            gradient_bytes = self.outputs.num_trained * 4
+            work = Work(
+                world_size=1, num_steps=steps, num_rounds=(steps, steps), gradient_bytes=gradient_bytes,
+                exchange={"bucket_bytes": [gradient_bytes]},
+            )  # fmt: skip
+            profile = find_profile("ddp")
+        else:
+            num_micro_batches = -(-self.batch // self.run.facts.micro_batch_size)
+            rounds = steps * (-(-num_micro_batches // self.run.facts.world_size))
+            work = make_work(
+                self.outputs, self.cell, self.run.segments[0], num_steps=steps, num_rounds=(rounds, rounds)
+            )
+            profile = find_profile(self.run.facts.strategy)
+        expected = None if profile is None else sum_expected(profile.compute_expected_traffic(work))
         if expected is None:
             return
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
@@ -275,27 +289,6 @@ class _Judge:
                 turn=block.turn, bytes=min(block.exchange_bytes) / steps, needed=expected.num_bytes.least / steps,
                 ranks=world_size,
             )  # fmt: skip
-
-    def _compute_expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
-        """Return what a rank has to exchange in so many full steps, laid out as in the training; None: not known.
-
-        The baseline inside a wrapper is a step of ddp with one bucket.
-        """
-        if is_wrapped:
-            gradient_bytes = self.outputs.num_trained * 4
-            work = Work(
-                world_size=1, num_steps=num_steps, num_rounds=(num_steps, num_steps), gradient_bytes=gradient_bytes,
-                exchange={"bucket_bytes": [gradient_bytes]},
-            )  # fmt: skip
-            profile = find_profile("ddp")
-        else:
-            num_micro_batches = -(-self.batch // self.run.facts.micro_batch_size)
-            rounds = num_steps * (-(-num_micro_batches // self.run.facts.world_size))
-            work = make_work(
-                self.outputs, self.cell, self.run.segments[0], num_steps=num_steps, num_rounds=(rounds, rounds)
-            )
-            profile = find_profile(self.run.facts.strategy)
-        return None if profile is None else sum_expected(profile.compute_expected_traffic(work))
 
     @cached_property
     def _rows(self) -> RowsOfSteps:

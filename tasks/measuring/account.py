@@ -20,10 +20,9 @@ from tasks.measuring.intervals import (
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speedups import Speedups, compute_speedups
 from tasks.measuring.timed_comparison import Measured, TimedComparison, select_quiet_turns, select_seconds
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import Timed
 from tasks.measuring.waterfall import compute_data_wait_share, settle
 from tasks.records.efficiency import estimate_efficiency
-from tasks.records.estimate import Estimate
 from tasks.records.measurement import ArmSpeed, NoiseFloor, Waterfall
 
 
@@ -105,6 +104,10 @@ def _compute_arm_speed(
     steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
     # The cells' own steps are built first; what is built after them lies beside them in memory.
     facts = [] if is_wrapped else bench.facts(arm)
+    launches: Launches = timed_turns.list_by_launch(arm.name)
+    if len(launches) < FEWEST_LAUNCHES:
+        launches = [timed_turns.list_by_turn(arm.name)]
+    # As a ratio to 1: seconds lie above 0, however they scatter.
     return ArmSpeed(
         arm=arm.name,
         cell=arm.cell,
@@ -114,7 +117,7 @@ def _compute_arm_speed(
         num_blocks=len(blocks),
         num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.speedups, arm),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=_estimate_step_seconds(timed_turns, arm),
+        step_seconds=estimate_ratio(launches, [[1.0] * len(launch) for launch in launches]),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -139,15 +142,6 @@ def _count_quiet_turns(speedups: Speedups, arm: Arm) -> int:
 
 def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((one[name] for one in facts if one[name] is not None), default=None)
-
-
-def _estimate_step_seconds(timed_turns: TimedTurns, arm: Arm) -> Estimate:
-    """Return the mean seconds of a step, over several launches where there are enough."""
-    launches: Launches = timed_turns.list_by_launch(arm.name)
-    if len(launches) < FEWEST_LAUNCHES:
-        launches = [timed_turns.list_by_turn(arm.name)]
-    # As a ratio to 1: seconds lie above 0, however they scatter.
-    return estimate_ratio(launches, [[1.0] * len(launch) for launch in launches])
 
 
 def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:

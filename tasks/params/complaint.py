@@ -56,16 +56,12 @@ def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
     section: Any = schema
     for part in path:
         if isinstance(section, type) and issubclass(section, BaseModel):
-            section = _drop_none(section.model_fields[part].annotation)
+            kind = section.model_fields[part].annotation
+            others = [one for one in typing.get_args(kind) if one is not NoneType]
+            section = others[0] if len(others) == 1 and NoneType in typing.get_args(kind) else kind
         else:
             section = typing.get_args(section)[-1]
     return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
-
-
-def _drop_none(kind: Any) -> Any:
-    """Return what a key that may be null is otherwise."""
-    others = [one for one in typing.get_args(kind) if one is not NoneType]
-    return others[0] if len(others) == 1 and NoneType in typing.get_args(kind) else kind
 
 
 def _shorten_value(value: Any) -> str:

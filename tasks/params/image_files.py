@@ -56,7 +56,13 @@ def list_image_files(source: Path) -> list[ImageFile]:
         raise ValueError(
             f"all images are of one class, {labels.pop()!r}; allowed: a folder for each of several classes"
         )
-    return sorted(files, key=lambda file: (_get_folder_above(file), hashlib.sha256(file.name.encode()).digest()))
+    return sorted(
+        files,
+        key=lambda file: (
+            PurePosixPath(file.name).parent.parent.as_posix(),
+            hashlib.sha256(file.name.encode()).digest(),
+        ),
+    )
 
 
 def _list_folder(source: Path) -> Iterator[ImageFile]:
@@ -80,7 +86,3 @@ def _list_tar(source: Path) -> Iterator[ImageFile]:
 def _is_image(name: str) -> bool:
     path = PurePosixPath(name)
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-
-
-def _get_folder_above(file: ImageFile) -> str:
-    return PurePosixPath(file.name).parent.parent.as_posix()

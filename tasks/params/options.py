@@ -33,16 +33,16 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
 
 def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
     """Raise ValueError if the strategy, or its options, cannot make the weights independent of the number of ranks."""
-    takers = [name for name in list_file_names("training/strategies") if _is_exact(name)]
+    takers = [
+        name
+        for name in list_file_names("training/strategies")
+        if bool(read_constant(f"training/strategies/{name}.py", "IS_EXACT"))
+    ]
     if strategy not in takers:
         allowed = f"exact: false, or strategy {' or '.join(takers)}"
         raise ValueError(f"{cell}.strategy: got {strategy} with train.exact; allowed: {allowed}")
     if (dtype := get_exchange_dtype(strategy, options)) != "none":
         raise ValueError(f"{cell}.options.gradient_hook: got {dtype} with train.exact; allowed: exact: false, or none")
-
-
-def _is_exact(strategy: str) -> bool:
-    return bool(read_constant(f"training/strategies/{strategy}.py", "IS_EXACT"))
 
 
 def require_evaluating(cell: str, strategy: str, eval_every_steps: int) -> None:

@@ -27,7 +27,7 @@ from tasks.process.failure import (
 from tasks.ranks.code import make_code_arguments
 from tasks.ranks.launchers import Launch, Nodes, load_launcher
 from tasks.ranks.live import EventReader
-from tasks.ranks.watchdog import Hang, Watchdog
+from tasks.ranks.watchdog import Watchdog
 from tasks.records.fingerprint import MachineFile
 from training.config import LOSS_CHUNK_ROWS, SegmentConfig, TrainingConfig
 from training.process.failure import FAILURES, read_failures
@@ -165,19 +165,17 @@ def run_ranks(
             watchdog.end_ranks()
     follow(stream.read_new())
     if hang is not None and not stop.is_set():
-        raise _make_hang_error(cell, hang, launch)
+        for rank in hang.ranks:
+            if rank not in hang.stopped:
+                _log.error(
+                    "the end of what rank %d says of itself, its stacks:\n%s", rank, launch.read_last_words(rank)
+                )
+        raise DistributedError(
+            f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the "
+            "last checkpoint"
+        )
     if launch.exit_code() != 0:
         raise _make_failure_error(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
-
-
-def _make_hang_error(cell: str, hang: Hang, launch: Launch) -> StageError:
-    for rank in hang.ranks:
-        if rank not in hang.stopped:
-            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.read_last_words(rank))
-    return DistributedError(
-        f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the last "
-        "checkpoint"
-    )
 
 
 def _is_left_over(work: Path) -> bool:

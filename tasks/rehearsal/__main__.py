@@ -28,7 +28,7 @@ from tasks.process.wording import (
 )
 from tasks.rehearsal.cards import GIB, Card, parse_gpu
 from tasks.rehearsal.cell import RehearsedCell
-from tasks.rehearsal.inputs import Inputs, gather_inputs
+from tasks.rehearsal.inputs import gather_inputs
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
 from training.probing.live_memory import KINDS
 
@@ -61,7 +61,12 @@ def _main() -> None:
     console, unfit, told = Console(), dict[str, str](), list[RehearsedCell]()
     with gather_inputs(params) as inputs:
         if params.train.micro_batch_size == AUTO:
-            params = _settle_for_card(params, inputs, card, leaves_out=arguments.leave_out)
+            from tasks.rehearsal.largest import find_largest, replace_micro_batch
+
+            configs = {cell: inputs.make_config(params, cell) for cell in params.cells}
+            rooms = dict.fromkeys(configs, card.memory_gib)
+            size = find_largest(params, configs, rooms, capability=card.capability, leaves_out=arguments.leave_out)
+            params = replace_micro_batch(params, size)
             console.print(f"train.micro_batch_size: auto: {params.train.micro_batch_size}")
         for name in params.cells:
             try:
@@ -89,16 +94,6 @@ def _main() -> None:
             f"{', '.join(unfit)}: would not fit on {num_cards} x {card.name} (modelled, not measured); needed: one of "
             "the changes above, or other cards"
         )
-
-
-def _settle_for_card(params: Params, inputs: Inputs, card: Card, *, leaves_out: bool) -> Params:
-    """Return the comparison with the largest micro-batch with which every cell fits on such cards."""
-    from tasks.rehearsal.largest import find_largest, replace_micro_batch
-
-    configs = {cell: inputs.make_config(params, cell) for cell in params.cells}
-    rooms = dict.fromkeys(configs, card.memory_gib)
-    size = find_largest(params, configs, rooms, capability=card.capability, leaves_out=leaves_out)
-    return replace_micro_batch(params, size)
 
 
 def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> None:

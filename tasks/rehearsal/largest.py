@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,7 +94,33 @@ def find_largest(
     for cell, config in configs.items():
         # More samples never take less: what does not fit here is none for the cells that follow.
         try:
-            number = _count_fitting(config, sizes, rooms[cell], capability)
+            room = rooms[cell]
+            low, high = 0, len(sizes)
+            while low < high:
+                middle = (low + high + 1) // 2
+                from training.process.failure import UnfitModelError
+                from training.rehearsal.rehearsed_step import rehearse_step
+
+                # What waits on the host cannot be rehearsed; without that a step takes more of the card.
+                options = {name: value for name, value in config.options.items() if name != "offload"}
+                told = replace(config, micro_batch_size=sizes[middle - 1], options=options)
+                has_own_rows = count_shares(told.strategy, told.world_size, told.options) == told.world_size
+                try:
+                    most = max(
+                        rehearse_step(told, capability=capability, rank=rank).total_bytes
+                        for rank in range(1 if has_own_rows else told.world_size)
+                    )
+                except (UnfitModelError, ValueError, RuntimeError, NotImplementedError) as error:
+                    reason = " ".join(str(error).split())[:200]
+                    raise ConfigurationError(
+                        f"train.micro_batch_size: got auto, and {config.cell} cannot be rehearsed ({reason}); "
+                        "allowed: a number"
+                    ) from None
+                if (most / GIB + GIB_PER_RANK if capability is None else compute_needed_gib(most / GIB)) <= room:
+                    low = middle
+                else:
+                    high = middle - 1
+            number = low
         except ConfigurationError:
             if leaves_out:
                 continue
@@ -133,39 +159,3 @@ def _find_on_machine(params: Params, *, machine: MachineFile, base_model: Path) 
                 "a number"
             )
         return find_largest(params, configs, rooms, capability=capability)
-
-
-def _count_fitting(
-    config: TrainingConfig, sizes: Sequence[int], room: float, capability: tuple[int, int] | None
-) -> int:
-    """Return how many of the ascending sizes fit, by halving what is not known."""
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _compute_needed_gib(config, sizes[middle - 1], capability) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _compute_needed_gib(config: TrainingConfig, size: int, capability: tuple[int, int] | None) -> float:
-    """Return what the rank that has most needs of its GPU, or of the host."""
-    from training.process.failure import UnfitModelError
-    from training.rehearsal.rehearsed_step import rehearse_step
-
-    # What waits on the host cannot be rehearsed; without that a step takes more of the card.
-    options = {name: value for name, value in config.options.items() if name != "offload"}
-    told = replace(config, micro_batch_size=size, options=options)
-    has_own_rows = count_shares(told.strategy, told.world_size, told.options) == told.world_size
-    try:
-        most = max(
-            rehearse_step(told, capability=capability, rank=rank).total_bytes
-            for rank in range(1 if has_own_rows else told.world_size)
-        )
-    except (UnfitModelError, ValueError, RuntimeError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigurationError(
-            f"train.micro_batch_size: got auto, and {config.cell} cannot be rehearsed ({reason}); allowed: a number"
-        ) from None
-    return most / GIB + GIB_PER_RANK if capability is None else compute_needed_gib(most / GIB)

@@ -40,11 +40,23 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
     for now in current:
         before = [record for record in earlier if _is_comparable(record, now)]
         if before:
-            changes += _list_changes(before, now)
+            steps = [take_logarithm(record.step_time) for record in (*before, now)]
+            speedups = [take_logarithm(record.measured_speedup) for record in (*before, now)]
+            found = []
+            # A step time counts the other way round: shorter is better.
+            if (ratio := compute_ratio(steps, sign=-1)) is not None:
+                found.append(_make_change("step time", before[-1], now, ratio))
+            if (ratio := compute_ratio(speedups, sign=1)) is not None:
+                found.append(_make_change("speedup", before[-1], now, ratio))
+            changes += found
             suspects += _list_suspects(before[-1], now)
     suspects = list(dict.fromkeys(suspects))
+    keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
+    shown = [record for record in (*earlier, *current) if record.comparison in keys]
+    given = [record.cell for record in current if record.gates_passed]
+    withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     return History(
-        records=_select_records(earlier, current),
+        records=[record if record.cell in given else record.model_copy(update=withheld) for record in shown],
         changes=_excuse_regressions(changes, baseline=current[0].cell),
         suspects=suspects,
         summary=_describe_changes(changes, suspects, current),
@@ -55,19 +67,6 @@ def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
     same = all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
     is_measured = record.step_time is not None and record.measurement_digest != now.measurement_digest
     return same and is_measured and all(one.gates_passed for one in (record, now))
-
-
-def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
-    """Return how step time and speedup changed since the last of the comparable records."""
-    steps = [take_logarithm(record.step_time) for record in (*before, now)]
-    speedups = [take_logarithm(record.measured_speedup) for record in (*before, now)]
-    found = []
-    # A step time counts the other way round: shorter is better.
-    if (ratio := compute_ratio(steps, sign=-1)) is not None:
-        found.append(_make_change("step time", before[-1], now, ratio))
-    if (ratio := compute_ratio(speedups, sign=1)) is not None:
-        found.append(_make_change("speedup", before[-1], now, ratio))
-    return found
 
 
 def take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
@@ -142,15 +141,6 @@ def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     ):
         found.append("another fact of the machine (data/fingerprint/machine.json)")
     return found
-
-
-def _select_records(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> list[HistoryRecord]:
-    """Return the records of the last comparisons, without a speedup of a cell while this one's is withheld."""
-    keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
-    shown = [record for record in (*earlier, *current) if record.comparison in keys]
-    given = [record.cell for record in current if record.gates_passed]
-    withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
-    return [record if record.cell in given else record.model_copy(update=withheld) for record in shown]
 
 
 def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:

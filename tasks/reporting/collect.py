@@ -56,6 +56,10 @@ def collect_results(outputs: Outputs) -> Results:
         for cell in outputs.params.cells
     ]
     given = [cell for cell in cells if cell.cell not in withheld]
+    params, raw, base, machine = outputs.params, outputs.raw, outputs.base_model, outputs.machine
+    trained = outputs.baseline.facts
+    # The gate "Same work in every cell" holds all others against it.
+    recorded = next(iter(outputs.baseline.segments[0].facts.settings), {})
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -64,7 +68,28 @@ def collect_results(outputs: Outputs) -> Results:
         label=make_label(outputs),
         gates=gates,
         equivalence=list_equivalences(outputs),
-        comparison=_collect_comparison(outputs),
+        comparison=ComparisonFacts(
+            model=ModelFacts(
+                name=params.model.name,
+                **base.model_dump(include=set(ModelFacts.model_fields) - {"label"}),
+                label=replace_unprintable(base.label),
+            ),
+            dataset=DatasetFacts(
+                **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}),
+                label=replace_unprintable(raw.label),
+            ),
+            ranges=[_collect_slice(outputs, str(part)) for part in params.ranges],
+            heldout=_collect_slice(outputs, params.heldout_name),
+            workload=trained.workload,
+            unit=read_unit(trained.workload),
+            train=dict(_flatten(trained.train)),
+            recorded={
+                **{name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
+                "packages": _collect_packages(outputs),
+            },
+            machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
+            trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
+        ),
         cells=cells,
         left_out={name: replace_unprintable(why) for name, why in outputs.params.left_out.items()},
         quality=_collect_quality(outputs),
@@ -76,34 +101,6 @@ def collect_results(outputs: Outputs) -> Results:
         cost=compute_cost(outputs, given, measurement) if given else None,
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
-
-
-def _collect_comparison(outputs: Outputs) -> ComparisonFacts:
-    params, raw, base, machine = outputs.params, outputs.raw, outputs.base_model, outputs.machine
-    trained = outputs.baseline.facts
-    # The gate "Same work in every cell" holds all others against it.
-    recorded = next(iter(outputs.baseline.segments[0].facts.settings), {})
-    return ComparisonFacts(
-        model=ModelFacts(
-            name=params.model.name,
-            **base.model_dump(include=set(ModelFacts.model_fields) - {"label"}),
-            label=replace_unprintable(base.label),
-        ),
-        dataset=DatasetFacts(
-            **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}), label=replace_unprintable(raw.label)
-        ),
-        ranges=[_collect_slice(outputs, str(part)) for part in params.ranges],
-        heldout=_collect_slice(outputs, params.heldout_name),
-        workload=trained.workload,
-        unit=read_unit(trained.workload),
-        train=dict(_flatten(trained.train)),
-        recorded={
-            **{name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
-            "packages": _collect_packages(outputs),
-        },
-        machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
-        trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
-    )
 
 
 def _collect_packages(outputs: Outputs) -> dict[str, bool | int | float | str | None]:

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
@@ -242,7 +243,11 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
         axes = figure.subplots()
         axes.set_title(_wrap([chart.TITLE, _tell_doubt(chart, results)]))
         if _is_withheld(chart, results):
-            _draw_withheld(results, axes)
+            axes.set_axis_off()
+            set_height(axes, _WITHHELD_INCHES)
+            text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
+            box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
+            axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
         else:
             chart.draw(results, axes)
         file = io.StringIO()
@@ -272,19 +277,7 @@ def _explain_withheld(results: Results) -> str:
 
 def _wrap(lines: Sequence[str]) -> str:
     """Return a chart's title of these lines, as narrow as the chart is."""
-    import textwrap
-
     return "\n".join(part for line in lines for part in textwrap.wrap(line, _TITLE_LETTERS))
-
-
-def _draw_withheld(results: Results, axes: Axes) -> None:
-    import textwrap
-
-    axes.set_axis_off()
-    set_height(axes, _WITHHELD_INCHES)
-    text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
-    box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
 
 
 def _insert_titles(svg: str) -> str:

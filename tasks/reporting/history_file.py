@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.params import Params
 from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
@@ -54,10 +53,27 @@ def add_history(results: Results, outputs: Outputs, path: Path) -> Results:
 def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
     """Return what the comparison is remembered by, one record per cell, the baseline first."""
     machine, versions = results.comparison.machine, results.comparison.machine.versions
+    facts = results.comparison
+    environment = select_decisive(facts.recorded.get("environment", {}))
     common = {
         "finished_at": results.created_at,
         "name": results.name,
-        "params_digest": digest_work(outputs.params, results),
+        "params_digest": digest_json(
+            {
+                "model": [outputs.params.model.model_dump(), facts.model.digest],
+                "dataset": outputs.params.dataset.model_dump(),
+                "ranges": [[part.range, part.digest] for part in facts.ranges],
+                "workload": outputs.params.workload,
+                "train": outputs.params.train.model_dump(exclude=set(NOT_CONTENT)),
+                "cells": [
+                    # `batch` was a key once: without it earlier records would be of another comparison.
+                    [name, {**cell.model_dump(), "batch": None, **read_package_versions(outputs.params, name)}]
+                    for name, cell in outputs.params.cells.items()
+                ],
+                "scaling": outputs.params.measure.scaling,
+                **({"environment": environment} if environment else {}),
+            }
+        ),
         "measurement_digest": _digest_measurement(results, outputs),
         "machine_digest": machine.digest,
         "code_digest": outputs.measurement.code_digest if outputs.measurement else None,
@@ -74,28 +90,6 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
 def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool | str]]:
     """Return what tells one comparison from another, whenever the report was made."""
     return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
-
-
-def digest_work(params: Params, results: Results) -> str:
-    """Return the sha256 of what is measured: equal work gives comparable seconds."""
-    facts = results.comparison
-    environment = select_decisive(facts.recorded.get("environment", {}))
-    return digest_json(
-        {
-            "model": [params.model.model_dump(), facts.model.digest],
-            "dataset": params.dataset.model_dump(),
-            "ranges": [[part.range, part.digest] for part in facts.ranges],
-            "workload": params.workload,
-            "train": params.train.model_dump(exclude=set(NOT_CONTENT)),
-            "cells": [
-                # `batch` was a key once: without it the history of an earlier version would be another comparison's.
-                [name, {**cell.model_dump(), "batch": None, **read_package_versions(params, name)}]
-                for name, cell in params.cells.items()
-            ],
-            "scaling": params.measure.scaling,
-            **({"environment": environment} if environment else {}),
-        }
-    )
 
 
 def read_history(path: Path) -> list[HistoryRecord]:

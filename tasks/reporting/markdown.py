@@ -48,7 +48,11 @@ def _render(block: Block) -> str:
         case Items() | KeyFigures() | Answers() | Facts() | Links() | Terms():
             return _render_list(_list_items(block))
         case Table():
-            return _render_table(block)
+            names, prose = block.num_row_headings, block.num_prose
+            rule = ["---"] * names + ["--:"] * (len(block.headings) - names - prose) + ["---"] * prose
+            rows = [[escape(value) for value in row] for row in block.rows]
+            lines = [[escape(heading) for heading in block.headings], rule, *rows]
+            return f"**{escape(block.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
         case Charts(_, charts):
             return _render_list([f"[{one.title}](charts/{one.name}.svg): {escape(one.told)}" for one in charts])
         case Code(text, language):
@@ -102,14 +106,6 @@ def _list_items(block: Items | KeyFigures | Answers | Facts | Links | Terms) -> 
 
 def _render_list(items: Sequence[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
-
-
-def _render_table(table: Table) -> str:
-    names, prose = table.num_row_headings, table.num_prose
-    rule = ["---"] * names + ["--:"] * (len(table.headings) - names - prose) + ["---"] * prose
-    rows = [[escape(value) for value in row] for row in table.rows]
-    lines = [[escape(heading) for heading in table.headings], rule, *rows]
-    return f"**{escape(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _fence(language: str, text: str) -> str:

@@ -39,13 +39,25 @@ def render_model_card(
     No speedup or efficiency is in it that is withheld.
     """
     published = next(found for found in results.cells if found.cell == cell)
+    which = "final" if revision is None else "same"
+    weights = "the weights after that range and epoch, for torch.load(file, weights_only=True)"
+    is_image = results.unit == "image"
+    rows = [
+        [
+            f"model.safetensors, config.json{'' if is_image else ', tokenizer'}",
+            f"the {which} weights, for {'torchvision' if is_image else 'from_pretrained'}",
+        ],
+        *([f"checkpoints/{name}", weights] for name in checkpoints),
+        ["report/", "the whole report: index.html, report.md, and results.json for machines"],
+        ["manifest.json", "size and sha256 of every file"],
+    ]
     sections = [
         PageSection("verdict", verdict.TITLE, [verdict.make_answer(results)]),
         PageSection("use", "How to load it", [_tell_loading(results, repo_id, revision)]),
         PageSection(
             "published",
             "What is published",
-            [_tell_published(results, published, revision), _tabulate_files(results, checkpoints, revision)],
+            [_tell_published(results, published, revision), Table("Files", ["Path", "What it is"], rows, num_prose=1)],
         ),
         PageSection("limits", "Intended use and limits", [Items(_tell_limits(results, published))]),
         make_section(compared, results),
@@ -141,19 +153,3 @@ def _tell_published(results: Results, cell: CellResults, revision: Revision | No
             ("Settings", settings),
         ]
     )
-
-
-def _tabulate_files(results: Results, checkpoints: Sequence[str], revision: Revision | None) -> Table:
-    which = "final" if revision is None else "same"
-    weights = "the weights after that range and epoch, for torch.load(file, weights_only=True)"
-    is_image = results.unit == "image"
-    rows = [
-        [
-            f"model.safetensors, config.json{'' if is_image else ', tokenizer'}",
-            f"the {which} weights, for {'torchvision' if is_image else 'from_pretrained'}",
-        ],
-        *([f"checkpoints/{name}", weights] for name in checkpoints),
-        ["report/", "the whole report: index.html, report.md, and results.json for machines"],
-        ["manifest.json", "size and sha256 of every file"],
-    ]
-    return Table("Files", ["Path", "What it is"], rows, num_prose=1)

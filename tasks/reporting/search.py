@@ -134,23 +134,42 @@ def make_document(found: SearchFile) -> Document:
     """Return the report of a search, for every renderer."""
     luck = judge_lead(found)
     role: Literal["answer", "unresolved"] = "answer" if luck and luck.is_beyond else "unresolved"
+    rungs = [f"Loss after {epochs}" for epochs in found.asked.rungs]
+    headings = ["Trial", "Learning rate", "Batch", "Weight decay", "Warm-up", *rungs, "What became of it"]
+    rows = [_list_cells(found, one) for one in found.trials]
+    how = (
+        "The patch puts the best parameters into params.yaml. `make compare` then takes the checkpoints of "
+        f"{found.trials[found.best].name} for those of the first cell, trains the others and says how much faster they "
+        "are. A cell whose ranks cannot split the batch has to go first; `make params` names it."
+    )
+    commands = f"patch -p1 < reports/{FOLDER}/{PATCH}\nmake params\nmake compare"
     sections = [
         PageSection("best", "The best", [Text(tell_best(found), "answer"), Text(tell_luck(found), role)]),
-        PageSection("trials", "Trials", [_tabulate_trials(found), Text(_tell_rules(found))]),
+        PageSection(
+            "trials",
+            "Trials",
+            [
+                Table(f"Trials, and their loss on rows {found.heldout}", headings, rows, num_prose=1),
+                Text(
+                    f"All trials of a rung learned from as many {found.unit}s, every one by a schedule that runs once "
+                    f"over {wording.format_plural(found.asked.rungs[-1], 'epoch')}: before the last rung it has not "
+                    f"decayed to its end. One in {found.asked.eta} goes on from its checkpoint, at least one; of equal "
+                    f"losses the lower number. What trials have follows from seed {found.asked.seed} and their number; "
+                    f"they trained with seed {found.train_seed}."
+                ),
+            ],
+        ),
         PageSection("luck", "How much of the lead is luck?", _tell_seeds(found)),
         PageSection("spread", "Trials at once, or ranks per trial?", [Text(tell_spread(found))]),
-        PageSection("next", "How to go on with it", _tell_next(found)),
+        PageSection(
+            "next",
+            "How to go on with it",
+            [Text(how), Code(commands, "sh", "how to go on"), Code(found.patch, "diff", "the patch")],
+        ),
     ]
     return Document(
         f"{found.name}: search", "which parameters are best?", tell_best(found), [Text(found.about)], sections
     )
-
-
-def _tabulate_trials(found: SearchFile) -> Table:
-    rungs = [f"Loss after {epochs}" for epochs in found.asked.rungs]
-    headings = ["Trial", "Learning rate", "Batch", "Weight decay", "Warm-up", *rungs, "What became of it"]
-    rows = [_list_cells(found, one) for one in found.trials]
-    return Table(f"Trials, and their loss on rows {found.heldout}", headings, rows, num_prose=1)
 
 
 def _list_cells(found: SearchFile, trial: TrialRecord) -> list[str]:
@@ -159,15 +178,6 @@ def _list_cells(found: SearchFile, trial: TrialRecord) -> list[str]:
     if found.asked.rungs[-1] in trial.losses:
         end = "the best" if trial is found.trials[found.best] else "came to the end"
     return [trial.name, *(f"{value:g}" for value in trial.drawn.model_dump().values()), *losses, trial.problem or end]
-
-
-def _tell_rules(found: SearchFile) -> str:
-    return (
-        f"All trials of a rung learned from as many {found.unit}s, every one by a schedule that runs once over "
-        f"{wording.format_plural(found.asked.rungs[-1], 'epoch')}: before the last rung it has not decayed to its end. "
-        f"One in {found.asked.eta} goes on from its checkpoint, at least one; of equal losses the lower number. What "
-        f"trials have follows from seed {found.asked.seed} and their number; they trained with seed {found.train_seed}."
-    )
 
 
 def _tell_seeds(found: SearchFile) -> list[Block]:
@@ -184,16 +194,6 @@ def _tell_seeds(found: SearchFile) -> list[Block]:
         "A seed decides the order of the rows, and dropout. Base model, rows and held-out rows are the same for all.",
     )
     return [Text(tell_luck(found)), Table(title, ["Trial", "Seed", "Loss"], shown, num_row_headings=2), Items(warnings)]
-
-
-def _tell_next(found: SearchFile) -> list[Block]:
-    how = (
-        "The patch puts the best parameters into params.yaml. `make compare` then takes the checkpoints of "
-        f"{found.trials[found.best].name} for those of the first cell, trains the others and says how much faster they "
-        "are. A cell whose ranks cannot split the batch has to go first; `make params` names it."
-    )
-    commands = f"patch -p1 < reports/{FOLDER}/{PATCH}\nmake params\nmake compare"
-    return [Text(how), Code(commands, "sh", "how to go on"), Code(found.patch, "diff", "the patch")]
 
 
 def write_search_report(found: SearchFile, reports: Path) -> list[Path]:

@@ -53,18 +53,9 @@ class Follower:
         """Take finished segments; what the store lacks of them is sent when the ranks are gone."""
         self._folders += folders
 
-    def begin_open(self) -> None:
-        """Open the run now, before the ranks need the CPU."""
-        self._thread.start()
-
     def wait_open(self, seconds: float) -> None:
         """Return when the run is open, or after so long."""
         self._is_open.wait(seconds)
-
-    def begin_close(self, status: str) -> None:
-        """Send what is still missing and set the run's status."""
-        self._status = status
-        self._is_closing.set()
 
     def wait_closed(self, seconds: float) -> None:
         """Return when all that was missing is sent, or with a warning after so long."""
@@ -130,13 +121,14 @@ class Followers:
     def open(self) -> None:
         """Open all runs at the same time; waits OPEN_SECONDS at most."""
         for follower in self._followers:
-            follower.begin_open()
+            follower._thread.start()
         self._wait(OPEN_SECONDS, Follower.wait_open)
 
     def close(self, status: str) -> None:
         """Have all runs completed; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
         for follower in self._followers:
-            follower.begin_close(status)
+            follower._status = status
+            follower._is_closing.set()
         self._wait(STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS, Follower.wait_closed)
 
     def _wait(self, seconds: float, wait: Callable[[Follower, float], None]) -> None:

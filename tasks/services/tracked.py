@@ -223,21 +223,19 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {str(name): path for name, path in found.items() if name.parts[0] not in _NOT_OF_REPORT}
     figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
-    return Report(files=files, figures=figures, tables=tables, tags=tags, system=collect_system_points(results))
-
-
-def collect_system_points(results: Mapping[str, Any]) -> dict[str, list[Point]]:
-    """Return cell -> what was read of hardware in each block of measuring, under the names that MLflow gives its own.
-
-    The records of the measurement, not a sampler beside the training: that one would use the cores that are timed.
-    """
-    return {
-        one["cell"]: [
-            Point(number, round(reading["started_at"] * 1000), dict(_list_system_values(reading)))
-            for number, reading in enumerate(one["readings"], start=1)
-        ]
-        for one in results.get("hardware", [])
-    }
+    return Report(
+        files=files,
+        figures=figures,
+        tables=tables,
+        tags=tags,
+        system={
+            one["cell"]: [
+                Point(number, round(reading["started_at"] * 1000), dict(_list_system_values(reading)))
+                for number, reading in enumerate(one["readings"], start=1)
+            ]
+            for one in results.get("hardware", [])
+        },
+    )
 
 
 def _list_system_values(reading: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

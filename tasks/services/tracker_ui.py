@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import uvicorn
 from starlette.responses import RedirectResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
@@ -77,23 +77,22 @@ def serve(params: Params, *, port: int) -> None:
         signal.signal(number, _stop)
     try:
         with listening:
-            site = _lead_to_runs(make_site(), mlflow.find_runs_page(uri, params.tracking.experiment))
+
+            async def lead(scope: Scope, receive: Receive, send: Send) -> None:
+                is_asked = (scope["type"], scope.get("path")) == ("http", _RUNS_PAGE)
+                await (
+                    RedirectResponse(mlflow.find_runs_page(uri, params.tracking.experiment))
+                    if is_asked
+                    else make_site()
+                )(scope, receive, send)
+
+            site = lead
             app = OwnSite(site, address=address, credentials=credentials)
             _log.info("MLflow on %s%s (Ctrl-C ends it), runs from %s", address, _RUNS_PAGE, redact(uri))
             _log.info("the user name and the password that it asks for stand in %s", _ACCESS)
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
     finally:
         _ACCESS.unlink(missing_ok=True)
-
-
-def _lead_to_runs(site: ASGIApp, page: str) -> ASGIApp:
-    """Return the site with an address that leads to the page of the runs, whose own is too long to be typed."""
-
-    async def lead(scope: Scope, receive: Receive, send: Send) -> None:
-        is_asked = (scope["type"], scope.get("path")) == ("http", _RUNS_PAGE)
-        await (RedirectResponse(page) if is_asked else site)(scope, receive, send)
-
-    return lead
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:

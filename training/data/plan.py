@@ -72,7 +72,17 @@ class SegmentPlan:
         rows = self.order[start : start + self.global_batch_size]
         rows = rows[np.argsort(-self.lengths[rows], kind="stable")]
         if self.is_packed:
-            micro_batches = _pack_rows(rows, self.lengths[rows], -(-len(rows) // self.micro_batch_size))
+            num_packs = -(-len(rows) // self.micro_batch_size)
+            packs: list[list[int]] = [[] for _ in range(num_packs)]
+            sizes = [(0, index) for index in range(num_packs)]
+            for row, length in zip(rows.tolist(), self.lengths[rows].tolist(), strict=True):
+                size, index = sizes[0]
+                packs[index].append(row)
+                # Not even a row without a token leaves another pack empty.
+                heapq.heapreplace(sizes, (size + max(length, 1), index))
+            micro_batches = tuple(
+                np.array(packs[index]) for _, index in sorted(sizes, key=lambda pair: (-pair[0], pair[1]))
+            )
         else:
             cuts = range(self.micro_batch_size, len(rows), self.micro_batch_size)
             micro_batches = tuple(np.split(rows, list(cuts)))
@@ -91,22 +101,6 @@ class SegmentPlan:
         if self.is_packed:
             return int(np.argmax(np.add.reduceat(lengths, starts) / -(-num_rows // size))) + 1
         return int(np.argmax(np.maximum.reduceat(lengths, starts) * np.minimum(num_rows, size))) + 1
-
-
-def _pack_rows(rows: np.ndarray, lengths: np.ndarray, num_packs: int) -> tuple[np.ndarray, ...]:
-    """Return the rows, which fall in length, in so many packs of nearly equally many tokens; the largest first.
-
-    Each row goes where there is least so far. That is within a third of the most even way, and far nearer where there
-    are many rows. Source: Graham 1969, Bounds on multiprocessing timing anomalies.
-    """
-    packs: list[list[int]] = [[] for _ in range(num_packs)]
-    sizes = [(0, index) for index in range(num_packs)]
-    for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-        size, index = sizes[0]
-        packs[index].append(row)
-        # Not even a row without a token leaves another pack empty.
-        heapq.heapreplace(sizes, (size + max(length, 1), index))
-    return tuple(np.array(packs[index]) for _, index in sorted(sizes, key=lambda pair: (-pair[0], pair[1])))
 
 
 def plan_segment(

@@ -42,7 +42,13 @@ class OrderedSum:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         before = dict(self._sent.counts)
         total: list[Tensor] = []
-        for micro_batch, ranks_in_order in zip(micro_batches, self._order_ranks(micro_batches), strict=True):
+        mine = [-1 if part.place is None else part.place for part in micro_batches]
+        places = self._ranks.gather(np.array(mine)).astype(int)
+        order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
+        added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
+        if added != list(reversed(range(len(added)))):
+            raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
+        for micro_batch, ranks_in_order in zip(micro_batches, order, strict=True):
             self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
             total = self._add_gradients(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
@@ -88,19 +94,6 @@ class OrderedSum:
                     sums = [part.clone() for part in theirs]
             results += sums
         return results
-
-    def _order_ranks(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
-        """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
-
-        Dummies are left out: they add nothing.
-        """
-        mine = [-1 if part.place is None else part.place for part in micro_batches]
-        places = self._ranks.gather(np.array(mine)).astype(int)
-        order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
-        added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
-        if added != list(reversed(range(len(added)))):
-            raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
-        return order
 
 
 def split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:

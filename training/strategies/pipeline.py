@@ -87,7 +87,13 @@ class Pipeline(AroundReplica):
         self._num_stages = per_rank * self._num_ranks
         self._stages = range(self._place, self._num_stages, self._num_ranks)
         self._sent = Sent()
-        self._make_groups()
+        size, num_ranks = self._ranks.world_size, self._num_ranks
+        replicas = [range(start, start + num_ranks) for start in range(0, size, num_ranks)]
+        self._group: Any = self._ranks.join_group(replicas)
+        self._alike: Any = None
+        if len(replicas) > 1:
+            self._alike = self._ranks.join_group([range(place, size, num_ranks) for place in range(num_ranks)])
+            self._ranks.counted_groups.append(self._alike)
         alike = replace(ranks, rank=self.data_rank, world_size=self.data_world_size, gradient_group=self._alike)
         self._shares = Shares(alike) if options["zero1"] and self._alike is not None else None
         more: dict[str, Any] = {} if self._shares is None else {"deal": self._shares.deal}
@@ -110,16 +116,6 @@ class Pipeline(AroundReplica):
         """What another rank has as well: a tied embedding, on the first and the last stage."""
         counted = {name: self.data_rank == 0 and self._stages_of[name][0] in self._stages for name in self._own}
         self._squares = Squares(list(self._whole.parameters), counted, ranks.device)
-
-    def _make_groups(self) -> None:
-        """Make the group of this replica's ranks and, with several replicas, that of the ranks with the same stages."""
-        size, num_ranks = self._ranks.world_size, self._num_ranks
-        replicas = [range(start, start + num_ranks) for start in range(0, size, num_ranks)]
-        self._group: Any = self._ranks.join_group(replicas)
-        self._alike: Any = None
-        if len(replicas) > 1:
-            self._alike = self._ranks.join_group([range(place, size, num_ranks) for place in range(num_ranks)])
-            self._ranks.counted_groups.append(self._alike)
 
     def _keep_stages(self, model: nn.Module) -> None:
         self._whole = WholeModel(model, self._config)

@@ -45,15 +45,10 @@ def _read_rows(package: str, seen: set[int]) -> Iterator[tuple[str, str, str]]:
                 or not (summary + signature).isprintable()
             ):
                 continue
-            if response := "\n".join(_select_fitting(rest, seen)):
+            found: list[str] = []
+            for part in select_new_parts(rest, seen):
+                if sum(map(len, found)) + len(part) > MAX_CHARACTERS:
+                    break
+                found.append(part)
+            if response := "\n".join(found):
                 yield summary, signature, response
-
-
-def _select_fitting(text: str, seen: set[int]) -> list[str]:
-    """Return the text's first new paragraphs, of as many characters as a row may have."""
-    found: list[str] = []
-    for part in select_new_parts(text, seen):
-        if sum(map(len, found)) + len(part) > MAX_CHARACTERS:
-            break
-        found.append(part)
-    return found

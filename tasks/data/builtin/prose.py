@@ -104,25 +104,21 @@ def _split_blocks(text: str) -> list[list[str]]:
         elif not line.strip() or _UNDERLINE.match(line):
             is_skipped = False
             blocks.append([])
-        elif is_skipped or _starts_no_prose(line, following):
+        elif is_skipped or bool(
+            _INDENT.match(line)
+            or _UNDERLINE.match(following)
+            or _DIRECTIVE.match(line)
+            or _LIST_ITEM.match(line)
+            or _SECTION.match(line)
+            # A definition list: a term with its indented explanation.
+            or (_INDENT.match(following) and following.strip())
+        ):
             # The rest of a list item or of a directive belongs to it, up to the next empty line.
             is_skipped = True
             blocks[-1] = []
         else:
             blocks[-1].append(line)
     return [block for block in blocks if block]
-
-
-def _starts_no_prose(line: str, following: str) -> bool:
-    return bool(
-        _INDENT.match(line)
-        or _UNDERLINE.match(following)
-        or _DIRECTIVE.match(line)
-        or _LIST_ITEM.match(line)
-        or _SECTION.match(line)
-        # A definition list: a term with its indented explanation.
-        or (_INDENT.match(following) and following.strip())
-    )
 
 
 def _strip_markup(text: str) -> str:

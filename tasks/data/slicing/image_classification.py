@@ -84,7 +84,11 @@ class Images:
         if not row_ids:
             raise DataError(f"slice {part}: every row of it is left out as no good image; choose other rows")
         if len(row_ids) < len(images):
-            _shorten(folder / "images.npy", images, num_rows=len(row_ids))
+            num_rows = len(row_ids)
+            header = {"descr": "|u1", "fortran_order": False, "shape": (num_rows, *images.shape[1:])}
+            with (folder / "images.npy").open("r+b") as opened:
+                np.lib.format.write_array_header_1_0(opened, header)
+                opened.truncate(opened.tell() + num_rows * images[0].nbytes)
         np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
         np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
         return {
@@ -93,14 +97,6 @@ class Images:
             "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
             "class_names": self.class_names,
         }
-
-
-def _shorten(file: Path, images: np.memmap, *, num_rows: int) -> None:
-    """Leave the first rows of an array in its file; numpy pads the header so that another length fits in its place."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (num_rows, *images.shape[1:])}
-    with file.open("r+b") as opened:
-        np.lib.format.write_array_header_1_0(opened, header)
-        opened.truncate(opened.tell() + num_rows * images[0].nbytes)
 
 
 def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:

@@ -32,7 +32,15 @@ def convert_weights(folder: Path, into: Path) -> str:
         raise DataError(f"{into}: is there already; allowed: a new folder")
     weights: dict[str, Any] = {}
     for file in _list_pickles(folder):
-        weights |= _load_tensors(file)
+        from training.model.weights import load_tensors
+
+        try:
+            found = load_tensors(file)
+        except BadCheckpointError as error:
+            raise DataError(str(error)) from None
+        if others := [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]:
+            raise DataError(f"{file}: {others[0][:80]!r} is no tensor; allowed: weights and nothing else")
+        weights |= found
     partial = into.with_name(f"{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -60,20 +68,6 @@ def _list_pickles(folder: Path) -> Iterator[Path]:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise DataError(f"{folder}: has no file {str(name)[:80]!r}; download all of the model")
         yield folder / name
-
-
-def _load_tensors(file: Path) -> dict[str, Any]:
-    import torch
-
-    from training.model.weights import load_tensors
-
-    try:
-        found = load_tensors(file)
-    except BadCheckpointError as error:
-        raise DataError(str(error)) from None
-    if others := [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]:
-        raise DataError(f"{file}: {others[0][:80]!r} is no tensor; allowed: weights and nothing else")
-    return found
 
 
 def _main() -> None:

@@ -5,7 +5,7 @@ import importlib.metadata
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -156,14 +156,31 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
         for batch in _make_batches(files, size=size):
             contents = [_read_content(file, source, archive) for file in batch]
             images = list(pool.map(partial(image_policy.decode_image, size=size), contents))
-            writer.write_table(_make_table(first, batch, images))
+            columns = {
+                "row_id": np.arange(first, first + len(batch), dtype=np.int64),
+                "label": pa.array([file.label for file in batch], pa.string()),
+                "pixels": pa.array(
+                    [b"" if isinstance(image, str) else image.tobytes() for image in images], pa.binary()
+                ),
+                "fault": pa.array([image if isinstance(image, str) else None for image in images], pa.string()),
+            }
+            writer.write_table(pa.table(columns, schema=_SCHEMA))
             for file, image in zip(batch, images, strict=True):
                 if isinstance(image, str):
                     found[image] += 1
                     first_names.setdefault(image, file.name)
             first += len(batch)
             advance(len(batch))
-    _refuse_too_many(found, first_names, num_rows=len(files), place=place)
+    num_rows = len(files)
+    if sum(found.values()) > MAX_QUARANTINED_SHARE * num_rows:
+        faults = "; ".join(
+            f"{count} of {num_rows} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
+            for fault, count in found.items()
+        )
+        raise DataError(
+            f"{place}: {faults}; allowed: at most {MAX_QUARANTINED_SHARE:.0%} of such images, which are left out; "
+            "drop or mend them in the source"
+        )
     return {"num_rows": len(files), "class_names": list_class_names({file.label for file in files})}
 
 
@@ -190,26 +207,3 @@ def _read_content(file: ImageFile, source: Path, archive: BinaryIO | None) -> by
     assert file.offset is not None
     archive.seek(file.offset)
     return archive.read(min(file.size, limit))
-
-
-def _make_table(first: int, files: Sequence[ImageFile], images: Sequence[np.ndarray | str]) -> pa.Table:
-    columns = {
-        "row_id": np.arange(first, first + len(files), dtype=np.int64),
-        "label": pa.array([file.label for file in files], pa.string()),
-        "pixels": pa.array([b"" if isinstance(image, str) else image.tobytes() for image in images], pa.binary()),
-        "fault": pa.array([image if isinstance(image, str) else None for image in images], pa.string()),
-    }
-    return pa.table(columns, schema=_SCHEMA)
-
-
-def _refuse_too_many(found: Counter[str], first_names: dict[str, str], *, num_rows: int, place: str) -> None:
-    """Raise DataError if so many images are quarantined that the source is not what it was taken for."""
-    if sum(found.values()) > MAX_QUARANTINED_SHARE * num_rows:
-        faults = "; ".join(
-            f"{count} of {num_rows} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
-            for fault, count in found.items()
-        )
-        raise DataError(
-            f"{place}: {faults}; allowed: at most {MAX_QUARANTINED_SHARE:.0%} of such images, which are left out; "
-            "drop or mend them in the source"
-        )

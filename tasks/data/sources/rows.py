@@ -109,7 +109,10 @@ def _read_rows(dataset: DatasetParams, commit: str | None, reading: Reading) -> 
                 if dataset.label is not None:
                     parts[1] = _name_classes(parts[1], (rows.features or {}).get(dataset.label))
                 # A text of megabytes is cut to one character more than is kept.
-                parts = [[_cut(value) for value in part] for part in parts]
+                parts = [
+                    [(value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value) for value in part]
+                    for part in parts
+                ]
                 yield from zip(*parts, strict=True) if len(parts) > 1 else parts[0]
     except Exception as error:  # whatever the reader of the files' format raises
         if any(isinstance(cause, MemoryError) for cause in walk_causes(error)):
@@ -148,10 +151,6 @@ def _name_classes(labels: list[Any], feature: Any) -> list[Any]:
     if not names:
         return labels
     return [names[label] if isinstance(label, int) and 0 <= label < len(names) else None for label in labels]
-
-
-def _cut(value: Any) -> Any:
-    return value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value
 
 
 def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> StageError:

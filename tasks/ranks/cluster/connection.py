@@ -77,7 +77,17 @@ def connect(address: str) -> None:
     os.environ |= {"RAY_DEDUP_LOGS_SKIP_REGEX": f"^({'|'.join(_SAID_BY_RAY)})"}
     options: dict[str, Any] = {"address": address}
     if address == "local":
-        options |= _prepare_own()
+        # Under /tmp, since paths of sockets are short. Nobody else may look into it.
+        folder = Path(tempfile.mkdtemp(prefix="ddp-ray-", dir="/tmp"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "token").touch(mode=0o600)
+        (folder / "token").write_text(secrets.token_hex(32))
+        # The second has Ray bind what it opens to loopback, as it does where it knows no clusters.
+        os.environ |= {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        options |= {
+            "_temp_dir": str(folder), "num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000,
+            "include_dashboard": False,
+        }  # fmt: skip
     elif not any(map(os.environ.get, ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))) and not _TOKEN.is_file():
         raise ConfigurationError(
             f"ray.address={address}: no token; allowed: the cluster's in {_TOKEN} (0600), RAY_AUTH_TOKEN_PATH or "
@@ -102,21 +112,6 @@ def connect(address: str) -> None:
         # A stage saves on SIGTERM; Ray would just leave.
         for number, answer in answers.items():
             signal.signal(number, answer)
-
-
-def _prepare_own() -> dict[str, Any]:
-    """Return the options of a cluster of this machine alone, and set what it looks for in the environment."""
-    # Under /tmp, since paths of sockets are short. Nobody else may look into it.
-    folder = Path(tempfile.mkdtemp(prefix="ddp-ray-", dir="/tmp"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "token").touch(mode=0o600)
-    (folder / "token").write_text(secrets.token_hex(32))
-    # The second has Ray bind what it opens to loopback, as it does where it knows no clusters.
-    os.environ |= {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    return {
-        "_temp_dir": str(folder), "num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000,
-        "include_dashboard": False,
-    }  # fmt: skip
 
 
 def require_head(who: str, *, seconds: float) -> None:

@@ -39,7 +39,8 @@ def describe_chart(results: Results) -> str:
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line with intervals per cell over the comparisons, and 1 as the first of them."""
-    dates = _list_dates(results)
+    records = [] if results.history is None else results.history.records
+    dates = list({record.comparison: record.finished_at for record in records}.values())
     axes.axhline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     for number, (cell, points) in enumerate(_list_step_times(results).items()):
         first = points[0][1].value if points else 1.0
@@ -63,11 +64,6 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_ylabel("times the first step time")
     axes.grid(axis="y")
     add_legend(axes)
-
-
-def _list_dates(results: Results) -> list[str]:
-    records = [] if results.history is None else results.history.records
-    return list({record.comparison: record.finished_at for record in records}.values())
 
 
 def _list_step_times(results: Results) -> dict[str, list[tuple[int, Estimate]]]:

@@ -64,17 +64,12 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
             f"{machine.os}" + (f", driver {machine.driver}" if machine.driver else ""),
         ),
         ("Versions", versions),
-        *_tell_recorded(facts),
+        *[
+            (title, ", ".join(f"{name} {value}" for name, value in values.items() if value is not None))
+            for title, section in (("Kernels", "kernels"), ("Environment of the ranks", "environment"))
+            if (values := facts.recorded.get(section))
+        ],
         ("Trained", f"from {_format_utc(facts.trained_at)}; figures put together {_format_utc(results.created_at)}"),
-    ]
-
-
-def _tell_recorded(facts: ComparisonFacts) -> list[tuple[str, str]]:
-    """Return what the ranks themselves wrote down of kernels and environment; nothing of an earlier version's."""
-    return [
-        (title, ", ".join(f"{name} {value}" for name, value in values.items() if value is not None))
-        for title, section in (("Kernels", "kernels"), ("Environment of the ranks", "environment"))
-        if (values := facts.recorded.get(section))
     ]
 
 

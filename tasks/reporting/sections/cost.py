@@ -18,7 +18,27 @@ def make_blocks(results: Results) -> list[Block]:
     if cost is None:
         return [Text("Not worked out: these results are of an earlier version.")]
     jobs, how = _tabulate_jobs(cost), Fold("How this was worked out", [Items(_tell(results, cost))])
-    return [_tabulate_cells(cost).replace_unit(results.unit), *[jobs] * bool(jobs.rows), how]
+    columns: list[tuple[str, Callable[[CellCost], str]]] = [
+        ("Cell", lambda cell: cell.cell),
+        ("Devices", lambda cell: str(cell.num_devices)),
+        ("Device hours per epoch", lambda cell: wording.format_three_digits(cell.device_hours_per_epoch)),
+    ]
+    money: list[tuple[str, Callable[[CellCost], float | None]]] = [
+        ("Cost per epoch", lambda cell: cell.usd_per_epoch),
+        ("Cost per 1M tokens", lambda cell: cell.usd_per_million_tokens),
+    ]
+    energy: list[tuple[str, Callable[[CellCost], float | None]]] = [
+        ("Energy per epoch", lambda cell: cell.kwh_per_epoch),
+        ("Energy per 1M tokens", lambda cell: cell.kwh_per_million_tokens),
+    ]
+    columns += [_make_column(name, figure, wording.format_usd) for name, figure in money if _is_known(cost, figure)]
+    columns.append(("Cost of the speedup", lambda cell: _format_speedup_cost(cell, cost)))
+    columns += [_make_column(name, figure, _format_kwh) for name, figure in energy if _is_known(cost, figure)]
+    return [
+        tabulate("What each cell costs", columns, cost.cells).replace_unit(results.unit),
+        *[jobs] * bool(jobs.rows),
+        how,
+    ]
 
 
 def _tell(results: Results, cost: Cost) -> list[str]:
@@ -54,27 +74,6 @@ def _describe_price(cost: Cost) -> str:
         return "No price is stated (cost.price_per_gpu_hour in params.yaml), so there is nothing in money here."
     source = f", {cost.price_source}" if cost.price_source else ""
     return f"At {wording.format_usd(cost.price_per_gpu_hour_usd)} per device and hour ({cost.price_date}{source})."
-
-
-def _tabulate_cells(cost: Cost) -> Table:
-    """Return what each cell costs; money and energy only where they are known of a cell."""
-    columns: list[tuple[str, Callable[[CellCost], str]]] = [
-        ("Cell", lambda cell: cell.cell),
-        ("Devices", lambda cell: str(cell.num_devices)),
-        ("Device hours per epoch", lambda cell: wording.format_three_digits(cell.device_hours_per_epoch)),
-    ]
-    money: list[tuple[str, Callable[[CellCost], float | None]]] = [
-        ("Cost per epoch", lambda cell: cell.usd_per_epoch),
-        ("Cost per 1M tokens", lambda cell: cell.usd_per_million_tokens),
-    ]
-    energy: list[tuple[str, Callable[[CellCost], float | None]]] = [
-        ("Energy per epoch", lambda cell: cell.kwh_per_epoch),
-        ("Energy per 1M tokens", lambda cell: cell.kwh_per_million_tokens),
-    ]
-    columns += [_make_column(name, figure, wording.format_usd) for name, figure in money if _is_known(cost, figure)]
-    columns.append(("Cost of the speedup", lambda cell: _format_speedup_cost(cell, cost)))
-    columns += [_make_column(name, figure, _format_kwh) for name, figure in energy if _is_known(cost, figure)]
-    return tabulate("What each cell costs", columns, cost.cells)
 
 
 def _is_known(cost: Cost, figure: Callable[[CellCost], float | None]) -> bool:

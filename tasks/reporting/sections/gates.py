@@ -13,8 +13,30 @@ TITLE = "Gates"
 
 def make_blocks(results: Results) -> list[Block]:
     """Return how many gates passed and which decided, and folded what each compared."""
-    compared = [(wording.replace_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
-    standings, equivalence = tabulate_standings(results), tabulate_equivalence(results)
+    compared = [
+        (wording.replace_unit(gate.name, results.unit), "; ".join([gate.compared, *gate.hints]))
+        for gate in results.gates
+    ]
+    rows = [
+        [cell.cell, cell.standing.state, wording.join_names(cell.standing.gates), cell.standing.reason or ""]
+        for cell in results.cells
+        if cell.standing.state != "proven"
+    ]
+    headings = ["Cell", "Standing", "Gate", "What was compared"]
+    standings = Table("What decided over a speedup", headings, rows, num_prose=3)
+    equivalence = tabulate(
+        "Updates of each cell against those of one process",
+        [
+            ("Cell", lambda part: part.cell),
+            ("Compared", lambda part: f"{part.compared} of {part.num_checked} updates, the widest"),
+            ("Step", lambda part: str(part.step)),
+            ("Difference", lambda part: wording.format_difference(part.difference)),
+            ("Noise floor", lambda part: wording.format_difference(part.noise_floor)),
+            ("Allowed", lambda part: wording.format_difference(part.tolerance)),
+        ],
+        results.equivalence,
+        num_row_headings=2,
+    )
     told = count_passed_gates(results)
     return [
         Text(
@@ -27,11 +49,6 @@ def make_blocks(results: Results) -> list[Block]:
         Fold("Every gate, cell by cell", [tabulate_gates(results)]),
         Fold("What each gate compared", [*[equivalence] * bool(equivalence.rows), Facts(compared, anchor="gate")]),
     ]
-
-
-def _tell_compared(gate: Gate) -> str:
-    """Return the numbers that decided, the figure that is true where one is not, and what to do about it."""
-    return "; ".join([gate.compared, *gate.hints])
 
 
 def tabulate_gates(results: Results, *, only_failed: bool = False) -> Table:
@@ -52,31 +69,3 @@ def tabulate_gates(results: Results, *, only_failed: bool = False) -> Table:
 def _mark_verdict(gate: Gate, cell: str) -> str:
     found = gate.find_cell_finding(cell)
     return wording.NOTHING if found is None else wording.MARKS[found.verdict]
-
-
-def tabulate_standings(results: Results) -> Table:
-    """Return why a speedup is withheld or unproven, of each cell of which it is; no row where none is."""
-    rows = [
-        [cell.cell, cell.standing.state, wording.join_names(cell.standing.gates), cell.standing.reason or ""]
-        for cell in results.cells
-        if cell.standing.state != "proven"
-    ]
-    headings = ["Cell", "Standing", "Gate", "What was compared"]
-    return Table("What decided over a speedup", headings, rows, num_prose=3)
-
-
-def tabulate_equivalence(results: Results) -> Table:
-    """Return how far each cell's updates were from one process's; no row where none was checked."""
-    return tabulate(
-        "Updates of each cell against those of one process",
-        [
-            ("Cell", lambda part: part.cell),
-            ("Compared", lambda part: f"{part.compared} of {part.num_checked} updates, the widest"),
-            ("Step", lambda part: str(part.step)),
-            ("Difference", lambda part: wording.format_difference(part.difference)),
-            ("Noise floor", lambda part: wording.format_difference(part.noise_floor)),
-            ("Allowed", lambda part: wording.format_difference(part.tolerance)),
-        ],
-        results.equivalence,
-        num_row_headings=2,
-    )

@@ -2,7 +2,7 @@
 
 from tasks.process import wording
 from tasks.reporting.blocks import Block, Charts, Table, Text, tabulate
-from tasks.reporting.history import Change, History, HistoryRecord, format_time, group_comparisons
+from tasks.reporting.history import Change, HistoryRecord, format_time, group_comparisons
 from tasks.reporting.results import Results
 
 TITLE = "History"
@@ -16,7 +16,35 @@ def make_blocks(results: Results) -> list[Block]:
         return [Text("No history was kept with these results.")]
     changes = [_tabulate_changes(history.changes)] if history.changes else []
     has_others = len(group_comparisons(history.records)) > 1
-    return [Text(history.summary), *changes, Charts("history"), *[_tabulate_records(results, history)] * has_others]
+    return [
+        Text(history.summary),
+        *changes,
+        Charts("history"),
+        *[
+            tabulate(
+                "The last comparisons of the same work",
+                [
+                    ("Finished", lambda record: format_time(record.finished_at)),
+                    ("Cell", lambda record: record.cell),
+                    (
+                        "Step time",
+                        lambda record: wording.format_optional(record.step_time, wording.format_duration_with_interval),
+                    ),
+                    ("Speedup", lambda record: _format_speedup(results, record)),
+                    (
+                        "Tokens/s",
+                        lambda record: wording.format_optional(record.tokens_per_second, wording.format_three_digits),
+                    ),
+                    ("Gates", lambda record: _GATES[record.gates_passed]),
+                    ("Machine", _describe_machine),
+                    ("Preflight", lambda record: record.preflight or wording.NOT_AVAILABLE),
+                ],
+                [record for cells in reversed(group_comparisons(history.records)) for record in cells],
+                num_prose=2,
+            ).replace_unit(results.unit)
+        ]
+        * has_others,
+    ]
 
 
 def _tabulate_changes(changes: list[Change]) -> Table:
@@ -33,28 +61,6 @@ def _show_change(change: Change) -> list[str]:
     verdict = f"{change.verdict}: regression" if change.is_regression else change.verdict
     ratio = wording.format_ratio_with_interval(change.ratio)
     return [change.cell, change.name, shown(change.before), shown(change.now), ratio, verdict]
-
-
-def _tabulate_records(results: Results, history: History) -> Table:
-    """Return the last comparisons of the same work, the newest first."""
-    return tabulate(
-        "The last comparisons of the same work",
-        [
-            ("Finished", lambda record: format_time(record.finished_at)),
-            ("Cell", lambda record: record.cell),
-            (
-                "Step time",
-                lambda record: wording.format_optional(record.step_time, wording.format_duration_with_interval),
-            ),
-            ("Speedup", lambda record: _format_speedup(results, record)),
-            ("Tokens/s", lambda record: wording.format_optional(record.tokens_per_second, wording.format_three_digits)),
-            ("Gates", lambda record: _GATES[record.gates_passed]),
-            ("Machine", _describe_machine),
-            ("Preflight", lambda record: record.preflight or wording.NOT_AVAILABLE),
-        ],
-        [record for cells in reversed(group_comparisons(history.records)) for record in cells],
-        num_prose=2,
-    ).replace_unit(results.unit)
 
 
 def _format_speedup(results: Results, record: HistoryRecord) -> str:

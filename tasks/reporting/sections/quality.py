@@ -17,23 +17,26 @@ _SHARES = {"accuracy": "Accuracy", "accuracy_top5": "Top-5 accuracy", "accuracy_
 def make_blocks(results: Results) -> list[Block]:
     """Return losses, what the models are worth, the seconds it took, and rows that every model went on from."""
     quality = results.quality
-    blocks: list[Block] = [*show_models(results), Charts("quality"), *_tell_heldout_curves(results)]
-    if quality.time_to_loss is not None:
-        blocks += _tell_time_to_loss(results, quality.time_to_loss)
-    if quality.epochs:
-        blocks.append(_tabulate_best_and_last(results))
-    samples = [_quote(sample) for sample in quality.samples]
-    return [*blocks, *[Fold("Samples side by side", samples)] * bool(samples)]
-
-
-def _tell_heldout_curves(results: Results) -> list[Block]:
-    """Return of which cells the held-out loss while they trained is not known, and why."""
     unknown = [curve.cell for curve in results.quality.heldout_curves if not curve.losses]
     told = (
         f"{wording.join_names(unknown)}: no held-out loss in mid-training, since the segments that are trained already "
         "took no look at these rows; weights do not depend on it, so they were not trained anew."
     )
-    return [Text(told)] * bool(unknown)
+    blocks: list[Block] = [*show_models(results), Charts("quality"), *([Text(told)] * bool(unknown))]
+    if quality.time_to_loss is not None:
+        blocks += _tell_time_to_loss(results, quality.time_to_loss)
+    if quality.epochs:
+        epochs = results.quality.epochs
+        rows = []
+        for cell in results.cells:
+            best = next(one for one in epochs if one.cell == cell.cell and one.is_best)
+            last = next(one for one in epochs if one.cell == cell.cell and one.is_last)
+            shown = [wording.format_optional(one.accuracy, wording.format_small_percent) for one in (best, last)]
+            rows.append([cell.cell, shown[0], str(best.epoch), shown[1], best.checkpoint.rpartition("/")[2]])
+        headings = ["Cell", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint"]
+        blocks.append(Table("Best and last", headings, rows, num_prose=1))
+    samples = [_quote(sample) for sample in quality.samples]
+    return [*blocks, *[Fold("Samples side by side", samples)] * bool(samples)]
 
 
 def show_models(results: Results) -> list[Block]:
@@ -99,19 +102,6 @@ def _tell_time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
     ]  # fmt: skip
     title = f"To a loss of {wording.format_loss(found.target_loss)}"
     return [Text(told), Table(title, ["Cell", "Reached at step", "Seconds to it"], rows)]
-
-
-def _tabulate_best_and_last(results: Results) -> Table:
-    """Return each cell's best and last accuracy."""
-    epochs = results.quality.epochs
-    rows = []
-    for cell in results.cells:
-        best = next(one for one in epochs if one.cell == cell.cell and one.is_best)
-        last = next(one for one in epochs if one.cell == cell.cell and one.is_last)
-        shown = [wording.format_optional(one.accuracy, wording.format_small_percent) for one in (best, last)]
-        rows.append([cell.cell, shown[0], str(best.epoch), shown[1], best.checkpoint.rpartition("/")[2]])
-    headings = ["Cell", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint"]
-    return Table("Best and last", headings, rows, num_prose=1)
 
 
 def _quote(sample: EvaluatedSample) -> Quotes:

@@ -19,7 +19,16 @@ def make_blocks(results: Results) -> list[Block]:
     blocks: list[Block] = _tell_withheld(results)
     measurement = results.measurement
     if measurement is not None:
-        blocks += [_tabulate_speedups(results, measurement), _tabulate_rates(measurement, results.unit)]
+        columns: _Arms = [
+            ("Arm", lambda arm: arm.arm),
+            ("Ranks", lambda arm: str(arm.world_size)),
+            ("Step time", lambda arm: wording.format_duration_with_interval(arm.step_seconds)),
+            ("Speedup", lambda arm: _format_speedup(results, arm)),
+            ("Efficiency", lambda arm: _format_efficiency(results, arm)),
+            ("Karp-Flatt", lambda arm: _format_arm_karp_flatt(results, arm)),
+        ]
+        title = f"Each arm, measured in turns, {measurement.scaling} scaling, 95 % intervals"
+        blocks += [tabulate(title, columns, measurement.arms), _tabulate_rates(measurement, results.unit)]
         blocks.append(Heading("Of the whole training, one run"))
     return [*blocks, _tabulate_cells(results).replace_unit(results.unit), Charts("training")]
 
@@ -51,20 +60,6 @@ def _tell_unproven(results: Results) -> list[Block]:
     )
     names = wording.join_names([one.cell for one in cells])
     return [Text(f"What is said here of the speed of {names} is unproven: {gates} could not tell.", "notice")]
-
-
-def _tabulate_speedups(results: Results, measurement: Measurement) -> Table:
-    """Return how much faster each arm was."""
-    columns: _Arms = [
-        ("Arm", lambda arm: arm.arm),
-        ("Ranks", lambda arm: str(arm.world_size)),
-        ("Step time", lambda arm: wording.format_duration_with_interval(arm.step_seconds)),
-        ("Speedup", lambda arm: _format_speedup(results, arm)),
-        ("Efficiency", lambda arm: _format_efficiency(results, arm)),
-        ("Karp-Flatt", lambda arm: _format_arm_karp_flatt(results, arm)),
-    ]
-    title = f"Each arm, measured in turns, {measurement.scaling} scaling, 95 % intervals"
-    return tabulate(title, columns, measurement.arms)
 
 
 def _tabulate_rates(measurement: Measurement, unit: str) -> Table:

@@ -69,7 +69,9 @@ class _CellRun:
         """Write all that is known, in order, unless the file has these very bytes."""
         texts = {title: _make_text_event(title, text) for title, text in self.texts.items()}
         # First what is known before the training, so that steps can be added at the end while it runs.
-        events = [_make_version_event(), texts.pop(_FACTS), *map(_make_event, self.points.values())]
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        events = [Event(file_version="brain.Event:2"), texts.pop(_FACTS), *map(_make_event, self.points.values())]
         if self.figures:
             ended_at = max((point.timestamp_ms for point in self.points.values()), default=0)
             events.append(_make_event(Point(0, ended_at, self.figures)))
@@ -135,12 +137,6 @@ def _make_table(facts: Mapping[str, str]) -> str:
     """Return a table in Markdown, which TensorBoard shows as one."""
     cells = (f"| {key} | {value} |".replace("\n", " ") for key, value in facts.items())
     return "\n".join(["| | |", "|---|---|", *cells])
-
-
-def _make_version_event() -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return Event(file_version="brain.Event:2")
 
 
 def _make_event(point: Point) -> Any:

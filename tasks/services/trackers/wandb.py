@@ -104,7 +104,15 @@ class _Runs:
                 sent += sum(len(row) - 1 for _, row in run.list_rows()) + len(report.figures.get(cell, {}))
         for folder in self._list_folders():
             if _find_id(folder) not in wanted:
-                self._remove(folder)
+                _log.info("wandb: run %s shows what does not hold any more; another takes its place", _find_id(folder))
+                if _is_synchronised(folder):
+                    _require_answer()
+                    wandb = _import_wandb()
+                    try:
+                        wandb.Api(timeout=int(_SECONDS_TO_ANSWER)).run(f"{self._project}/{_find_id(folder)}").delete()
+                    finally:
+                        wandb.teardown()
+                shutil.rmtree(folder)
         self._synchronise()
         return sent
 
@@ -149,18 +157,6 @@ class _Runs:
         self._folder.mkdir(exist_ok=True)
         written.rename(self._folder / written.name)
         shutil.rmtree(_BEING_WRITTEN)
-
-    def _remove(self, folder: Path) -> None:
-        """Remove a run that shows what is withheld now, at W&B first."""
-        _log.info("wandb: run %s shows what does not hold any more; another takes its place", _find_id(folder))
-        if _is_synchronised(folder):
-            _require_answer()
-            wandb = _import_wandb()
-            try:
-                wandb.Api(timeout=int(_SECONDS_TO_ANSWER)).run(f"{self._project}/{_find_id(folder)}").delete()
-            finally:
-                wandb.teardown()
-        shutil.rmtree(folder)
 
     def _synchronise(self) -> None:
         """Send the runs that W&B lacks; raises where it cannot be reached, so that the report is sent again later."""
