@@ -7,7 +7,7 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from ddp_audit.process.wording import Numbers, Reason
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
@@ -248,19 +248,6 @@ class RankTimeline(Record):
 
 class Measurement(Record):
     """All that was measured before training."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _give_arms_their_turns(cls, content: Any) -> Any:
-        """Read results of an earlier version, whose turns were quiet for all cells or for none."""
-        if not isinstance(content, dict) or "num_quiet_turns" not in content:
-            return content
-        kept = {name: value for name, value in content.items() if name != "num_quiet_turns"}
-        arms, number = kept.get("arms"), content["num_quiet_turns"]
-        if not isinstance(arms, list) or not all(isinstance(arm, dict) for arm in arms):
-            return kept
-        told = [{"num_quiet_turns": None if arm.get("is_wrapped_baseline") else number} | arm for arm in arms]
-        return {**kept, "arms": told}
 
     scaling: Literal["strong", "weak"]
     """strong: same global batch in every cell; weak: same batch per rank."""
