@@ -117,9 +117,8 @@ def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -
 
     Photographs of hands where there are any, else the built-in digits; `size`: pixels of a side.
     """
-    from tasks.data.builtin.digits import write_digits
     from tasks.data.builtin.image_networks import write_image_network
-    from tasks.data.sources.image_policy import decode_image
+    from tasks.data.sources.image_rows import decode_image, write_digits
     from tasks.params.image_files import list_image_files
 
     source, label = folder / "digits", "built-in digits"

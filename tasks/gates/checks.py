@@ -18,12 +18,11 @@ from tasks.gates import (
     clock,
     comparability,
     correctness,
+    counted_blocks,
     equivalence,
     heldout,
-    loss_curves,
     own_device,
-    quiet_turns,
-    rows_of_blocks,
+    rows_of_steps,
     synchronisation,
     work_of_blocks,
 )
@@ -86,7 +85,7 @@ CHECKS = [
     Check(
         name="Loss curves coincide",
         question="Does every cell's loss follow the baseline's, coarsely?",
-        find=loss_curves.check_loss_curves,
+        find=correctness.check_loss_curves,
         spares_throughput=True,
     ),
     Check(
@@ -157,7 +156,7 @@ CHECKS_OF_BLOCKS = [
     Check(
         name=QUIET_TURNS,
         question="Were there turns enough in which nobody else used the machine?",
-        find=quiet_turns.check_quiet_turns,
+        find=counted_blocks.check_quiet_turns,
     ),
     Check(
         name="Timed blocks did the work",
@@ -172,7 +171,7 @@ CHECKS_OF_BLOCKS = [
     Check(
         name="Timed rows are typical",
         question="Do the timed rows have as many tokens as those of the whole training?",
-        find=rows_of_blocks.check_timed_rows,
+        find=rows_of_steps.check_timed_rows,
     ),
     Check(
         name=BORNE_OUT,

@@ -1,15 +1,16 @@
 """Where a report comes from, and how it is cited: commit, command, params, seconds of each stage, a badge."""
 
 import json
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from tasks.process import wording
-from tasks.process.source import read_commit
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
+from training.process.redaction import redact
 
 STAGE_SECONDS = Path(".work/stage_seconds.json")
 """How long each stage took when `make compare` last ran it here."""
@@ -68,3 +69,23 @@ def draw_badge(state: str, told: str) -> str:
 def tell_badge(cell: str, baseline: str, speedup: Estimate | None) -> str:
     """Return what a badge says of the best cell: what against what, and its interval, or that none is given."""
     return f"{cell} : {baseline} {wording.format_ratio_with_interval(speedup)}" if speedup else "not given"
+
+
+def read_commit() -> str | None:
+    """Return the commit, with ` and changes` behind it where tracked files differ; None without git or repository."""
+    commit = _ask_git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return f"{commit} and changes" if _ask_git("status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _ask_git(*words: str) -> str | None:
+    try:
+        # Without locks: looking must not disturb a git command of somebody else.
+        found = subprocess.run(
+            ["git", "--no-optional-locks", *words],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return redact(found.stdout.strip())

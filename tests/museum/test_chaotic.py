@@ -10,8 +10,8 @@ import torch
 
 from tests.museum.museum import ABOUT_SECONDS, Museum
 from tests.museum.project import CELLS, Size
-from training.data.image_rows import open_images
 from training.workloads import image_classification
+from training.workloads.image_classification import open_images
 
 pytestmark = pytest.mark.slow
 

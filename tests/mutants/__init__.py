@@ -97,7 +97,7 @@ MUTANTS = [
         lambda of, run: of(run) / run.facts.world_size,
         "tasks/gates/test_checks.py",
     ),
-    _mutant("tasks.gates.loss_curves:TOLERANCE", lambda value: 10 * value, "tasks/gates/test_loss_curves.py"),
+    _mutant("tasks.gates.correctness:TOLERANCE", lambda value: 10 * value, "tasks/gates/test_loss_curves.py"),
     _mutant("tasks.gates.equivalence:_find_problems", _yield_nothing, "tasks/gates/test_equivalence.py"),
     _mutant("tasks.gates.equivalence:_PART", lambda value: 0.5, "tasks/gates/test_equivalence.py"),
     _mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     _mutant("tasks.gates.heldout:_find_other_heldout_rows", _return([]), "tasks/gates/test_heldout.py"),
     _mutant("tasks.gates.own_device:_find_shared_device", _return(None), "tasks/gates/test_own_device.py"),
-    _mutant("tasks.gates.quiet_turns:MOST_OTHERS_SHARE", lambda value: 1.0, "tasks/gates/test_quiet_turns.py"),
+    _mutant("tasks.gates.counted_blocks:MOST_OTHERS_SHARE", lambda value: 1.0, "tasks/gates/test_quiet_turns.py"),
     _mutant(
         "tasks.gates.work_of_blocks:_Judge._find_gradient_problems",
         _yield_nothing,
@@ -148,7 +148,7 @@ MUTANTS = [
         lambda of, arms, *, seed: (list(arms) for _ in iter(int, 1)),
         "tasks/measuring/test_interleaving.py",
     ),
-    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
+    _mutant("tasks.measuring.account:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
     _mutant(
         "tasks.measure:select_timed_ranges",
         lambda of, slices, ranges, **more: list(ranges[:1]),

@@ -12,11 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tasks.data.builtin import image_networks
-from tasks.data.builtin.digits import NUM_IMAGES
 from tasks.data.slicing.image_classification import Images
 from tasks.data.sources import image_rows
 from tasks.data.sources.image_models import store_image_model
-from tasks.data.sources.image_policy import MAX_PIXELS
+from tasks.data.sources.image_rows import MAX_PIXELS, NUM_IMAGES
 from tasks.download import download_rows
 from tasks.params import Params
 from tasks.params.image_files import list_image_files
@@ -228,10 +227,8 @@ def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
 ) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=4)
     seen: list[int] = []
-    decode_image = image_rows.image_policy.decode_image
-    monkeypatch.setattr(
-        image_rows.image_policy, "decode_image", lambda data, size: seen.append(1) or decode_image(data, size=size)
-    )
+    decode_image = image_rows.decode_image
+    monkeypatch.setattr(image_rows, "decode_image", lambda data, size: seen.append(1) or decode_image(data, size=size))
     first = downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))
     assert len(seen) == 12
     downloaded(params_for("path:images", ranges=["0-6", "8-10"], heldout="6-8"))

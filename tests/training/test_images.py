@@ -15,9 +15,9 @@ from tasks.equivalence.reference import image_classification as reference
 from tests.images import CLASS_NAMES, make_image_slice
 from tests.training.conftest import Toy
 from training.data.augmentation import Augmentation
-from training.data.image_rows import ImageRows, open_images
 from training.process.failure import BadCheckpointError
 from training.workloads import image_classification as workload
+from training.workloads.image_classification import ImageRows, open_images
 
 
 @pytest.fixture(scope="module")

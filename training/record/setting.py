@@ -1,11 +1,14 @@
 """What a training ran with, by value, as its ranks see it: put down once per launch, outside of the timed steps."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
 import socket
+import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +21,12 @@ from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
 from training.record.environment import collect_environment
-from training.record.interpreter import collect_interpreter, collect_run_at_start
 from training.strategies import find_strategy
 from training.workloads import find_workload
+
+_RUN_AT_START = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself, from wherever PYTHONPATH or the installation has them."""
+
 
 _NOT_WORK = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
@@ -120,3 +126,28 @@ def _compare_settings(first: dict[str, Any], other: dict[str, Any]) -> dict[str,
             if (theirs := other[section].get(name)) != value.get(name):
                 found[f"{section}.{name}"] = theirs
     return found
+
+
+def collect_interpreter() -> dict[str, Any]:
+    """Return `watched_by`, the names of debuggers and profilers.
+
+    To be called from the main thread, which trains: a profiler of another one slows that one.
+    """
+    found = [name for name, is_on in (("trace", sys.gettrace()), ("profile", sys.getprofile())) if is_on]
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    return {"watched_by": (found + [str(tool) for tool in tools if tool])}
+
+
+def collect_run_at_start() -> dict[str, str | None]:
+    """Return the sha256 of each module that ran at the start, None for one that is not there."""
+    return {name: _digest_module(name) for name in _RUN_AT_START}
+
+
+def _digest_module(name: str) -> str | None:
+    """Return the sha256 of the module's file; None where there is none."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return "a file that cannot be read"

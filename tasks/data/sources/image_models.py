@@ -4,22 +4,30 @@ import importlib.metadata
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tasks.data.builtin import image_networks
-from tasks.data.sources import image_weights
-from tasks.data.sources.image_weights import write_pretrained_network
+from tasks.data.builtin.image_networks import CONFIGS, NORMS, SEED
 from tasks.params.choices import join_choices
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import fill_folder, is_kept
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_file, digest_json
+from training.process.files import digest_file, digest_json, write_json
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import Tensor
+
+
+_HEAD = ("fc.weight", "fc.bias")
+_PREFIX = "module."
+"""Before every name in what a model wrapped in DataParallel or DistributedDataParallel has saved."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +124,7 @@ def _make_identity(model: ModelParams, class_names: Sequence[str], image_size: i
             "norm": model.norm,
             "file": digest_file(folder),
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
-            "code": [digest_file(Path(image_networks.__file__)), digest_file(Path(image_weights.__file__))],
+            "code": [digest_file(Path(image_networks.__file__)), digest_file(Path(__file__))],
         }
     files = {name: digest_file(folder / name) for name in _FILES if (folder / name).is_file()}
     return {"source": model.source, "class_names": list(class_names), "norm": model.norm, "files": files}
@@ -139,8 +147,7 @@ def _check_model(
     # torch takes seconds to import
     import torch
 
-    from training.data.image_rows import ImageRows
-    from training.workloads.image_classification import load_model, loss_sum
+    from training.workloads.image_classification import ImageRows, load_model, loss_sum
 
     try:
         network, source = load_model(folder), model.source
@@ -170,3 +177,75 @@ def _check_model(
             f"model.source {source}: two images have a loss or gradients that are not finite; allowed: finite"
         )
     return config, sum(part.numel() for part in parts)
+
+
+def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequence[str]) -> str:
+    """Fill `folder` with config.json and model.safetensors of the file's network; return what its head is, in words.
+
+    A state dict, by itself or under `state_dict`, as torch saves it (loaded as tensors alone) or as safetensors. Its
+    own head is kept where it tells as many classes apart as the data has; else one is drawn, the same in every run.
+    Raises DataError for a file of anything else, and for another normalisation than model.norm says.
+    """
+    import torch
+    from safetensors.torch import save_model
+
+    from training.model.weights import list_differences
+    from training.workloads.image_classification import build_network
+
+    tensors, norm = _read(model), model.norm or "group"
+    has_statistics = any(name.endswith(".running_mean") for name in tensors)
+    if has_statistics != (norm == "sync_batch"):
+        what, allowed = ("", "sync_batch") if has_statistics else ("no ", "group")
+        raise DataError(
+            f"model.norm: got {model.norm}, and {model.location} has {what}running statistics of batch normalisation; "
+            f"allowed: {allowed}"
+        )
+    differences: list[str] = []
+    for name in ("resnet18", "resnet50"):
+        config = {**CONFIGS[name], **NORMS[norm], "class_names": list(class_names)}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            network = build_network(config)
+        own = network.state_dict()
+        # What counts batches changes nothing, and older files do not have it.
+        found = {key: part for key, part in own.items() if key.endswith(".num_batches_tracked")} | tensors
+        keeps_head = all(key in found and found[key].shape == own[key].shape for key in _HEAD)
+        if not keeps_head:
+            found |= {key: own[key] for key in _HEAD}
+        differences = list_differences(found, own)
+        if not differences:
+            network.load_state_dict(found, strict=True)
+            write_json(folder / "config.json", config)
+            save_model(network, str(folder / "model.safetensors"))
+            (folder / "model.safetensors").chmod(0o644)
+            head = "its own head" if keeps_head else f"a new head for {len(class_names)} classes"
+            _log.info("%s: a %s, with %s", model.source, name, head)
+            return head
+    raise DataError(
+        f"model.source {model.source}: weights of neither resnet18 nor resnet50 of torchvision ({differences[0]}); "
+        "allowed: a state dict of one of them"
+    )
+
+
+def _read(model: ModelParams) -> "dict[str, Tensor]":
+    """Return the tensors of the file by name, fp32 where they are floats; raises DataError if there are none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from training.model.weights import load_tensors
+
+    file = Path(model.location)
+    try:
+        held: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else load_tensors(file)
+    except (BadCheckpointError, SafetensorError, OSError, ValueError) as error:
+        raise DataError(
+            f"model.source {model.source}: {' '.join(str(error).split())[:300]}; allowed: a state dict as torch.save "
+            "writes it since torch 1.6, or safetensors"
+        ) from None
+    inner = held.get("state_dict")
+    named: dict[str, Any] = dict(inner) if isinstance(inner, Mapping) else held
+    return {
+        str(name).removeprefix(_PREFIX): part.float() if part.is_floating_point() else part
+        for name, part in named.items()
+        if hasattr(part, "is_floating_point")
+    }

@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib.metadata
+import io
 import logging
 import os
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
-from tasks.data.builtin.digits import read_digits_version, write_digits
-from tasks.data.sources import image_policy
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names
@@ -29,6 +30,19 @@ from tasks.process.progress import show_progress
 from tasks.records.sources import ROWS, StoredManifest
 from tasks.store.kept import fill_folder, read_kept
 from training.process.files import digest_file, digest_json
+
+MAX_PIXELS = 2**26
+"""Of an image: with more it is not decoded. Photographs have a third of that."""
+MAX_BYTES = 2**26
+"""Of an image's file: with more it is not read."""
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+_DEEP_MODES = ("I", "F")
+
+
+NUM_IMAGES = 1_797
+_BRIGHTEST = 16
+
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +169,7 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
         first = 0
         for batch in _make_batches(files, size=size):
             contents = [_read_content(file, source, archive) for file in batch]
-            images = list(pool.map(partial(image_policy.decode_image, size=size), contents))
+            images = list(pool.map(partial(decode_image, size=size), contents))
             columns = {
                 "row_id": np.arange(first, first + len(batch), dtype=np.int64),
                 "label": pa.array([file.label for file in batch], pa.string()),
@@ -189,7 +203,7 @@ def _make_batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[Ima
     batch: list[ImageFile] = []
     num_bytes = 0
     for file in files:
-        wanted = size * size * 3 + min(file.size, image_policy.MAX_BYTES)
+        wanted = size * size * 3 + min(file.size, MAX_BYTES)
         if batch and num_bytes + wanted > _BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0
@@ -200,10 +214,65 @@ def _make_batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[Ima
 
 def _read_content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
     """Return the file's bytes, or one more than are allowed."""
-    limit = image_policy.MAX_BYTES + 1
+    limit = MAX_BYTES + 1
     if archive is None:
         with (source / file.name).open("rb") as opened:
             return opened.read(limit)
     assert file.offset is not None
     archive.seek(file.offset)
     return archive.read(min(file.size, limit))
+
+
+def read_digits_version() -> str:
+    """Return the version of the package that the images come with."""
+    return importlib.metadata.version("scikit-learn")
+
+
+def write_digits(folder: Path) -> None:
+    """Fill `folder` with 0/0000.png to 9/1796.png, the number in the name being the place in scikit-learn's set.
+
+    8 x 8 pixels in 17 greys: E. Alpaydin, C. Kaynak 1998, Optical Recognition of Handwritten Digits, UCI repository (CC
+    BY 4.0).
+    """
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = (digits.images * (255 / _BRIGHTEST)).round().astype(np.uint8)
+    for index, (image, label) in enumerate(zip(pixels, digits.target.tolist(), strict=True)):
+        file = folder / str(label) / f"{index:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(file)
+
+
+def decode_image(data: bytes, *, size: int) -> np.ndarray | str:
+    """Return the image as (size, size, 3) uint8, its middle square resized; or its fault, of QUARANTINED_IMAGES.
+
+    How many pixels it has is asked before any is decoded.
+    """
+    if len(data) > MAX_BYTES:
+        return "too_large"
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return "too_large"
+            if image.mode.split(";")[0] in _DEEP_MODES:
+                return "depth"
+            return np.asarray(_crop_square(image, size))
+    except (Image.DecompressionBombError, MemoryError):
+        return "too_large"
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError):
+        # Whatever a decoder makes of bytes that are not what they claim to be.
+        return "unreadable"
+
+
+def _crop_square(image: Any, size: int) -> Any:
+    """Return the middle square in RGB, transparency on white, resized with anti-aliasing."""
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    # Cut first: resizing a part of an image lets in what lies around it.
+    middle = image.convert("RGB").crop((left, top, left + side, top + side))
+    return middle.resize((size, size), resample=Image.Resampling.BILINEAR)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.gates.loss_curves import check_loss_curves, list_differences
+from tasks.gates.correctness import check_loss_curves, list_differences
 from tests.tasks.reporting.comparison import edit_json, edit_steps, outputs_of
 
 BASE = np.linspace(4.0, 3.0, 40)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_audit.process.findings import Finding
-from tasks.gates.quiet_turns import check_quiet_turns
+from tasks.gates.counted_blocks import check_quiet_turns
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import outputs_of
 

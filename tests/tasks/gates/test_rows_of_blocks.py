@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.rows_of_blocks import check_timed_rows
+from tasks.gates.rows_of_steps import check_timed_rows
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import edit_steps, outputs_of
 

@@ -13,7 +13,7 @@ from tests.conftest import PROJECT
 
 def _collect_in_process(line: str, *, folder: Path) -> dict[str, object]:
     """Return what a new Python tells that ran `line` first, with `folder` in front of its path."""
-    told = f"import json, sys; {line}\nfrom training.record import interpreter as it\n"
+    told = f"import json, sys; {line}\nfrom training.record import setting as it\n"
     told += "print(json.dumps(it.collect_interpreter() | it.collect_run_at_start()))"
     command = [sys.executable, "-c", told]
     done = subprocess.run(command, cwd=PROJECT, env={"PYTHONPATH": str(folder)}, capture_output=True, check=True)
