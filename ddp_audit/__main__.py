@@ -18,12 +18,13 @@ from pathlib import Path
 from ddp_audit.asked import NAMES, Request, parse_request, read_words
 from ddp_audit.checks import ask_all, judge_cells, list_faults
 from ddp_audit.document import render_html, render_markdown
-from ddp_audit.failure import ConfigurationError, ScriptError, redact, run_in_one_line, stop_on_signals
+from ddp_audit.failure import ConfigurationError, ScriptError, run_in_one_line, stop_on_signals
 from ddp_audit.findings import CLASSES
 from ddp_audit.findings.plain_baseline import is_wrapped
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.page import make_document, tell_verdict
 from ddp_audit.process import wording
+from ddp_audit.process.redaction import redact
 from ddp_audit.running import launch_script
 from ddp_audit.speed import compute_speeds
 

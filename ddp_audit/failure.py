@@ -1,22 +1,12 @@
-"""Failures in one line with an exit code of their own, requests to stop, and texts without secrets."""
+"""Failures in one line with an exit code of their own, and requests to stop."""
 
-import os
-import re
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 
+from ddp_audit.process.redaction import redact_line
 from ddp_audit.process.stopping import StopEvent
-
-_MOST_CHARACTERS = 4_000
-_TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{16,}")
-_NAMES_OF_SECRETS = re.compile(
-    r"TOKEN|PASS(WORD|WD|PHRASE)?$|_PWD|_PAT$|SECRET|(ACCESS|API|PRIVATE|ACCOUNT)_?KEY|_KEY$|CREDENTIAL|JWT|COOKIE|_URL$",
-    re.IGNORECASE,
-)
-_ASSIGNED = re.compile(r"((?:token|key|password|passwd|pwd|secret|signature)[=\s]+)[^\s&;,'\"<>)\]]{6,}", re.IGNORECASE)
-_FEWEST_CHARACTERS = 6
 
 
 class AuditError(ValueError):
@@ -60,10 +50,7 @@ def run_in_one_line(command: Callable[[], int]) -> None:
     try:
         sys.exit(command())
     except AuditError as error:
-        line = redact(" ".join(str(error).split()))[:_MOST_CHARACTERS]
-        sys.stderr.write(
-            "ddp-audit: " + "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line) + "\n"
-        )
+        sys.stderr.write(f"ddp-audit: {redact_line(str(error))}\n")
         sys.exit(error.exit_code)
     except OSError as error:
         sys.stderr.write(f"ddp-audit: {error.strerror}: {error.filename or 'a file'}; free space or permit it\n")
@@ -71,11 +58,3 @@ def run_in_one_line(command: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("ddp-audit: interrupted\n")
         sys.exit(130)
-
-
-def redact(text: str) -> str:
-    """Return the text without tokens, secrets of the environment, and credentials of addresses."""
-    secrets = {value for name, value in os.environ.items() if _NAMES_OF_SECRETS.search(name)}
-    for secret in sorted((one for one in secrets if len(one) >= _FEWEST_CHARACTERS), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return re.sub(r"//[^/\s@]*@", "//***@", _ASSIGNED.sub(r"\1***", _TOKEN.sub("***", text)))

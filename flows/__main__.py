@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ddp_audit.process.redaction import redact
 from flows.output import VERBOSE
 from tasks.params import load_params
 from tasks.process.failure import ResourceError, exit_with_one_line
 from tasks.process.lock import lock_workspace
-from training.process.redaction import redact
 
 if TYPE_CHECKING:
     import httpx

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from training.process.redaction import redact, shorten
+from ddp_audit.process.redaction import redact, shorten
 
 VERBOSE = "DDP_COMPARE_VERBOSE"
 """Environment variable: where it is set, the terminal shows DVC's own lines, too."""

@@ -14,10 +14,10 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
+from ddp_audit.process.redaction import redact
 from flows.server_address import read_served_environment
 from tasks.process.failure import ExitCode
 from tasks.process.proxies import bypass_proxies_on_loopback, bypass_proxies_to
-from training.process.redaction import redact
 
 _FLOW = "ddp-compare"
 _NAMES = ("ddp-compare", "rebench")

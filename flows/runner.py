@@ -15,9 +15,9 @@ from prefect.runner import Runner
 from prefect.schedules import Schedule
 from ruamel.yaml import YAML
 
+from ddp_audit.process.redaction import format_traceback, redact_logs
 from flows.ddp_compare import ddp_compare
 from flows.live_runs import end_abandoned_runs
-from training.process.redaction import format_traceback, redact_logs
 
 LOG = Path(".work/logs/prefect_runner.log")
 

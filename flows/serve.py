@@ -11,13 +11,13 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
+from ddp_audit.process.lifeline import set_parent_death_signal
 from flows.child import end_group
 from flows.server import Server, find_or_start, set_environment
 from flows.server_address import LOCK, LOGIN, SERVED
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_file
-from training.process.lifeline import set_parent_death_signal
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from ddp_audit.process.lifeline import set_parent_death_signal
 from flows.server_address import LOGIN, SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.process.proxies import bypass_proxies_to
 from tasks.services.own_site import OwnSite, keep_credentials, make_credentials, make_private_folder, write_private
-from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
 LOG = Path(".work/logs/prefect_server.log")

@@ -12,8 +12,8 @@ from types import FrameType
 
 import psutil
 
+from ddp_audit.process.lifeline import set_parent_death_signal
 from flows.output import VERBOSE
-from training.process.lifeline import set_parent_death_signal
 
 
 def _main() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from ddp_audit.process.redaction import redact
 from flows.child import make_environment
 from flows.places import Place
 from tasks.inputs.snapshot import select_values
@@ -26,7 +27,6 @@ from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.train import PlannedSegment, plan_segments
 from training.process.files import digest_json
-from training.process.redaction import redact
 from training.record.environment import collect_decisive_environment
 from training.state.receipt import DROPPED, find_problem
 

@@ -17,6 +17,8 @@ import stat
 import sys
 from pathlib import Path
 
+from ddp_audit.process.lifeline import end_with_parent
+from ddp_audit.process.redaction import format_traceback, redact, redact_logs, shorten
 from training.config import TrainingConfig, read_config
 from training.process.events import EventStream
 from training.process.failure import (
@@ -29,8 +31,6 @@ from training.process.failure import (
     record_failure,
 )
 from training.process.heartbeat import Heartbeat
-from training.process.lifeline import end_with_parent
-from training.process.redaction import format_traceback, redact, redact_logs, shorten
 from training.process.safe_loading import require_safe_torch
 from training.process.stop_request import StopRequest
 from training.process.unwritten import require_code

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.gpu_day.day import Day
 from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, read_rehearsed, write_archive
-from training.process.lifeline import set_parent_death_signal
-from training.process.redaction import redact, shorten
+from ddp_audit.process.lifeline import set_parent_death_signal
+from ddp_audit.process.redaction import redact, shorten
 
 PARTS: Mapping[str, tuple[str, float]] = {
     "card": ("card", 25),

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 
-from training.process.lifeline import end_with_parent
+from ddp_audit.process.lifeline import end_with_parent
 
 
 def main(module: str, told: str) -> int:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from training.process.lifeline import end_with_parent
+from ddp_audit.process.lifeline import end_with_parent
 
 
 def main() -> int:

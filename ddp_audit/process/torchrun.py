@@ -1,15 +1,15 @@
 """A torchrun of one machine: what it is told, what it and its ranks wrote, and how they ended by it."""
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+from ddp_audit.process.lifeline import set_parent_death_signal
 
 _ENDING = re.compile(r"^\s*rank\s*:\s*\d+ \(local_rank: (\d+)\).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.MULTILINE)
 _ROOT_CAUSE = "Root Cause"
@@ -18,10 +18,6 @@ MAX_BYTES = 16_000_000
 """Of all logs of one launch together, about: a rank may write more between two looks."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _HEAD_SHARE = 8
-
-_SET_PARENT_DEATH_SIGNAL = 1
-PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Found here, since a process that was only just forked must not look for it."""
 
 NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Unless it is told so, torchrun serves a store for the ranks on a port of all interfaces."""
@@ -59,7 +55,8 @@ class Launch:
         with self.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                cwd=folder, env=dict(environment), preexec_fn=partial(_end_with, os.getpid()),
+                cwd=folder, env=dict(environment),
+                preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
             )  # fmt: skip
         self._log_cap = LogCap(log_folder)
 
@@ -172,11 +169,3 @@ def cut_middle(log: Path, *, max_bytes: int) -> None:
             file.write(said.encode() + tail)
     except FileNotFoundError:
         return
-
-
-def _end_with(parent: int) -> None:
-    """End with this process, in one that was only just forked."""
-    if PRCTL is not None:
-        PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)

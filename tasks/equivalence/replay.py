@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from ddp_audit.process.redaction import redact, shorten
 from tasks.equivalence.reference import find_reference, has_reference
 from tasks.equivalence.updates import check_update
 from tasks.process.failure import OutOfMemoryError
@@ -19,7 +20,6 @@ from tasks.ranks.memory import name_out_of_memory
 from tasks.records.checked_update import CheckedUpdate
 from training.config import TrainingConfig, read_config
 from training.process.files import write_json
-from training.process.redaction import redact, shorten
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from tasks.equivalence.reference.update import OneProcess

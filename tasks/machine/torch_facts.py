@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ddp_audit.process.redaction import shorten
 from tasks.records.facts import Record
 from training.process.files import write_json
-from training.process.redaction import shorten
 
 _KEPT = Path(".work/torch.json")
 _LONGEST_SECONDS = 120.0

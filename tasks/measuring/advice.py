@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp_audit.process.redaction import shorten
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.interleaving import generate_turns
@@ -20,7 +21,6 @@ from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Advice, Advised, Waterfall
 from tasks.strategies import Knob, count_shares, find_profile, format_patch
-from training.process.redaction import shorten
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from ddp_audit.process.redaction import shorten
 from tasks.params.choices import suggest
-from training.process.redaction import shorten
 
 _REMOVED = {
     ("cells", "batch"): "every cell does the comparison's own work: a comparison with another train.global_batch_size",

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
+from ddp_audit.process.redaction import redact
 from tasks.params.choices import require_installed
 from tasks.params.section import Section
 from tasks.params.sources import is_hub_id
-from training.process.redaction import redact
 
 
 def _check_kind(value: Any) -> Any:

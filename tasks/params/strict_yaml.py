@@ -16,7 +16,7 @@ from ruamel.yaml.events import (
     ScalarEvent,
 )
 
-from training.process.redaction import TOKEN
+from ddp_audit.process.redaction import TOKEN
 
 _MAX_BYTES = 32_000
 """Room for a thousand ranges and all cells; the readers take a second for as much of the worst."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ddp_audit.process.lifeline import set_parent_death_signal
 from tasks.process.failure import DataError, ExitCode, StageError
 from tasks.process.foreign import is_panic
 from training.process.failure import is_out_of_memory
-from training.process.lifeline import set_parent_death_signal
 
 _Result = TypeVar("_Result")
 _SPARE_BYTES = 3 * 2**30

@@ -10,10 +10,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
+from ddp_audit.process.redaction import redact_line, redact_logs
 from tasks.process.parent import end_with_parent
 from tasks.process.proxies import bypass_proxies_on_loopback
 from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
-from training.process.redaction import redact, redact_logs, shorten
 from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 
@@ -31,7 +31,6 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-_MAX_LINE_CHARACTERS = 4_000
 _OBJECTS_BEFORE_COLLECTING = 10_000
 """Of Python's collector of reference cycles."""
 
@@ -103,7 +102,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
             raise ConfigurationError(str(error)) from None
         command()
     except StageError as error:
-        sys.stderr.write(f"{name}: {_describe_error(error)}\n")
+        sys.stderr.write(f"{name}: {redact_line(str(error))}\n")
         is_by_hand = isinstance(error, PreemptedError) and is_stopped_by_hand()
         sys.exit(ExitCode.INTERRUPTED if is_by_hand else error.exit_code)
     except PermissionError as error:
@@ -112,7 +111,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
             raise
         sys.stderr.write(
             f"{name}: "
-            f"{_describe_error(f'{error.filename}: {explain_permission_denied(Path(os.fsdecode(error.filename)))}')}\n"
+            f"{redact_line(f'{error.filename}: {explain_permission_denied(Path(os.fsdecode(error.filename)))}')}\n"
         )
         sys.exit(ExitCode.RESOURCES)
     except OSError as error:
@@ -134,9 +133,3 @@ def explain_permission_denied(path: Path) -> str:
         if os.stat(there).st_uid != os.geteuid():
             return f"permission denied, it belongs to {owner}; `sudo chown -R $USER .` makes this folder yours"
     return "permission denied; make it writable (`chmod -R u+rwX .`), or move the project"
-
-
-def _describe_error(error: Exception | str) -> str:
-    line = redact(shorten(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
-    # What somebody else wrote may hold codes that a terminal obeys.
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.process.lifeline import set_parent_death_signal
+from ddp_audit.process.lifeline import set_parent_death_signal
 
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"}
 _MAKES = {"make", "gmake"}

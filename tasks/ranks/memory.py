@@ -9,16 +9,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from ddp_audit.process.redaction import redact_line
 from tasks.process.failure import OutOfMemoryError, StageError
 from tasks.ranks.cell_ranks import run_ranks
 from training.config import TrainingConfig
 from training.process.failure import is_out_of_memory
-from training.process.redaction import redact, shorten
 
 _log = logging.getLogger(__name__)
 
 _MOST_HALVINGS = 3
-_MAX_REASON_CHARACTERS = 300
 
 Found = TypeVar("Found")
 
@@ -57,7 +56,7 @@ def name_out_of_memory(what: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = redact(shorten(" ".join(str(error).split()), limit=_MAX_REASON_CHARACTERS))
+        reason = redact_line(str(error))
         # What was computed until then lives in the frames that the error names.
         traceback.clear_frames(error.__traceback__)
     if reason is not None:

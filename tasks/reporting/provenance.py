@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from ddp_audit.process.redaction import redact
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from training.process.redaction import redact
 
 STAGE_SECONDS = Path(".work/stage_seconds.json")
 """How long each stage took when `make compare` last ran it here."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddp_audit.process.redaction import redact_line
 from tasks.services.tracked import make_step_point, read_segment_points
 from tasks.services.trackers import TrackedRun
-from training.process.redaction import redact, shorten
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -164,5 +164,5 @@ def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result
 
 def describe_error(error: Exception) -> str:
     """Return the error's kind and its first words, without secrets."""
-    words = redact(" ".join(shorten(str(error)).split()))
+    words = redact_line(str(error))
     return f"{type(error).__name__}: {words[:160]}{'...' if len(words) > 160 else ''}"

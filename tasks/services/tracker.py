@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ddp_audit.process.redaction import redact
 from tasks.params import Params
 from tasks.process.failure import PreemptedError
 from tasks.records.run import CellFacts, RunFile
@@ -26,7 +27,6 @@ from tasks.services.tracked import (
 )
 from tasks.services.trackers import Runs, TrackedRun, load_tracker
 from training.process.files import digest_file
-from training.process.redaction import redact
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
+from ddp_audit.process.redaction import redact
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
@@ -23,7 +24,6 @@ from tasks.services.own_site import OwnSite, make_credentials, write_private
 from tasks.services.tracker import PENDING, PendingReport, send_report
 from tasks.services.trackers import mlflow
 from training.process.files import digest_file
-from training.process.redaction import redact
 
 _log = logging.getLogger(__name__)
 

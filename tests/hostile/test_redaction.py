@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
+from ddp_audit.process.redaction import MAX_CHARACTERS, redact, shorten
 from tests.canaries import SECRETS, WORD
-from training.process.redaction import MAX_CHARACTERS, redact, shorten
 
 TOKEN = SECRETS["HF_TOKEN"]
 
@@ -205,7 +205,7 @@ def test_the_middle_of_a_long_text_is_left_out_and_counted() -> None:
 
 
 def test_arguments_that_do_not_fit_are_still_a_complaint_of_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    from training.process.redaction import _make_redacted_record
+    from ddp_audit.process.redaction import _make_redacted_record
 
     record = _make_redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
     assert record.msg == "%d %d"

@@ -337,7 +337,7 @@ MUTANTS = [
     _mutant("training.record.window:_explain_not_finite", _return(None), "training/record/test_window.py"),
     _mutant("training.record.window:Pace.seconds", _times(0.5), "training/record/test_pace.py"),
     _mutant("training.model.linear_loss:_compute_softmax", _times(1.01), "training/model/test_linear_loss.py"),
-    _mutant("training.process.redaction:redact", _first, "hostile/test_redaction.py"),
+    _mutant("ddp_audit.process.redaction:redact", _first, "hostile/test_redaction.py"),
     _mutant("training.process.safe_loading:require_plain_archive", _return(None), "hostile/test_pickles.py"),
     _mutant(
         "training.workloads.causal_lm:select_targets",

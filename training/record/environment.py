@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from training.process.redaction import redact, shorten
+from ddp_audit.process.redaction import redact, shorten
 
 Value = TypeVar("Value")
 

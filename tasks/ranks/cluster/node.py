@@ -95,9 +95,9 @@ class NodeRanks:
     ) -> None:  # fmt: skip
         """Start the ranks: as the stage itself would (`own`), or with this config and what this machine has."""
         with self._asked():
+            from ddp_audit.process.lifeline import set_parent_death_signal
             from ddp_audit.process.torchrun import LogCap
             from tasks.ranks.watchdog import Watchdog
-            from training.process.lifeline import set_parent_death_signal
 
             base: dict[str, str] = dict(os.environ)
             python, cwd = sys.executable, str(self._folder / "code")

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from training.process.lifeline import set_parent_death_signal
+from ddp_audit.process.lifeline import set_parent_death_signal
 
-ASK = "import sys; from training.process.lifeline import set_parent_death_signal as ask; "
+ASK = "import sys; from ddp_audit.process.lifeline import set_parent_death_signal as ask; "
 
 
 @pytest.mark.parametrize("is_orphan", [False, True])

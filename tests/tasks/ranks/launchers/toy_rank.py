@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from training.process.lifeline import end_with_parent
+from ddp_audit.process.lifeline import end_with_parent
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 1.0
-_PRCTL = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+PRCTL = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 """Found here, since a process that was only just forked must not look for it."""
 
 
@@ -18,8 +18,8 @@ def set_parent_death_signal(number: int, *, parent: int | None = None) -> None:
 
     Kills this process if its parent is not `parent` any more: no signal tells of an end before the call.
     """
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if PRCTL is not None:
+        PRCTL(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

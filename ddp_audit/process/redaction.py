@@ -19,9 +19,12 @@ from typing import Any
 MAX_CHARACTERS = 20_000
 """Of one log line or traceback at most; the middle of a longer one is left out."""
 
+_MOST_CHARACTERS_OF_LINE = 4_000
+
 TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
 """A token of the Hugging Face Hub."""
 
+_TOKENS_OF_OTHERS = re.compile(r"\b(?:sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_-]{16,}")
 _CREDENTIALS = re.compile(r"//(?:[^/\s:@]+:(?!\d{1,5}/)[^\s'\"<>]*|[^/\s]*)@")
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 _OF_ADDRESS = re.compile(r"://([^/\s:@]*)(?::(\S+))?@")
@@ -48,14 +51,14 @@ _MIN_SECRET_CHARACTERS = 6
 
 
 def redact(text: str) -> str:
-    """Return the text without Hub tokens, credentials and query strings of addresses, and secrets of the environment.
+    """Return the text without tokens, credentials and query strings of addresses, and secrets of the environment.
 
     A secret of the environment is the value of any variable whose name says so (HF_TOKEN, SECRET_KEY_BASE), its parts,
     and, in a variable that holds an address (HTTPS_PROXY), its password and what stands in its query: as they are,
     escaped as addresses, JSON, HTML and Python do, or in base64. `token=...` and the like lose their value wherever
     they stand.
     """
-    text = TOKEN.sub("hf_***", text)
+    text = _TOKENS_OF_OTHERS.sub("***", TOKEN.sub("hf_***", text))
     if (secrets := _compile_secrets(tuple(os.environ.items()))) is not None:
         text = secrets.sub("***", text)
     if "=" in text:
@@ -126,6 +129,12 @@ def shorten(text: str, *, limit: int = MAX_CHARACTERS) -> str:
         return text
     half = limit // 2
     return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
+
+
+def redact_line(text: str) -> str:
+    """Return the text in one line, without secrets and without codes that a terminal obeys: somebody else wrote it."""
+    line = redact(shorten(" ".join(text.split()), limit=_MOST_CHARACTERS_OF_LINE))
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 
 
 def redact_logs() -> None:
