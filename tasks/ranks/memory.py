@@ -56,7 +56,7 @@ def name_out_of_memory(what: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = redact_line(str(error))
+        reason = redact_line(str(error))[:300]
         # What was computed until then lives in the frames that the error names.
         traceback.clear_frames(error.__traceback__)
     if reason is not None:
