@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import estimate_ratio
+from tasks.measuring.turns import generate_turns
 from tasks.records.estimate import Estimate
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ddp_audit.evidence import find_nothing_seen
 from ddp_audit.findings import (
@@ -32,10 +33,39 @@ from ddp_audit.findings import (
     start_weights,
 )
 from ddp_audit.launched import Audit
-from ddp_audit.process.findings import Finding
+from ddp_audit.process.findings import Finding, Verdict
 from ddp_audit.process.wording import explain
 from ddp_audit.speed import FEWEST_LAUNCHES, Speed
-from ddp_audit.verdicts import Answers, Standing
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One question, and what it found of every cell that it makes sense of."""
+
+    name: str
+    """What holds if it passed."""
+    question: str
+    """What it asks, in plain words."""
+    findings: dict[str, Finding]
+    """Cell -> what was found of it."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`failed` if one cell failed, `passed` if there are findings and all passed."""
+        verdicts = {found.verdict for found in self.findings.values()}
+        if "failed" in verdicts:
+            return "failed"
+        return "passed" if verdicts == {"passed"} else "not checked"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the findings leave of a cell's speedup."""
+
+    state: Literal["proven", "unproven", "withheld"]
+    reason: str = ""
+    """Why, by the gravest finding; empty if proven."""
+
 
 QUESTIONS: Sequence[Question] = (
     same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from ddp_audit.process.lifeline import StopEvent
 from ddp_audit.process.redaction import redact_line
-from ddp_audit.process.stopping import StopEvent
 
 
 class AuditError(ValueError):

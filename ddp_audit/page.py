@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_audit.checks import list_faults
+from ddp_audit.checks import Answers, Standing, list_faults
 from ddp_audit.document import Block, Document, Fold, Items, Section, Table
 from ddp_audit.evidence import NOT_OBSERVABLE
 from ddp_audit.findings import CLASSES
 from ddp_audit.launched import Audit
 from ddp_audit.process import wording
 from ddp_audit.rank_record import Fields
-from ddp_audit.speed import Speed
-from ddp_audit.split import find_exposed_seconds, split_device_steps, split_steps, sum_other_work
-from ddp_audit.verdicts import Answers, Standing
+from ddp_audit.speed import Speed, find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 
 _WITHHELD = "withheld"
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not observable", None: "–"}

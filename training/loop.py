@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from training.config import TrainingConfig
-from training.data.batches import MicroBatch
+from training.data.batches import MicroBatch, prefetch_micro_batches
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
-from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked

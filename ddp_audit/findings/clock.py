@@ -9,7 +9,7 @@ from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding
 from ddp_audit.process.wording import explain
 from ddp_audit.rank_record import Fields, RankRecord, tell_line
-from ddp_audit.split import EVALUATION, list_other_kinds
+from ddp_audit.speed import EVALUATION, list_other_kinds
 
 NAME = "Only training was timed"
 QUESTION = "Is the script's own clock free of uploads, checkpoints and evaluation?"

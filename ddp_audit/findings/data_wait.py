@@ -5,7 +5,7 @@ from dataclasses import replace
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
-from ddp_audit.split import split_steps
+from ddp_audit.speed import split_steps
 
 NAME = "Not data-bound"
 QUESTION = "Did the ranks compute, rather than wait for their loader?"

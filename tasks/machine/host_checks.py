@@ -27,7 +27,7 @@ LOAD_SECONDS = 1.0
 LARGEST_LOAD = 0.05
 """Share of our CPUs that others may use: a step gets slower by about as much, and speedups are wanted to +-3 %."""
 LOADER_THREADS_PER_RANK = 1
-"""Threads that make micro-batches ready beside each rank's computation (training/data/prefetch.py)."""
+"""Threads that make micro-batches ready beside each rank's computation (training/data/batches.py)."""
 SMALLEST_CAP = 0.95
 """Share of the hardware's highest clock that the CPUs must be allowed: the same 5 % as for the load."""
 GIB_PER_RANK = 0.75

@@ -10,10 +10,9 @@ import numpy as np
 from ddp_audit.process.redaction import shorten
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.timed_comparison import TimedComparison, select_quiet_turns
-from tasks.measuring.turns import TimedTurns
+from tasks.measuring.turns import TimedTurns, generate_turns
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit

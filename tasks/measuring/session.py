@@ -46,7 +46,7 @@ _BYTES_ROUNDED = 4 / 8 + 4 / 64
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBytes:
-    """What the variants of a step share on a rank (training/probing/shared_state.py), and what each has of its own."""
+    """What the variants of a step share on a rank (training/probing/variants.py), and what each has of its own."""
 
     shared: int
     """Weights and moments."""

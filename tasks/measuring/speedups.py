@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
     count_needed_launches,
     estimate_speedup,
 )
-from tasks.measuring.turns import Timed, TimedTurns, is_quiet
+from tasks.measuring.turns import Timed, TimedTurns, generate_turns, is_quiet
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 

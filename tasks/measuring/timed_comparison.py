@@ -21,10 +21,9 @@ from tasks.measuring.arms import (
     make_wrapped_arm,
 )
 from tasks.measuring.bench import Bench
-from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
 from tasks.measuring.speedups import Speedups, measure_speedups
-from tasks.measuring.turns import Timed, TimedTurns, choose_seconds
+from tasks.measuring.turns import Timed, TimedTurns, choose_seconds, generate_turns
 from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase

@@ -1,8 +1,9 @@
 """Timed blocks by the turn they ran in: how many there are, and which turns were quiet."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,18 @@ def is_quiet(block: Timed, most_share: float) -> bool:
     if block.has_others_on_gpu and most_share < 1:
         return False
     return block.others_share is None or block.others_share <= most_share
+
+
+def generate_turns(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
+    """Yield turns without end: the arms in random order, then in the reverse of it (B A C, then C A B).
+
+    What drifts evenly moves the one turn by as much as the next one back. Raises ValueError, at the first turn, if
+    there is no arm or one stands twice.
+    """
+    if not arms or len(set(arms)) != len(arms):
+        raise ValueError(f"arms must be given, each once; got {list(arms)}")
+    random = Random(seed)
+    while True:
+        order = random.sample(list(arms), k=len(arms))
+        yield order
+        yield order[::-1]

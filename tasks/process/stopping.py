@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from ddp_audit.process.stopping import StopEvent
+from ddp_audit.process.lifeline import StopEvent
 from training.process.failure import EXIT_PREEMPTED
 
 _by_hand = False

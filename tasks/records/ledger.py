@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.records.arrays import Numbers
+from tasks.records.slices import Numbers
 from tasks.records.sorted_numbers import Sorted, SortedNumbers, read_windows
 from training.record.ledger_file import ENTRY_BYTES, LEDGER_COLUMNS, LEDGER_DTYPE
 

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DataError
-from tasks.records.arrays import Numbers, read_parts
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
 from tasks.records.run import RunFile, read_segment, require_sealed
-from tasks.records.slices import SliceManifest
+from tasks.records.slices import Numbers, SliceManifest, read_parts
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from training.record.ledger_file import LEDGER, STEPS, count_targets

@@ -1,11 +1,20 @@
 """data/slices/: the rows of every range and the held-out ones, as arrays."""
 
-from typing import ClassVar
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from tasks.records.facts import SliceFacts
 from tasks.records.stage_file import StageFile
+
+Numbers = NDArray[np.integer]
+_PART = 2**16
+"""Numbers that are read at once."""
 
 
 class SliceManifest(SliceFacts, StageFile):
@@ -38,3 +47,30 @@ class SlicesManifest(StageFile):
     """Range -> what is in it, the held-out rows among them."""
     heldout: str
     """The range that no cell trains on."""
+
+
+def read_parts(file: Path) -> Iterator[Numbers]:
+    """Yield the numbers of a .npy file; raises ValueError or OSError if it is not whole, or no column of them."""
+    with file.open("rb") as stream:
+        length, dtype = _read_header(stream)
+        for first in range(0, length, _PART):
+            num_bytes = min(_PART, length - first) * dtype.itemsize
+            raw = stream.read(num_bytes)
+            if len(raw) < num_bytes:
+                raise ValueError(f"ends within its {length:,} numbers")
+            yield np.frombuffer(raw, dtype)
+        if stream.read(1):
+            raise ValueError(f"goes on after its {length:,} numbers")
+
+
+def _read_header(stream: IO[bytes]) -> tuple[int, np.dtype]:
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError(f"array of version {version}; allowed: (1, 0)")
+    try:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f"header: {error}") from None
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise ValueError(f"array of {dtype}, shape {shape}; allowed: whole numbers in one dimension")
+    return shape[0], dtype

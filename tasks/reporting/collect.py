@@ -22,12 +22,11 @@ from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, Mod
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.reporting.accuracy import list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.more_ranks import compute_more_ranks
-from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
+from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality, list_accuracies
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.process import wording
-from tasks.reporting.accuracy import EpochAccuracy
 from tasks.reporting.blocks import Block, Code, Document, Facts, Items, PageSection, Table
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
-from tasks.reporting.quality import ModelQuality
+from tasks.reporting.quality import EpochAccuracy, ModelQuality
 from tasks.reporting.results import Results
 from tasks.reporting.sections import compared, gates, make_section, measured, quality, speed, verdict
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ddp_audit.asked import parse_request
-from ddp_audit.checks import QUESTIONS, ask_all, judge_cells, list_faults
+from ddp_audit.checks import QUESTIONS, Answers, ask_all, judge_cells, list_faults
 from ddp_audit.findings import (
     CLASSES,
     clipping,
@@ -33,7 +33,6 @@ from ddp_audit.findings import (
 )
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding
-from ddp_audit.verdicts import Answers
 from tests.auditing.defects import DEFECTS, EARLY_CLIPPING
 from tests.auditing.forked_scripts import ForkedScripts
 

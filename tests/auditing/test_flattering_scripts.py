@@ -12,8 +12,7 @@ from ddp_audit.findings import clock, global_batch, plausible_speed, same_parame
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.page import make_document, tell_verdict
 from ddp_audit.process.findings import Finding
-from ddp_audit.speed import compute_speeds
-from ddp_audit.split import split_steps, sum_other_work
+from ddp_audit.speed import compute_speeds, split_steps, sum_other_work
 from tests.auditing.forked_scripts import ForkedScripts
 
 _TRAIN = """

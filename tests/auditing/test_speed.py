@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from ddp_audit.asked import Request
-from ddp_audit.checks import judge_cells
+from ddp_audit.checks import Answers, judge_cells
 from ddp_audit.document import render_html, render_markdown
 from ddp_audit.findings import plausible_speed, rows_of_its_own
 from ddp_audit.launched import Audit, Launched
 from ddp_audit.page import make_document, tell_verdict
 from ddp_audit.process.findings import Finding
 from ddp_audit.rank_record import RankRecord
-from ddp_audit.speed import Ratio, compute_speeds
-from ddp_audit.split import split_steps, sum_other_work
-from ddp_audit.verdicts import Answers
+from ddp_audit.speed import Ratio, compute_speeds, split_steps, sum_other_work
 
 _REQUEST = Request(
     words=("/there/train.py", "--name", "<b>"), folder=Path("/there"), cells={"1proc": 1, "2proc": 2}, python="python",

@@ -8,8 +8,8 @@ import torch
 
 from tests.tiny import make_config, make_tiny_workload
 from training.config import TrainingConfig, read_config
+from training.data.batches import prefetch_micro_batches
 from training.data.plan import make_micro_batches, make_segment_plan
-from training.data.prefetch import prefetch_micro_batches
 from training.process.distributed import Ranks
 from training.process.files import write_json
 from training.record.segment import SegmentRecord, tell_utc_time

@@ -18,8 +18,8 @@ import torch
 
 from tests.phantom.counts import read_counts
 from training.config import read_config
+from training.data.batches import prefetch_micro_batches
 from training.data.plan import make_micro_batches, make_segment_plan
-from training.data.prefetch import prefetch_micro_batches
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.strategies import find_strategy

@@ -25,11 +25,11 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.row_digest import digest_rows
 from training.probing.observed_memory import observe_memory
-from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
 from training.probing.updates import Updates
 from training.probing.variants import (
     Made,
+    SharedState,
     Variant,
     build_variant,
     count_segment_rows,

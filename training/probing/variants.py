@@ -5,27 +5,70 @@ Only the stage `measure` uses this; a training never does.
 
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.data.batches import MicroBatch
+from training.data.batches import MicroBatch, prefetch_micro_batches
 from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
-from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
+from training.model.adapter import make_plain
 from training.model.compiled_layers import explain_failed_compilation
-from training.probing.shared_state import SharedState
 from training.process.distributed import Ranks
 from training.step.replica import Replica
 from training.step.replicated import Replicated
 from training.step.strategy import Strategy
 from training.strategies import find_strategy, single
 from training.workloads import Workload, find_workload, open_training_rows
+
+
+class SharedState:
+    """What the first variant of a base model has; later ones of that model take it over."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, dict[str, Tensor]] = {}
+        """Folder of a base model -> name -> the weight, where it is."""
+        self._moments: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        """Folder and optimizer -> name of the parameter -> what the optimizer keeps of it."""
+
+    def lend(self, workload: Workload) -> Workload:
+        """Return the workload, whose models take over the weights that are there when they are prepared."""
+
+        def prepare(model: nn.Module, config: TrainingConfig) -> None:
+            workload.prepare(model, config)
+            kept = self._weights.get(str(config.model_dir), {})
+            for name, part in model.named_parameters():
+                if name in kept:
+                    part.data = kept[name]
+
+        lending: Any = SimpleNamespace(**{**vars(workload), "prepare": prepare})
+        found: Workload = lending
+        return found
+
+    def take_in(self, replica: Replica, config: TrainingConfig) -> None:
+        """Share the weights and moments of a model that was just built."""
+        kept = self._weights.setdefault(str(config.model_dir), {})
+        moments = self._moments[f"{config.optimizer} {config.momentum} {config.model_dir}"]
+        updated = {part for group in replica.optimizer.param_groups for part in group["params"]}
+        state = replica.optimizer.state
+        for name, part in replica.module.named_parameters():
+            # Not what waits in 4 bits: a model begins with all in fp32, and rounds it itself.
+            if part.is_floating_point():
+                kept.setdefault(make_plain(name), part.data)
+            if part in updated:
+                state[part] = moments.setdefault(name, state[part])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._weights.clear()
+        self._moments.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +184,7 @@ def load_micro_batches(
 ) -> Iterator[tuple[list[MicroBatch], int, float]]:
     """Yield (micro-batches on the device, step, seconds waited for the loader) for every step.
 
-    `on_ahead`: training/data/prefetch.py, where there is a loader.
+    `on_ahead`: training/data/batches.py, where there is a loader.
     """
     if data == "loader":
         ahead = prefetch_micro_batches(

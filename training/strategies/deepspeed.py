@@ -17,8 +17,8 @@ from training.data.batches import MicroBatch
 from training.model.weights import TensorDigest
 from training.process.distributed import Ranks
 from training.process.heartbeat import StepSection
-from training.step.around_replica import AroundReplica
 from training.step.replica import Replica
+from training.step.replicated import AroundReplica
 from training.step.spread_state import WholeModel
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult

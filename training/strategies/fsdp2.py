@@ -20,9 +20,9 @@ from training.model.layers import list_layers
 from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.torch_private import forget_forward_order
-from training.step.around_replica import AroundReplica
 from training.step.clipping import clip_part
 from training.step.replica import Replica
+from training.step.replicated import AroundReplica
 from training.step.shards import Gather, Reduced, Scatter, Shards, describe_units, get_local_rows, update_local_rows
 from training.step.statistics import refuse_statistics
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult

@@ -18,9 +18,9 @@ from training.data.batches import MicroBatch
 from training.model.cut import Cut
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.step.around_replica import AroundReplica
 from training.step.clipping import Squares, clip_part
 from training.step.replica import Replica
+from training.step.replicated import AroundReplica
 from training.step.spread_state import SpreadState, WholeModel
 from training.step.staged import ROW_DTYPE, StagedSteps, takes_micro_batches
 from training.step.statistics import refuse_statistics

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.turns import generate_turns
 
 ARMS = ["1gpu", "2gpu", "4gpu"]
 

@@ -18,10 +18,9 @@ import pytest
 from tasks.measuring import advice, session
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.session import count_all_trained, has_room
 from tasks.measuring.timed_comparison import TimedComparison
-from tasks.measuring.turns import Timed, TimedTurns
+from tasks.measuring.turns import Timed, TimedTurns, generate_turns
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.records.measurement import MeasurementFile

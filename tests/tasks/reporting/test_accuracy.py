@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.reporting.accuracy import list_accuracies
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import collect_metrics, write_epochs
+from tasks.reporting.quality import list_accuracies
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
 from tests.tasks.reporting.rendered import markdown_of
