@@ -259,8 +259,12 @@ def _make_command(
         return [request.python], {**threads, "DDP_COMPARE_ANY_PROCESS": "this"}
     if request.launcher:
         return request.launcher_for(cell, number), {**threads, "DDP_COMPARE_ANY_PROCESS": "any"}
-    words, environment = make_torchrun(request.python, world_size=request.cells[cell], logs=folder.absolute() / "logs")
-    return words, threads | environment
+    logs = folder.absolute() / "logs"
+    meeting = logs / "rendezvous"
+    shutil.rmtree(meeting, ignore_errors=True)
+    meeting.mkdir(mode=0o700, parents=True)
+    words = [request.python, *list_torchrun_words(meeting, world_size=request.cells[cell], logs=logs)]
+    return words, threads | NO_SHARED_STORE
 
 
 def _limit(request: Request, cell: str) -> dict[str, str]:
@@ -294,14 +298,6 @@ def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord
 
 def _tell(place: int) -> str:
     return f"in section {_SECTIONS[place & 0xFF]} of step {place >> 32}"
-
-
-def make_torchrun(python: str, *, world_size: int, logs: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of a torchrun for one machine, to be followed by those of the script."""
-    meeting = logs / "rendezvous"
-    shutil.rmtree(meeting, ignore_errors=True)
-    meeting.mkdir(mode=0o700, parents=True)
-    return [python, *list_torchrun_words(meeting, world_size=world_size, logs=logs)], NO_SHARED_STORE
 
 
 def list_descendants() -> list[int]:

@@ -81,7 +81,13 @@ def _measure(launched: Launched) -> _Rate | None:
     if not of_ranks or not of_ranks[0]:
         return None
     others = list_other_kinds(launched)
-    seconds = sum(max(compute_step_seconds(step, others) for step in steps) for steps in zip(*of_ranks, strict=True))
+    seconds = sum(
+        max(
+            float(sum(spent for kind, spent in step["seconds"].items() if kind not in (*others, _OBSERVER)))
+            for step in steps
+        )
+        for steps in zip(*of_ranks, strict=True)
+    )
     samples = count_samples(launched.ranks)
     num_steps = len(of_ranks[0])
     return _Rate(seconds, num_steps, None if samples is None else sum(samples[-num_steps:]))
@@ -146,11 +152,6 @@ def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY
         if kind not in may_be_of_steps
         or not any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in found)
     )
-
-
-def compute_step_seconds(step: Fields, others: tuple[str, ...] = OTHER_WORK) -> float:
-    """Return the seconds of a rank from the end of the step before to its own, without other work and the observer."""
-    return float(sum(spent for kind, spent in step["seconds"].items() if kind not in (*others, _OBSERVER)))
 
 
 def split_steps(launched: Launched) -> dict[str, float]:

@@ -99,7 +99,10 @@ def _run_dvc_stage(stage: str, place: str, environment: dict[str, str]) -> State
     except DvcException as error:
         return _make_failed_state(stage, _describe_error(error), 1)
     if reasons:
-        return _reproduce(stage, place, environment, why=_shorten_reasons(reasons))
+        more = len(reasons) - _MAX_REASONS
+        return _reproduce(
+            stage, place, environment, why=", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
+        )
     logger.info("%s %s: cached, nothing has changed", place, stage)
     return Completed(name="Cached", message="nothing has changed")
 
@@ -149,11 +152,6 @@ def _make_failed_state(stage: str, message: str, exit_code: int) -> State[Any]:
     own_name = stage.partition("@")[0]
     message = message if message.startswith(f"{own_name}:") else f"{stage}: {message}"
     return Failed(message=message, data=int(exit_code))
-
-
-def _shorten_reasons(reasons: list[str]) -> str:
-    more = len(reasons) - _MAX_REASONS
-    return ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _describe_error(error: Exception) -> str:

@@ -168,15 +168,13 @@ class Trial:
         # The lock of a machine bears TMPDIR in its name: the search holds it, and every trial one of its own.
         scratch = (self.folder / "tmp").absolute()
         scratch.mkdir(exist_ok=True)
-        own = {"TMPDIR": str(scratch), **self._choose_devices(place.turn, devices)}
+        num_ranks = self.params.cells[self.cell].world_size
+        chosen = [
+            devices[(place.turn * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)
+        ]
+        own = {"TMPDIR": str(scratch), **({"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(chosen))} if chosen else {})}
         command = read_command("train", self.cell, options)
         place.ask("start", command, make_environment(sys.executable) | own, self.folder)
-
-    def _choose_devices(self, turn: int, devices: Sequence[str]) -> dict[str, str]:
-        """Return the environment in which it sees GPUs of its own, as far as there are enough."""
-        num_ranks = self.params.cells[self.cell].world_size
-        chosen = [devices[(turn * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(chosen))} if chosen else {}
 
     def end(self, code: int, epochs: int) -> None:
         """Note how its process ended; raises the StageError that it ended with, but for one that diverged."""

@@ -39,7 +39,13 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     """Return what the first rows become. Raises DataError, in one line, if they or the model cannot be trained on."""
     manifest = RawManifest.read(raw)
     slicer: Any = find_slicing(params.workload).open_rows(params, raw=raw, base_model=base_model)
-    rows = _read_first_rows(raw / ROWS, manifest.num_rows)
+    batches = read_rows(raw / ROWS, RowRange(start=0, end=min(manifest.num_rows, _MOST_ROWS)))
+    rows = {
+        row_id: row
+        for first, batch in batches
+        for row_id, row in enumerate(batch, start=first)
+        if row.fault not in QUARANTINED
+    }
     encoded = slicer.encode(rows)
     tokens: Mapping[int, np.ndarray] = encoded.tokens
     found = _count(rows, tokens, getattr(slicer, "texts", slicer), is_labelled=has_labels(params.workload))
@@ -61,20 +67,18 @@ def _try(params: Params, folder: Path, texts: list[np.ndarray]) -> None:
     # Whatever its forward raises.
     with translate_errors(f"{place}: {type(model).__name__}"):
         _require_gradients(model, params, texts, place)
-        _shorten(model)
+        from torch import nn
+
+        config = model.config.get_text_config()
+        number = getattr(config, "num_hidden_layers", 0)
+        few = _count_telling_layers(config)
+        for module in list(model.modules()):
+            for name, layers in module.named_children():
+                if isinstance(layers, nn.ModuleList) and len(layers) == number > few and "expert" not in name:
+                    setattr(module, name, layers[:few])
         if not has_labels(params.workload):
             _require_causal(model, texts, place)
         _require_separate_rows(model, params, texts, place)
-
-
-def _read_first_rows(file: Path, num_rows: int) -> dict[int, Row]:
-    batches = read_rows(file, RowRange(start=0, end=min(num_rows, _MOST_ROWS)))
-    return {
-        row_id: row
-        for first, batch in batches
-        for row_id, row in enumerate(batch, start=first)
-        if row.fault not in QUARANTINED
-    }
 
 
 def _count(
@@ -157,19 +161,6 @@ def _require_gradients(model: Any, params: Params, texts: list[np.ndarray], plac
             f"{place}: the loss does not depend on {unused[0]}{more}; allowed: parameters that are trained; use a "
             "model without them"
         )
-
-
-def _shorten(model: Any) -> None:
-    """Leave the model as many layers as tell how it works; the others take time and say the same."""
-    from torch import nn
-
-    config = model.config.get_text_config()
-    number = getattr(config, "num_hidden_layers", 0)
-    few = _count_telling_layers(config)
-    for module in list(model.modules()):
-        for name, layers in module.named_children():
-            if isinstance(layers, nn.ModuleList) and len(layers) == number > few and "expert" not in name:
-                setattr(module, name, layers[:few])
 
 
 def _count_telling_layers(config: Any) -> int:

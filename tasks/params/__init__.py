@@ -198,7 +198,18 @@ class Params(Section):
             require_cell_name(name)
             if wrong := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
                 raise ValueError(f"cells.{name}.{wrong}")
-            self._require_even_split(name)
+            train, shares = self.train_of(name), self.count_shares(name)
+            # One that is still to be found will be a part of each share.
+            per_forward = shares * max(train.micro_batch_size, 1)
+            if train.global_batch_size % per_forward:
+                below = train.global_batch_size // per_forward * per_forward
+                remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
+                whose = "world_size" if shares == self.cells[name].world_size else "shares of the rows"
+                raise ValueError(
+                    f"train.global_batch_size: {train.global_batch_size} does not split over cells.{name}.{whose}="
+                    f"{shares} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
+                    f"use {remedy}"
+                )
             require_evaluating(f"cells.{name}", cell.strategy, self.train.eval_every_steps)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
@@ -300,20 +311,6 @@ class Params(Section):
             )
         nodes, shares = self.cells[self.baseline].num_nodes, self.count_shares(self.baseline)
         return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)
-
-    def _require_even_split(self, cell: str) -> None:
-        train, shares = self.train_of(cell), self.count_shares(cell)
-        # One that is still to be found will be a part of each share.
-        per_forward = shares * max(train.micro_batch_size, 1)
-        if train.global_batch_size % per_forward:
-            below = train.global_batch_size // per_forward * per_forward
-            remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
-            whose = "world_size" if shares == self.cells[cell].world_size else "shares of the rows"
-            raise ValueError(
-                f"train.global_batch_size: {train.global_batch_size} does not split over cells.{cell}.{whose}="
-                f"{shares} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
-                f"use {remedy}"
-            )
 
 
 def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True) -> Params:

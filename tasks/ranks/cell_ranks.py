@@ -139,11 +139,15 @@ def run_ranks(
     stream = EventReader(work / "steps.jsonl")
     waits = 0.0 if nodes is None else nodes.wait_seconds
     with Watchdog(world_size=config.world_size, step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
+        logs = work / "logs"
+        if logs.is_dir():
+            for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
+                shutil.rmtree(old, ignore_errors=True)
         launch = load_launcher(launcher).start(
             work / "config.json",
             world_size=config.world_size,
             threads_per_rank=config.threads_per_rank,
-            log_folder=_prepare_log_folder(work / "logs"),
+            log_folder=logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--heartbeat", str(watchdog.file), *make_code_arguments(), *arguments],
             nodes=nodes,
         )
@@ -229,11 +233,3 @@ def _is_full(folder: Path) -> bool:
             return file.write(bytes(_SMALL_FILE_BYTES)) < _SMALL_FILE_BYTES
     except OSError as error:
         return error.errno in STORAGE_ERRORS
-
-
-def _prepare_log_folder(logs: Path) -> Path:
-    """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
-    if logs.is_dir():
-        for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
-            shutil.rmtree(old, ignore_errors=True)
-    return logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")

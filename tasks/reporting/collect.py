@@ -59,6 +59,7 @@ def collect_results(outputs: Outputs) -> Results:
     trained = outputs.baseline.facts
     # The gate "Same work in every cell" holds all others against it.
     recorded = next(iter(outputs.baseline.segments[0].facts.settings), {})
+    settings = [one for run in outputs.runs.values() for part in run.segments for one in part.facts.settings]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -84,7 +85,9 @@ def collect_results(outputs: Outputs) -> Results:
             train=dict(_flatten(trained.train)),
             recorded={
                 **{name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
-                "packages": _collect_packages(outputs),
+                "packages": {
+                    package: version for setting in settings for package, version in setting.get("packages", {}).items()
+                },
             },
             machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
             trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
@@ -100,12 +103,6 @@ def collect_results(outputs: Outputs) -> Results:
         cost=compute_cost(outputs, given, measurement) if given else None,
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
-
-
-def _collect_packages(outputs: Outputs) -> dict[str, bool | int | float | str | None]:
-    """Return package -> version, of those that only some cells compute with; an earlier version recorded none."""
-    settings = [one for run in outputs.runs.values() for part in run.segments for one in part.facts.settings]
-    return {package: version for setting in settings for package, version in setting.get("packages", {}).items()}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:

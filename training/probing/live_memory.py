@@ -92,14 +92,21 @@ class LiveMemory(TorchDispatchMode):
         self.now[kind] += block.num_bytes
         block.kind = kind
 
-    def name_weights(self, weights: Iterable[Tensor], *, kept: Iterable[Tensor] = ()) -> None:
-        """Say which the weights are: what has their shape later is a copy or a gradient of one.
+    def forget_peak(self) -> None:
+        """Let the peak be what is there now."""
+        self._most, self.peak = sum(self.now.values()), Counter(self.now)
 
-        All else that is there by now is moments if it has their shape, and memory to exchange gradients in if not. What
-        there was before is forgotten: a model is built, and cut or sharded, on the host. `kept`: weights, too, of no
-        shape that anything else is known by.
+    def look_at(self, strategy: Strategy) -> None:
+        """Know the weights, gradients and sections of a strategy that was built while this was followed.
+
+        What has the shape of a weight later is a copy or a gradient of one. All else that is there by now is moments if
+        it has their shape, and memory to exchange gradients in if not. What there was before is forgotten: a model is
+        built, and cut or sharded, on the host.
         """
-        found, beside = list(weights), [part for part in kept if self._is_followed(part)]
+        # Layers of other stages are held by circles of references.
+        gc.collect()
+        found = [*strategy.module.parameters(), *strategy.module.buffers()]
+        beside = [part for part in strategy.kept_weights if self._is_followed(part)]
         for own in (*map(get_rows, found), *beside):
             if self._is_followed(own):
                 # Read from a file by no operation of a tensor.
@@ -113,16 +120,6 @@ class LiveMemory(TorchDispatchMode):
                 known.is_weight = True
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
         self.forget_peak()
-
-    def forget_peak(self) -> None:
-        """Let the peak be what is there now."""
-        self._most, self.peak = sum(self.now.values()), Counter(self.now)
-
-    def look_at(self, strategy: Strategy) -> None:
-        """Know the weights, gradients and sections of a strategy that was built while this was followed."""
-        # Layers of other stages are held by circles of references.
-        gc.collect()
-        self.name_weights([*strategy.module.parameters(), *strategy.module.buffers()], kept=strategy.kept_weights)
         for part in (one for one in strategy.module.parameters() if one.requires_grad):
             part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
         # The warm-up begins with its stand-ins for the moments.

@@ -68,7 +68,12 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
     head = ""
     with fill_folder(folder) as new:
         if model.kind == "builtin":
-            _require_size(model, image_size)
+            patch = image_networks.CONFIGS[model.location].get("patch_size")
+            if patch is not None and (image_size is None or image_size % patch):
+                raise ConfigurationError(
+                    f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a "
+                    f"multiple of {patch}"
+                )
             image_networks.write_image_network(new, model.location, class_names, image_size=image_size, norm=model.norm)
         elif Path(model.location).is_file():
             head = f" with {write_pretrained_network(model, new, class_names)}"
@@ -95,15 +100,6 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
         ).write(new)
     _log.info("%s: %s, stored in %s", model.source, label, folder)
     return folder
-
-
-def _require_size(model: ModelParams, image_size: int | None) -> None:
-    """Raise ConfigurationError unless the images can be cut into the model's patches."""
-    patch = image_networks.CONFIGS[model.location].get("patch_size")
-    if patch is not None and (image_size is None or image_size % patch):
-        raise ConfigurationError(
-            f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a multiple of {patch}"
-        )
 
 
 def _make_identity(model: ModelParams, class_names: Sequence[str], image_size: int | None) -> dict[str, Any]:

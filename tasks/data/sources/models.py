@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,14 @@ def _make(folder: Path, model: ModelParams, class_names: Sequence[str], texts: S
     elif model.kind == "builtin":
         tiny_model.write_tiny_qwen2(folder, texts)
     elif model.weights == "random":
-        _draw_weights(folder, model)
+        from transformers import AutoModelForCausalLM
+
+        outline = _build_outline(folder, model.source, most_layers=_MOST_LAYERS, is_classifier=False)
+        needed = outline.num_parameters() * _BYTES_PER_PARAMETER
+        with translate_errors(f"model.source {model.source}: config.json"):
+            if needed > (free := read_free_memory_bytes()[0]):
+                raise ValueError(f"its weights take {needed:,} bytes of memory; allowed: {free:,}")
+            draw_weights(folder, partial(AutoModelForCausalLM.from_config, outline.config, trust_remote_code=False))
     facts = _read_facts(folder, model.source, is_classifier=bool(class_names))
     if class_names and model.kind != "builtin":
         with translate_errors(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
@@ -184,18 +191,6 @@ def _fetch(folder: Path, model: ModelParams, commit: str | None, identity: dict[
     return []
 
 
-def _draw_weights(folder: Path, model: ModelParams) -> None:
-    """Give the folder random weights of the model that its config.json describes."""
-    from transformers import AutoModelForCausalLM
-
-    outline = _build_outline(folder, model.source, most_layers=_MOST_LAYERS, is_classifier=False)
-    needed = outline.num_parameters() * _BYTES_PER_PARAMETER
-    with translate_errors(f"model.source {model.source}: config.json"):
-        if needed > (free := read_free_memory_bytes()[0]):
-            raise ValueError(f"its weights take {needed:,} bytes of memory; allowed: {free:,}")
-        draw_weights(folder, partial(AutoModelForCausalLM.from_config, outline.config, trust_remote_code=False))
-
-
 def _build_outline(folder: Path, source: str, *, most_layers: int, is_classifier: bool) -> Any:
     """Return the model that config.json describes, of shapes alone. Raises DataError if it is none for texts."""
     import torch
@@ -219,23 +214,18 @@ def _read_config(folder: Path, source: str, *, most_layers: int) -> None:
         written = json.loads((folder / "config.json").read_bytes())
         if not isinstance(written, dict):
             raise ValueError(f"holds a {type(written).__name__}; allowed: a mapping")
-        _refuse_what_is_never_read(written)
+        for name in _QUANTISED:
+            if written.get(name):
+                how = written[name].get("quant_method", "") if isinstance(written[name], dict) else ""
+                raise ValueError(
+                    f"{name} {how}: quantised weights cannot be trained whole; allowed: the model that they were made "
+                    "of, and train.adapter.base: nf4 to hold that in four bits"
+                )
+        if (file := written.get("transformers_weights")) is not None:
+            raise ValueError(f"transformers_weights names {str(file)[:80]!r}; allowed: null, and model.safetensors")
+        if isinstance(labels := written.get("num_labels"), int) and labels > MAX_CLASSES:
+            raise ValueError(f"num_labels is {labels:,}; allowed: {MAX_CLASSES:,}")
         _refuse_phantom_layers(written, most_layers)
-
-
-def _refuse_what_is_never_read(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for weights that cannot be trained whole, or stand in a file that is not taken."""
-    for name in _QUANTISED:
-        if config.get(name):
-            how = config[name].get("quant_method", "") if isinstance(config[name], dict) else ""
-            raise ValueError(
-                f"{name} {how}: quantised weights cannot be trained whole; allowed: the model that they were made of, "
-                "and train.adapter.base: nf4 to hold that in four bits"
-            )
-    if (file := config.get("transformers_weights")) is not None:
-        raise ValueError(f"transformers_weights names {str(file)[:80]!r}; allowed: null, and model.safetensors")
-    if isinstance(labels := config.get("num_labels"), int) and labels > MAX_CLASSES:
-        raise ValueError(f"num_labels is {labels:,}; allowed: {MAX_CLASSES:,}")
 
 
 def _select_files(folder: Path, source: str, *, has_weights: bool = True) -> list[Path]:
@@ -315,16 +305,6 @@ def _refuse_phantom_layers(config: Any, num_tensors: int) -> None:
             raise ValueError(f"{name} is {value}, and the weights hold {num_tensors} tensors")
 
 
-def _check_header(file: Path, place: str) -> None:
-    """Raise DataError for a list of tensors that would take all memory, before anything parses it."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-    if size > _MAX_HEADER_BYTES:
-        raise DataError(
-            f"{place}: {file.name}: cannot be used (its header claims {size:,} bytes; allowed: {_MAX_HEADER_BYTES:,})"
-        )
-
-
 def _check_weights(folder: Path, place: str) -> int:
     """Return the number of tensors, having read the header of every file."""
     from safetensors import safe_open
@@ -342,7 +322,13 @@ def _check_weights(folder: Path, place: str) -> int:
             raise DataError(f"{place}: {missing[0]} is missing ({len(missing)} of {len(named)} files); fetch it again")
     num_tensors = 0
     for file in sorted(folder.glob("*.safetensors")):
-        _check_header(file, place)
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise DataError(
+                f"{place}: {file.name}: cannot be used (its header claims {size:,} bytes; allowed: "
+                f"{_MAX_HEADER_BYTES:,})"
+            )
         with translate_errors(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
             names = list(weights.keys())
             if not names:

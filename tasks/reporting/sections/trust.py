@@ -39,15 +39,6 @@ def _tell_preflight(preflight: Preflight) -> list[Block]:
 
 def _tell(results: Results, measurement: Measurement) -> list[str]:
     """Return what the machine did meanwhile, what noise does to a ratio here and why measuring ended."""
-    return [
-        *_tell_quiet(results, measurement),
-        *_tell_noise(measurement),
-        f"The speedups took {measurement.stopped_because.rstrip('.')}.",
-    ]
-
-
-def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
-    """Return how quiet the machine was, and what the speedup would be by another figure or of all turns."""
     if measurement.others_share is None:
         said = ["This machine does not tell what others used of its CPUs, so that every turn counts."]
     else:
@@ -69,7 +60,11 @@ def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
         "Intervals are of this session. What slows one arm for longer than a session lasts, or happens in none of its "
         "turns, is in no interval; on simulated machines they cover in 97 % of sessions: docs/measuring.md."
     )
-    return said
+    return [
+        *said,
+        *_tell_noise(measurement),
+        f"The speedups took {measurement.stopped_because.rstrip('.')}.",
+    ]
 
 
 def _compare_figures(arm: ArmSpeed, quiet: Estimate, every: Estimate) -> str:
