@@ -60,11 +60,11 @@ def list_usable_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def count_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
+def count_physical_cores(cpus: list[int]) -> int | None:
     """Return how many physical cores the logical CPUs belong to; None where the kernel does not say."""
     cores = set()
     for cpu in cpus:
-        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology = _ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = _read_text(topology / "core_cpus_list") or _read_text(topology / "thread_siblings_list")
         if siblings is None:
             return None
@@ -72,16 +72,16 @@ def count_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
     return len(cores)
 
 
-def is_virtual_machine(*, root: Path = _ROOT) -> bool:
+def is_virtual_machine() -> bool:
     """Return True if the CPU says that it runs under a hypervisor."""
-    words = (_read_text(root / "proc/cpuinfo") or "").split()
+    words = (_read_text(_ROOT / "proc/cpuinfo") or "").split()
     return "hypervisor" in words
 
 
-def read_cpu_quota(*, root: Path = _ROOT) -> float | None:
+def read_cpu_quota() -> float | None:
     """Return the cores' worth of CPU time that the control groups of this process allow; None if all."""
     quotas = []
-    for folder in _list_cgroups("cpu", root):
+    for folder in _list_cgroups("cpu"):
         quota, _, period = (_read_text(folder / "cpu.max") or "").partition(" ")  # version 2
         if not period:
             quota, period = (
@@ -93,10 +93,10 @@ def read_cpu_quota(*, root: Path = _ROOT) -> float | None:
     return min(quotas, default=None)
 
 
-def read_free_memory_bytes(*, root: Path = _ROOT) -> tuple[int, str]:
+def read_free_memory_bytes() -> tuple[int, str]:
     """Return the memory that can still be had without swapping, and whose limit that is."""
     free = [(psutil.virtual_memory().available, "of the machine")]
-    for folder in _list_cgroups("memory", root):
+    for folder in _list_cgroups("memory"):
         for limit_name, usage_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -108,12 +108,12 @@ def read_free_memory_bytes(*, root: Path = _ROOT) -> tuple[int, str]:
     return min(free)
 
 
-def read_cpu_frequency(cpus: list[int], *, root: Path = _ROOT) -> CpuFrequency:
+def read_cpu_frequency(cpus: list[int]) -> CpuFrequency:
     """Return what the kernel says of governor, cap and throttling."""
     governors, caps, throttled = set(), [], []
     driver = None
     for cpu in cpus:
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}"
+        folder = _ROOT / f"sys/devices/system/cpu/cpu{cpu}"
         scaling = folder / "cpufreq"
         driver = driver or _read_text(scaling / "scaling_driver")
         if governor := _read_text(scaling / "scaling_governor"):
@@ -191,14 +191,14 @@ def _read_process_seconds() -> Mapping[int, tuple[str, float]]:
     return found
 
 
-def _list_cgroups(controller: str, root: Path) -> list[Path]:
+def _list_cgroups(controller: str) -> list[Path]:
     """Return the folders of the control groups that this process is in, for version 1 and 2, innermost first."""
     folders = []
-    for line in (_read_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (_read_text(_ROOT / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / controllers
+        top = _ROOT / "sys/fs/cgroup" / controllers
         inner = top / path.strip("/")
         folders += [inner, *inner.parents[: len(inner.relative_to(top).parts)]]
     return folders

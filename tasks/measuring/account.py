@@ -59,12 +59,6 @@ class ModelShape:
         num_tokens, num_pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
         return 6.0 * self.matmul_weights * num_tokens + self._flops_per_pair * num_pairs
 
-    def count_document_token_flops(self, lengths: Sequence[int]) -> float:
-        """Return the operations per token of documents of these lengths; raises ValueError without a token."""
-        if sum(lengths) < 1:
-            raise ValueError(f"lengths: got {len(lengths)} documents without a token; allowed: at least one token")
-        return self.count_document_flops(lengths) / sum(lengths)
-
     @property
     def _flops_per_pair(self) -> float:
         """Operations per query and key, all layers: 2 x width for the score, 2 x width for the value, x 3."""

@@ -10,7 +10,7 @@ from tasks.process.failure import ConfigurationError
 GIB = 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Card:
     """One GPU."""
 
@@ -38,57 +38,36 @@ class Card:
 
 
 _PCIE_3, _PCIE_4 = "PCIe 3.0 x16, one direction", "PCIe 4.0 x16, one direction"
+_A100, _NVLINK_3 = "NVIDIA A100 data sheet, 2021", "NVLink 3, half of 600 GB/s, NVIDIA A100 data sheet, 2021"
 _TOLD = "what torch says is the total capacity, in public reports of out-of-memory errors"
 
 CARDS = {
-    "A100-40": Card(
-        name="NVIDIA A100-SXM4-40GB", memory_gib=39.50, memory_source=_TOLD, gb_per_second=1555,
-        bandwidth_source="NVIDIA A100 data sheet, 2021", link_gb_per_second=300,
-        link_source="NVLink 3, half of 600 GB/s, NVIDIA A100 data sheet, 2021", capability=(8, 0),
-    ),
-    "A100-80": Card(
-        name="NVIDIA A100-SXM4-80GB", memory_gib=79.15, memory_source=_TOLD, gb_per_second=2039,
-        bandwidth_source="NVIDIA A100 data sheet, 2021", link_gb_per_second=300,
-        link_source="NVLink 3, half of 600 GB/s, NVIDIA A100 data sheet, 2021", capability=(8, 0),
-    ),
+    "A100-40": Card("NVIDIA A100-SXM4-40GB", 39.50, _TOLD, 1555, _A100, 300, _NVLINK_3, (8, 0)),
+    "A100-80": Card("NVIDIA A100-SXM4-80GB", 79.15, _TOLD, 2039, _A100, 300, _NVLINK_3, (8, 0)),
     "H100-80": Card(
-        name="NVIDIA H100 80GB HBM3", memory_gib=79.19, memory_source=_TOLD, gb_per_second=3350,
-        bandwidth_source="NVIDIA H100 data sheet", link_gb_per_second=450,
-        link_source="NVLink 4, half of 900 GB/s, NVIDIA H100 data sheet", capability=(9, 0),
+        "NVIDIA H100 80GB HBM3", 79.19, _TOLD, 3350, "NVIDIA H100 data sheet",
+        450, "NVLink 4, half of 900 GB/s, NVIDIA H100 data sheet", (9, 0),
     ),
     "H200": Card(
-        name="NVIDIA H200", memory_gib=139.80, memory_source=_TOLD, gb_per_second=4800,
-        bandwidth_source="NVIDIA H200 data sheet, 2024", link_gb_per_second=450,
-        link_source="NVLink 4, half of 900 GB/s, NVIDIA H200 data sheet, 2024", capability=(9, 0),
+        "NVIDIA H200", 139.80, _TOLD, 4800, "NVIDIA H200 data sheet, 2024",
+        450, "NVLink 4, half of 900 GB/s, NVIDIA H200 data sheet, 2024", (9, 0),
     ),
     "B200": Card(
-        name="NVIDIA B200", memory_gib=178.35, memory_source="device query in pytorch/ao pull request 4002",
-        gb_per_second=7672, bandwidth_source="clock x bus of a device query in pytorch/ao pull request 4002",
-        link_gb_per_second=900, link_source="NVLink 5, half of 1,800 GB/s, NVIDIA HGX B200 data sheet, 2025",
-        capability=(10, 0),
+        "NVIDIA B200", 178.35, "device query in pytorch/ao pull request 4002",
+        7672, "clock x bus of a device query in pytorch/ao pull request 4002",
+        900, "NVLink 5, half of 1,800 GB/s, NVIDIA HGX B200 data sheet, 2025", (10, 0),
     ),
     "A10G": Card(
-        name="NVIDIA A10G", memory_gib=22.06, memory_source="total_memory of torch's device properties, in public logs",
-        gb_per_second=600, bandwidth_source="NVIDIA A10G data sheet, 2021", link_gb_per_second=32,
-        link_source=_PCIE_4, capability=(8, 6),
+        "NVIDIA A10G", 22.06, "total_memory of torch's device properties, in public logs",
+        600, "NVIDIA A10G data sheet, 2021", 32, _PCIE_4, (8, 6),
     ),
     "L4": Card(
-        name="NVIDIA L4", memory_gib=22.0, memory_source="24 GB less what error correction and driver keep, rounded "
-        "down", gb_per_second=300, bandwidth_source="NVIDIA L4 data sheet, 2023", link_gb_per_second=32,
-        link_source=_PCIE_4, capability=(8, 9),
+        "NVIDIA L4", 22.0, "24 GB less what error correction and driver keep, rounded down",
+        300, "NVIDIA L4 data sheet, 2023", 32, _PCIE_4, (8, 9),
     ),
-    "L40S": Card(
-        name="NVIDIA L40S", memory_gib=44.39, memory_source=_TOLD, gb_per_second=864,
-        bandwidth_source="NVIDIA L40S data sheet, 2023", link_gb_per_second=32, link_source=_PCIE_4, capability=(8, 9),
-    ),
-    "4090": Card(
-        name="NVIDIA GeForce RTX 4090", memory_gib=23.64, memory_source=_TOLD, gb_per_second=1008,
-        bandwidth_source="NVIDIA Ada whitepaper, v2", link_gb_per_second=32, link_source=_PCIE_4, capability=(8, 9),
-    ),
-    "T4": Card(
-        name="Tesla T4", memory_gib=14.58, memory_source=_TOLD, gb_per_second=320,
-        bandwidth_source="NVIDIA T4 data sheet, 2019", link_gb_per_second=16, link_source=_PCIE_3, capability=(7, 5),
-    ),
+    "L40S": Card("NVIDIA L40S", 44.39, _TOLD, 864, "NVIDIA L40S data sheet, 2023", 32, _PCIE_4, (8, 9)),
+    "4090": Card("NVIDIA GeForce RTX 4090", 23.64, _TOLD, 1008, "NVIDIA Ada whitepaper, v2", 32, _PCIE_4, (8, 9)),
+    "T4": Card("Tesla T4", 14.58, _TOLD, 320, "NVIDIA T4 data sheet, 2019", 16, _PCIE_3, (7, 5)),
 }  # fmt: skip
 """Name on the command line -> card."""
 

@@ -15,7 +15,7 @@ from tasks.data.builtin import image_networks
 from tasks.data.slicing.image_classification import Images
 from tasks.data.sources import image_rows
 from tasks.data.sources.image_models import store_image_model
-from tasks.data.sources.image_rows import MAX_PIXELS, NUM_IMAGES
+from tasks.data.sources.image_rows import MAX_PIXELS
 from tasks.download import download_rows
 from tasks.params import Params
 from tasks.params.image_files import list_image_files
@@ -255,7 +255,7 @@ def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
     arrays, _ = sliced("0-1797")
     places = [int(Path(file.name).stem) for file in list_image_files(next(Path(".work/download/digits").iterdir()))]
     digits = load_digits()
-    assert sorted(places) == list(range(NUM_IMAGES))
+    assert sorted(places) == list(range(1_797))
     assert np.array_equal(arrays["labels"], digits.target[places])
     grey = np.rint(digits.images[places] * 255 / 16).astype(np.uint8)
     assert np.array_equal(arrays["images"], np.repeat(grey[:, None], 3, axis=1))

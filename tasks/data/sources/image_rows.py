@@ -40,7 +40,6 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _DEEP_MODES = ("I", "F")
 
 
-NUM_IMAGES = 1_797
 _BRIGHTEST = 16
 
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tasks.machine import host_facts
 from tasks.machine.host_checks import check_frequency, check_siblings
 from tasks.machine.host_facts import (
     CpuFrequency,
@@ -15,6 +17,11 @@ from tasks.machine.host_facts import (
 )
 
 
+@pytest.fixture(autouse=True)
+def files_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_facts, "_ROOT", tmp_path)
+
+
 def put(root: Path, path: str, text: str) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text + "\n")
@@ -23,31 +30,31 @@ def put(root: Path, path: str, text: str) -> None:
 def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None:
     for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7") * 2):
         put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
-    assert count_physical_cores([0, 1, 2, 3], root=tmp_path) == 4
-    assert count_physical_cores([0, 4], root=tmp_path) == 1
-    assert count_physical_cores(list(range(8)), root=tmp_path) == 4
-    assert count_physical_cores([8], root=tmp_path) is None
+    assert count_physical_cores([0, 1, 2, 3]) == 4
+    assert count_physical_cores([0, 4]) == 1
+    assert count_physical_cores(list(range(8))) == 4
+    assert count_physical_cores([8]) is None
 
 
 def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None:
     put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme hypervisor lahf_lm")
-    assert is_virtual_machine(root=tmp_path)
+    assert is_virtual_machine()
     assert check_siblings(2, 2, is_virtual=True).verdict == "not checked"
     assert check_siblings(2, 2, is_virtual=False).verdict == "ok"
     assert "hyper-threads of 1 physical core" in check_siblings(2, 1, is_virtual=False).found
     put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme lahf_lm")
-    assert not is_virtual_machine(root=tmp_path)
+    assert not is_virtual_machine()
 
 
 def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/kubepods/pod7")
-    assert read_cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota() is None
     put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
-    assert read_cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota() is None
     put(tmp_path, "sys/fs/cgroup/kubepods/cpu.max", "250000 100000")
-    assert read_cpu_quota(root=tmp_path) == 2.5
+    assert read_cpu_quota() == 2.5
     put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "150000 100000")
-    assert read_cpu_quota(root=tmp_path) == 1.5
+    assert read_cpu_quota() == 1.5
 
 
 def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
@@ -56,31 +63,31 @@ def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/cpu,cpuacct"
     put(tmp_path, f"{top}/cpu.cfs_period_us", "100000")
     put(tmp_path, f"{top}/cpu.cfs_quota_us", "-1")
-    assert read_cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota() is None
     put(tmp_path, f"{top}/cpu.cfs_quota_us", "50000")
-    assert read_cpu_quota(root=tmp_path) == 0.5
+    assert read_cpu_quota() == 0.5
 
 
 def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/box")
-    machine, whose = read_free_memory_bytes(root=tmp_path)
+    machine, whose = read_free_memory_bytes()
     assert whose == "of the machine"
     assert 0 < machine <= psutil.virtual_memory().total
     put(tmp_path, "sys/fs/cgroup/box/memory.max", str(2 * 2**20))
     put(tmp_path, "sys/fs/cgroup/box/memory.current", str(2**20))
     put(tmp_path, "sys/fs/cgroup/box/memory.stat", f"anon 5\ninactive_file {2**18}")
-    assert read_free_memory_bytes(root=tmp_path) == (2**20 + 2**18, "of the control group")
+    assert read_free_memory_bytes() == (2**20 + 2**18, "of the control group")
     put(tmp_path, "sys/fs/cgroup/box/memory.max", "max")
-    assert read_free_memory_bytes(root=tmp_path)[1] == "of the machine"
+    assert read_free_memory_bytes()[1] == "of the machine"
 
 
 def test_version_1_without_a_memory_limit_is_no_limit(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "4:memory:/")
     put(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
     put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
-    assert read_free_memory_bytes(root=tmp_path)[1] == "of the machine"
+    assert read_free_memory_bytes()[1] == "of the machine"
     put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "3000")
-    assert read_free_memory_bytes(root=tmp_path) == (2000, "of the control group")
+    assert read_free_memory_bytes() == (2000, "of the control group")
 
 
 def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
@@ -91,10 +98,10 @@ def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
         put(tmp_path, f"{folder}/cpufreq/scaling_max_freq", "1800000")
         put(tmp_path, f"{folder}/cpufreq/cpuinfo_max_freq", "3600000")
         put(tmp_path, f"{folder}/thermal_throttle/core_throttle_count", count)
-    facts = read_cpu_frequency([0, 1], root=tmp_path)
+    facts = read_cpu_frequency([0, 1])
     assert facts == CpuFrequency(governors=("powersave",), driver="acpi-cpufreq", capped_to=0.5, num_throttled=7)
     nothing = CpuFrequency(governors=(), driver=None, capped_to=None, num_throttled=None)
-    assert read_cpu_frequency([9], root=tmp_path) == nothing
+    assert read_cpu_frequency([9]) == nothing
     assert check_frequency(nothing, nothing, is_on_battery=False).verdict == "not checked"
     assert check_frequency(nothing, nothing, is_on_battery=True).verdict == "warning"
 
