@@ -174,6 +174,9 @@ def launch_script(
         command, environment = _make_command(request, cell, folder, number=number, is_alone=is_alone)
         words = [_move(word, request.folder, copy) for word in request.words_for(cell, number)]
         before = os.environ.get("PYTHONPATH", "")
+        # A script that takes all GPUs that it sees has as many as the cell has ranks.
+        num_ranks = request.cells[cell]
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_ranks)))).split(",")
         launch = Started(
             [*command, *words],
             folder=copy or request.folder,
@@ -185,7 +188,7 @@ def launch_script(
                 "DDP_COMPARE_HEARTBEAT": str(places.file),
             }
             | environment
-            | _limit(request, cell),
+            | ({"CUDA_VISIBLE_DEVICES": ",".join(seen[:num_ranks])} if request.launcher else {}),
             logs=folder.absolute() / "logs",
         )
         said_at = time.monotonic()
@@ -265,13 +268,6 @@ def _make_command(
     meeting.mkdir(mode=0o700, parents=True)
     words = [request.python, *list_torchrun_words(meeting, world_size=request.cells[cell], logs=logs)]
     return words, threads | NO_SHARED_STORE
-
-
-def _limit(request: Request, cell: str) -> dict[str, str]:
-    """Return the GPUs of a cell, for a script that takes all that it sees: as many as the cell has ranks."""
-    number = request.cells[cell]
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(number)))).split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[:number])} if request.launcher else {}
 
 
 def _move(word: str, folder: Path, copy: Path | None) -> str:

@@ -113,7 +113,16 @@ def _stage(
     for file in sorted(sources.base_model.iterdir()):
         if file.is_file() and file.suffix in _TOKENIZER_SUFFIXES and file.name not in _NOT_TOKENIZER:
             link_file(file, staged / file.name)
-    _link_report(sources.reports, staged)
+    files = [sources.reports / name for name in ("index.html", "report.md", "results.json")]
+    files += sorted((sources.reports / "charts").glob("*.svg"))  # report.md shows them
+    for part in files:
+        if not part.is_file():
+            raise DataError(f"{part}: missing; run `dvc repro report`")
+        link_file(part, staged / "report" / part.relative_to(sources.reports))
+    beside = [sources.reports / name for name in ("epochs.csv", "losses.csv", "blocks.parquet")]
+    for part in [*beside, *sorted((sources.reports / "timelines").glob("*"))]:
+        if part.is_file():
+            link_file(part, staged / "report" / part.relative_to(sources.reports))
     model, dataset = results.comparison.model, results.comparison.dataset
     heldout = params.dataset.of_heldout or params.dataset
     is_heldout_there = dataset.commit is not None and not str(params.dataset.heldout_source).startswith("path:")
@@ -227,20 +236,6 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     with without_deepspeed():
         model.save_pretrained(staged)
     return checksum
-
-
-def _link_report(reports: Path, staged: Path) -> None:
-    files = [reports / name for name in ("index.html", "report.md", "results.json")]
-    files += sorted((reports / "charts").glob("*.svg"))  # report.md shows them
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{file}: missing; run `dvc repro report`")
-        link_file(file, staged / "report" / file.relative_to(reports))
-    # What the page links to; an earlier version's report has not all of them.
-    beside = [reports / name for name in ("epochs.csv", "losses.csv", "blocks.parquet")]
-    for file in [*beside, *sorted((reports / "timelines").glob("*"))]:
-        if file.is_file():
-            link_file(file, staged / "report" / file.relative_to(reports))
 
 
 def _name_task(workload: str) -> str:

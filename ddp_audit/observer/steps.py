@@ -222,7 +222,24 @@ class Steps:
                 "ddp": read_ddp_times(self._wrapper),
             }
             if self.number == 0:
-                fields |= self._describe_setting(optimizer)
+                updated = _list_parameters(optimizer)
+                state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
+                fields |= {
+                    "start": self._start,
+                    "optimizer": type(optimizer).__name__,
+                    "optimizer_options": read_options(optimizer),
+                    "num_parameters": sum(one.numel() for one in updated),
+                    "parameter_bytes": sum(one.numel() * one.element_size() for one in updated),
+                    "device": updated[0].device.type if updated else "",
+                    "seed": torch.initial_seed(),
+                    "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
+                    "num_threads": torch.get_num_threads(),
+                    "torch_settings": read_torch_settings(),
+                    "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
+                    "world_size": dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1,
+                    "step_line": self._lines.find(),
+                    "backward_line": self._backward_line,
+                }
         elif is_unusual:
             fields["traffic"] = read_traffic(self._counts, counts)
         if device_seconds := self.take_device_seconds():
@@ -249,26 +266,6 @@ class Steps:
     def _list_all_parameters(self) -> list[torch.Tensor]:
         found = [one for optimizer in list(self._optimizers) for one in _list_parameters(optimizer)]
         return list({id(one): one for one in found}.values())[:_MOST_DIGESTED]
-
-    def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
-        parameters = _list_parameters(optimizer)
-        state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
-        return {
-            "start": self._start,
-            "optimizer": type(optimizer).__name__,
-            "optimizer_options": read_options(optimizer),
-            "num_parameters": sum(one.numel() for one in parameters),
-            "parameter_bytes": sum(one.numel() * one.element_size() for one in parameters),
-            "device": parameters[0].device.type if parameters else "",
-            "seed": torch.initial_seed(),
-            "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
-            "num_threads": torch.get_num_threads(),
-            "torch_settings": read_torch_settings(),
-            "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
-            "world_size": dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1,
-            "step_line": self._lines.find(),
-            "backward_line": self._backward_line,
-        }
 
     def _make_observed_clip(self, original: Any) -> Any:
         @functools.wraps(original)

@@ -8,7 +8,7 @@ sign that rounding turns in a gradient near 0, of which Adam makes a whole step,
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,15 @@ class _Check:
         self.compared["rows"] = compare_numbers(plain, by_row, NUMBER_TOLERANCE["fp32"])
         computed = process.gradient(number, self._order, *make_other_orders(config))
         gradients = [{name: part.cpu() for name, part in one.items()} for one in computed.by_order]
-        self._compare_statistics(computed.statistics_by_order)
+        expected, *others = computed.statistics_by_order
+        found = Differences(len(others))
+        for buffer, value in expected.items():
+            found.add(
+                buffer, self._after.statistics[buffer], value, since=self._before.statistics[buffer],
+                others=[one[buffer] for one in others],
+            )  # fmt: skip
+        if expected:
+            self.compared["statistics"] = found.compare()
         self.compared["loss"] = compare_numbers(facts["loss"], computed.loss, NUMBER_TOLERANCE[config.precision])
         is_finite = all(bool(part.isfinite().all()) for part in gradients[0].values())
         self._check_scale(is_finite)
@@ -235,17 +243,6 @@ class _Check:
             if (found or {0}) != {wanted}:
                 told = ", ".join(map(str, sorted(found))) or "no"
                 self.problems.append(f"the optimizer has counted {told} updates {when} it, not {wanted}")
-
-    def _compare_statistics(self, computed: Sequence[Mapping[str, "Tensor"]]) -> None:
-        expected, *others = computed
-        found = Differences(len(others))
-        for name, part in expected.items():
-            found.add(
-                name, self._after.statistics[name], part, since=self._before.statistics[name],
-                others=[one[name] for one in others],
-            )  # fmt: skip
-        if expected:
-            self.compared["statistics"] = found.compare()
 
     def _compare_update(self, gradients: list[dict[str, "Tensor"]], norm: float) -> None:
         """Compare what the optimizer made of the gradient; the first is in the ranks' order, the others in others."""

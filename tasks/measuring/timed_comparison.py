@@ -242,7 +242,15 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
-    tuned = _build_tuned(comparison, bench)
+    tuned: list[Arm] = []
+    for one in comparison.tuned:
+        try:
+            bench.build([one])
+            tuned.append(one)
+        except (DistributedError, ResourceError) as error:
+            # Its ranks start anew after one that there is no memory for.
+            _log.warning("left out: %s: %s", one.name, error)
+            bench.restart(one.cell, [*comparison.trained[:1], *tuned])
     if not others and not tuned:
         return timed_turns
     bench.build(others)
@@ -257,19 +265,6 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
         mean_seconds = (time.perf_counter() - started) / num_turns
         advance(len(arms))
     return timed_turns
-
-
-def _build_tuned(comparison: TimedComparison, bench: Bench) -> list[Arm]:
-    """Return the arms that the baseline has memory for; its ranks start anew after one that it has not."""
-    built: list[Arm] = []
-    for arm in comparison.tuned:
-        try:
-            bench.build([arm])
-            built.append(arm)
-        except (DistributedError, ResourceError) as error:
-            _log.warning("left out: %s: %s", arm.name, error)
-            bench.restart(arm.cell, [*comparison.trained[:1], *built])
-    return built
 
 
 def select_quiet_turns(timed_turns: TimedTurns, most_share: float, arms: Collection[str] | None = None) -> TimedTurns:

@@ -170,7 +170,9 @@ class Workers:
                     return answer
             except (EOFError, OSError):
                 # The rank has hung up; torchrun notices within a second why.
-                self._wait_for_end()
+                end = time.monotonic() + 10
+                while self._launch.is_running and time.monotonic() < end:
+                    time.sleep(0.05)
                 raise self._make_end_error(doing) from None
 
     def _check(self, deadline: float, *, doing: str) -> None:
@@ -180,11 +182,6 @@ class Workers:
             raise self._make_end_error(doing)
         if time.monotonic() > deadline:
             raise DistributedError(f"cell {self.cell}: the ranks did not answer in time while {doing}; run again")
-
-    def _wait_for_end(self) -> None:
-        deadline = time.monotonic() + 10
-        while self._launch.is_running and time.monotonic() < deadline:
-            time.sleep(0.05)
 
     def _make_end_error(self, doing: str) -> DistributedError | ResourceError:
         self._launch.stop(grace_seconds=0.0)

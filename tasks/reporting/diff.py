@@ -35,6 +35,13 @@ def make_diff(before: Results, now: Results) -> Document:
         differs = [Table("Recorded otherwise", ["What", "Before", "Now"], rows, num_prose=2)]
     headings = ["Cell", "Figure", "Before", "Now", "Now / before"]
     figures = Table("Figures, 95 % intervals", headings, list(_list_figures(before, now)), num_row_headings=2)
+    warning = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
+    sizes, others = map(_collect_batch_sizes, (before, now))
+    has_other_batch = any(size != others.get(name, size) for name, size in sizes.items())
+    if has_other_batch or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
+        warning = f"{warning} The work is not the same, so that a ratio is no speedup."
+    if not _have_same_baseline(before, now):
+        warning = f"{warning} Speedups are against another baseline, so that they are not divided."
     return Document(
         title=f"{before.name} and {now.name}",
         tab="two comparisons",
@@ -42,7 +49,7 @@ def make_diff(before: Results, now: Results) -> Document:
         lead=[],
         sections=[
             PageSection("verdicts", "Verdicts", [Items(told)]),
-            PageSection("figures", "Figures", [figures, Text(_warn(before, now))]),
+            PageSection("figures", "Figures", [figures, Text(warning)]),
             PageSection("differs", "What differs", differs),
         ],
     )
@@ -50,18 +57,6 @@ def make_diff(before: Results, now: Results) -> Document:
 
 def _name(results: Results) -> str:
     return f"{results.name}, {results.created_at[:16].replace('T', ' ')} UTC"
-
-
-def _warn(before: Results, now: Results) -> str:
-    """Return how a ratio is to be read."""
-    told = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
-    sizes, others = map(_collect_batch_sizes, (before, now))
-    has_other_batch = any(size != others.get(name, size) for name, size in sizes.items())
-    if has_other_batch or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
-        told = f"{told} The work is not the same, so that a ratio is no speedup."
-    if not _have_same_baseline(before, now):
-        told = f"{told} Speedups are against another baseline, so that they are not divided."
-    return told
 
 
 def _have_same_baseline(before: Results, now: Results) -> bool:

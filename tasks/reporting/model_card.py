@@ -50,6 +50,15 @@ def render_model_card(
         ["report/", "the whole report: index.html, report.md, and results.json for machines"],
         ["manifest.json", "size and sha256 of every file"],
     ]
+    told = [
+        "To be loaded, looked at and compared: the weights are what a measured training ended with. Nobody has judged "
+        "whether they are fit for anything else, or what harm their answers may do.",
+        *measured.tell_not_claimed(results),
+    ]
+    costs = [one for one in (results.cost.cells if results.cost else []) if one.cell == published.cell]
+    if costs and costs[0].kwh_per_epoch is not None:
+        kwh = wording.format_three_digits(costs[0].kwh_per_epoch * published.num_epochs)
+        told.append(f"Its GPUs took {kwh} kWh, as measured; what that emits depends on the grid, which nobody told.")
     sections = [
         PageSection("verdict", verdict.TITLE, [verdict.make_answer(results)]),
         PageSection("use", "How to load it", [_tell_loading(results, repo_id, revision)]),
@@ -58,7 +67,7 @@ def render_model_card(
             "What is published",
             [_tell_published(results, published, revision), Table("Files", ["Path", "What it is"], rows, num_prose=1)],
         ),
-        PageSection("limits", "Intended use and limits", [Items(_tell_limits(results, published))]),
+        PageSection("limits", "Intended use and limits", [Items(told)]),
         make_section(compared, results),
         PageSection("quality", quality.TITLE, quality.show_models(results)),
         make_section(gates, results),
@@ -119,20 +128,6 @@ def _load_network(results: Results, name: str, revision: str) -> str:
         f'config = json.load(open(hf_hub_download({name}, "config.json"{revision})))\n{build}\n'
         f'load_model(model, hf_hub_download({name}, "model.safetensors"{revision}))'
     )
-
-
-def _tell_limits(results: Results, cell: CellResults) -> list[str]:
-    """Return what the weights are for, what is not known of them, and the energy that they took, where measured."""
-    told = [
-        "To be loaded, looked at and compared: the weights are what a measured training ended with. Nobody has judged "
-        "whether they are fit for anything else, or what harm their answers may do.",
-        *measured.tell_not_claimed(results),
-    ]
-    found = [one for one in (results.cost.cells if results.cost else []) if one.cell == cell.cell]
-    if found and found[0].kwh_per_epoch is not None:
-        kwh = wording.format_three_digits(found[0].kwh_per_epoch * cell.num_epochs)
-        told.append(f"Its GPUs took {kwh} kWh, as measured; what that emits depends on the grid, which nobody told.")
-    return told
 
 
 def _tell_published(results: Results, cell: CellResults, revision: Revision | None) -> Block:

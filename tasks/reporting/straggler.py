@@ -50,7 +50,17 @@ def find_slowest_rank(steps: Steps) -> SlowestRank | None:
     if own.shape[1] < 2 or not own.all():
         return None
     block = np.unique((np.cumsum(steps.seconds) / _BLOCK_SECONDS).astype(int), return_index=True)[1]
-    relative = np.add.reduceat(own, block) / np.add.reduceat(_fit_usual_seconds(own, positions), block)
+    # What so many positions take in this cell: a straight line through all but moments put aside. Ranks are levelled for
+    # it, in turns with the line: a slow rank may have had the longer micro-batches as well.
+    work, paces = positions.astype(np.float64), np.ones(own.shape[1])
+    usual = _fit_line(own, work, work)
+    for _ in range(_TURNS):
+        ratios = own / paces / usual
+        is_usual = ratios <= _PUT_ASIDE * np.median(ratios)
+        usual = _fit_line((own / paces)[is_usual], work[is_usual], work)
+        paces = np.median(own / usual, axis=0)
+        paces /= paces.min()
+    relative = np.add.reduceat(own, block) / np.add.reduceat(usual, block)
     pace = np.median(relative, axis=0)
     rank = int(np.argmax(pace))
     others = float(np.median(np.delete(pace, rank)))
@@ -63,22 +73,6 @@ def find_slowest_rank(steps: Steps) -> SlowestRank | None:
         waiting_share=min(max(share, 0.0), 1.0),
         is_straggler=bool(is_steady and ratio > _STRAGGLES and share > _WAITING_SHARE),
     )
-
-
-def _fit_usual_seconds(own: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return what so many positions take in this cell: a straight line through all but moments put aside.
-
-    Ranks are levelled for it, in turns with the line: a slow rank may have had the longer micro-batches as well.
-    """
-    work, pace = positions.astype(np.float64), np.ones(own.shape[1])
-    usual = _fit_line(own, work, work)
-    for _ in range(_TURNS):
-        relative = own / pace / usual
-        is_usual = relative <= _PUT_ASIDE * np.median(relative)
-        usual = _fit_line((own / pace)[is_usual], work[is_usual], work)
-        pace = np.median(own / usual, axis=0)
-        pace /= pace.min()
-    return usual
 
 
 def _fit_line(seconds: NDArray[np.float64], work: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -85,16 +85,15 @@ def attend(
         )  # fmt: skip
         return attended, None
     if document_lengths is not None:
-        return _attend_one_by_one(query, key, value, document_lengths, dropout, scaling), None
+        parts = zip(
+            query.split(document_lengths, 2),
+            key.split(document_lengths, 2),
+            value.split(document_lengths, 2),
+            strict=True,
+        )
+        documents = [_attend_causally(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
+        return torch.cat(documents, dim=1), None
     return _attend_causally(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
-
-
-def _attend_one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], dropout: float, scaling: float | None
-) -> Tensor:
-    parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
-    attended = [_attend_causally(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
-    return torch.cat(attended, dim=1)
 
 
 def _attend_all_at_once(

@@ -232,23 +232,20 @@ class Fsdp2(AroundReplica):
         }
         optimizer.load_state_dict({**state["optimizer"], "state": moments})
         torch.set_rng_state(state["rng"])
-        self._require_restored(moments)
+        restored = self.replica.optimizer.state_dict()["state"]
+        for number, before in moments.items():
+            for key, saved in before.items():
+                found = restored.get(number, {}).get(key)
+                if not isinstance(found, Tensor) or not torch.equal(
+                    get_local_rows(saved).cpu(), get_local_rows(found).cpu()
+                ):
+                    raise ValueError(f"{key} of parameter {number} is not what was saved after it was restored")
         with torch.no_grad():
             for name, tensor in own.items():
                 whole = weights[name]
                 get_local_rows(tensor).copy_(
                     self._shards.select_own_rows(whole, tensor) if isinstance(tensor, DTensor) else whole
                 )
-
-    def _require_restored(self, moments: Mapping[int, Mapping[str, Any]]) -> None:
-        restored = self.replica.optimizer.state_dict()["state"]
-        for index, kept in moments.items():
-            for name, saved in kept.items():
-                found = restored.get(index, {}).get(name)
-                if not isinstance(found, Tensor) or not torch.equal(
-                    get_local_rows(saved).cpu(), get_local_rows(found).cpu()
-                ):
-                    raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
 
     def _shard_moment(self, value: Any, parameter: nn.Parameter) -> Any:
         """Return a moment as the optimizer keeps it: the rows of this rank, if the parameter has those only."""

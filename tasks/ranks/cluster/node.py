@@ -53,7 +53,14 @@ class NodeRanks:
     def list_missing(self, files: dict[str, tuple[str, str]]) -> list[str]:
         """Return the sha256 of what is not here; `files`: name -> (sha256, where the stage has it)."""
         with self._asked():
-            self._forget_old()
+            for old in self._files.iterdir():
+                with contextlib.suppress(OSError):
+                    if time.time() - old.stat().st_atime > _SECONDS_KEPT:
+                        old.unlink()
+            for folder in self._files.parent.glob("launch-*"):
+                with contextlib.suppress(OSError), (folder / "lock").open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
             for digest, place in files.values():
                 for file in (Path(place), self._files / digest):
                     if digest not in self._found and file.is_file() and _digest(file) == digest:
@@ -194,17 +201,6 @@ class NodeRanks:
         for one in self._ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.pid, number)
-
-    def _forget_old(self) -> None:
-        """Remove files that no launch has read for long, and the folders of launches whose actor is gone."""
-        for file in self._files.iterdir():
-            with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_atime > _SECONDS_KEPT:
-                    file.unlink()
-        for folder in self._files.parent.glob("launch-*"):
-            with contextlib.suppress(OSError), (folder / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
 
 
 def _digest(file: Path) -> str:
