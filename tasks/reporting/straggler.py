@@ -50,8 +50,8 @@ def find_slowest_rank(steps: Steps) -> SlowestRank | None:
     if own.shape[1] < 2 or not own.all():
         return None
     block = np.unique((np.cumsum(steps.seconds) / _BLOCK_SECONDS).astype(int), return_index=True)[1]
-    # What so many positions take in this cell: a straight line through all but moments put aside. Ranks are levelled for
-    # it, in turns with the line: a slow rank may have had the longer micro-batches as well.
+    # What so many positions take in this cell: a straight line through all but moments put aside. Ranks are levelled
+    # for it, in turns with the line: a slow rank may have had the longer micro-batches as well.
     work, paces = positions.astype(np.float64), np.ones(own.shape[1])
     usual = _fit_line(own, work, work)
     for _ in range(_TURNS):
