@@ -217,13 +217,8 @@ def _collect_quality(outputs: Outputs) -> Quality:
         models=[
             ModelQuality(
                 model=name,
-                loss=found.loss,
                 perplexity=compute_perplexity(found.loss) if found.accuracy is None else None,
-                accuracy=found.accuracy,
-                accuracy_top5=found.accuracy_top5,
-                accuracy_tokens=found.accuracy_tokens,
-                num_tokens=found.num_tokens,
-                checkpoint=found.checkpoint,
+                **found.model_dump(include=set(ModelQuality.model_fields) - {"perplexity"}),
             )
             for name in names
             if (found := evaluation.models.get(name)) is not None

@@ -70,16 +70,6 @@ class Cost(Record):
     """The cells, the baseline first."""
 
 
-def compute_token_cost(price_per_hour: float, num_devices: int, tokens_per_second: float) -> float:
-    """Return the US dollars of 1,000,000 tokens at a price per device and hour.
-
-    Raises ValueError if no tokens are learned from.
-    """
-    if tokens_per_second <= 0:
-        raise ValueError(f"tokens_per_second must be above 0; got {tokens_per_second}")
-    return price_per_hour * num_devices / (_SECONDS_PER_HOUR * tokens_per_second) * 1e6
-
-
 def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
@@ -129,14 +119,13 @@ def _compute_cell_cost(
     value, low, high = _compute_speedup_cost(cell, num_devices / num_baseline_devices)
     is_whole = not cell.is_baseline and num_devices % num_baseline_devices == 0
     num_jobs = num_devices // num_baseline_devices if is_whole else None
-    per_million = None if price is None else compute_token_cost(price, num_devices, rate)
     return CellCost(
         cell=cell.cell,
         num_devices=num_devices,
         tokens_per_second=rate,
         device_hours_per_epoch=device_hours,
         usd_per_epoch=None if price is None else price * device_hours,
-        usd_per_million_tokens=per_million,
+        usd_per_million_tokens=None if price is None else price * device_hours / tokens_per_epoch * 1e6,
         cost_of_speedup=value,
         cost_of_speedup_low=low,
         cost_of_speedup_high=high,

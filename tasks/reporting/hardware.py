@@ -1,6 +1,5 @@
 """What the machine did while the speed was measured: a reading of each timed block, in the order of time."""
 
-from tasks.records.blocks import BlockWork
 from tasks.records.facts import Record
 from tasks.records.measurement import MeasurementFile
 
@@ -38,20 +37,12 @@ def collect_hardware(found: MeasurementFile) -> list[CellHardware]:
     """Return the readings of the blocks that the speedups are of, cell by cell; none of an earlier version's."""
     collected = []
     for arm in found.blocks:
-        readings = [_make_reading(block) for block in arm.blocks if block.started_at is not None]
+        readings = [
+            HardwareReading(**block.model_dump(include=set(HardwareReading.model_fields)))
+            for block in arm.blocks
+            if block.started_at is not None
+        ]
         if arm.phase == "speedup" and arm.kind == "as trained" and readings:
             every = -(-len(readings) // _MOST_READINGS)
             collected.append(CellHardware(cell=arm.cell, readings=readings[::every]))
     return collected
-
-
-def _make_reading(block: BlockWork) -> HardwareReading:
-    assert block.started_at is not None
-    return HardwareReading(
-        started_at=block.started_at,
-        cores_used=block.cores_used or [],
-        host_gib=block.host_gib,
-        gpu_utilisations=block.gpu_utilisations,
-        gpu_watts=block.gpu_watts,
-        gpu_memory_gib=block.gpu_memory_gib,
-    )

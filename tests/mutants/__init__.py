@@ -201,7 +201,7 @@ MUTANTS = [
         "tasks/reporting/test_standing.py",
         "tasks/reporting/test_measured_verdict.py",
     ),
-    _mutant("tasks.reporting.cost:compute_token_cost", _times(2), "tasks/reporting/test_cost.py"),
+    _mutant("tasks.reporting.cost:_select_throughput", _times(2), "tasks/reporting/test_cost.py"),
     _mutant("tasks.reporting.data_files:escape_formula", _first, "tasks/reporting/test_data_files.py"),
     _mutant(
         "tasks.reporting.verdict:sort_by_merit",

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tasks.reporting.collect import collect_results
-from tasks.reporting.cost import compute_token_cost
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, measurement, write_measurement
@@ -20,13 +19,6 @@ def results_of(folder: Path, *, measured: Any = None, **params: Any) -> Results:
     if measured is not None:
         write_measurement(folder, measured)
     return collect_results(outputs_of(folder, content))
-
-
-def test_a_million_tokens_cost_price_times_devices_times_the_hours_they_take() -> None:
-    # 1,000,000 tokens at 1,000 per second take 1,000 s on two GPUs of 3.60 dollars per hour: 0.002 dollars per second.
-    assert compute_token_cost(3.6, 2, 1000.0) == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="above 0"):
-        compute_token_cost(3.6, 2, 0.0)
 
 
 def test_the_cost_of_a_training_is_worked_out_from_its_seconds_and_its_speedup(tmp_path: Path) -> None:
