@@ -21,15 +21,8 @@ parted were within 1.2e-2."""
 def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the checksums of parameters and optimizer of all ranks agree at the end of every segment."""
     run, problems, most_different = outputs.runs[cell], [], 0
-    profile, world_size = find_profile(run.facts.strategy), run.facts.world_size
-    if profile is None:
-        return make_unchecked_finding(
-            explain(
-                "strategy_unknown", "{cell}: how its strategy {strategy} shares the state is not known",
-                cell=cell, strategy=run.facts.strategy,
-            )
-        )  # fmt: skip
-    copies = profile.count_copies(world_size, outputs.params.cells[cell].options)
+    world_size = run.facts.world_size
+    copies = find_profile(run.facts.strategy).count_copies(world_size, outputs.params.cells[cell].options)
     for segment in run.segments:
         facts = segment.facts
         for what, number, checksums in (

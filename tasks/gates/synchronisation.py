@@ -5,7 +5,7 @@ What has to be is worked out from the cell and the model (tasks/strategies/), ap
 
 from typing import NamedTuple
 
-from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
+from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
 from tasks.strategies import Profile, Work, find_profile, sum_expected
@@ -17,14 +17,6 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     """Check kinds, numbers and bytes of the exchanges of every segment against what its strategy has to exchange."""
     run = outputs.runs[cell]
     profile = find_profile(run.facts.strategy)
-    if profile is None:
-        return make_unchecked_finding(
-            explain(
-                "strategy_unknown",
-                "{cell}: what the strategy {strategy} has to exchange is not known (tasks/strategies/{strategy}.py)",
-                cell=cell, strategy=run.facts.strategy,
-            )
-        )  # fmt: skip
     problems: dict[str, list[tuple[Reason, str]]] = {}
     for segment in run.segments:
         found = _find_problem(segment, profile, outputs, cell)

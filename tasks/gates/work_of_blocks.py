@@ -240,10 +240,10 @@ class _Judge:
 
     def _count_copies(self, arm: ArmBlocks, block: BlockWork) -> int:
         """Return how many copies of the optimizer's state the ranks that ran hold between them."""
-        profile, ranks = find_profile(self.run.facts.strategy), len(block.updates)
-        if profile is None or arm.kind in ("wrapped", "independent", "alone", "update"):
+        ranks = len(block.updates)
+        if arm.kind in ("wrapped", "independent", "alone", "update"):
             return ranks
-        return profile.count_copies(ranks, self.options).optimizer
+        return find_profile(self.run.facts.strategy).count_copies(ranks, self.options).optimizer
 
     def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[Reason]:
         steps, world_size = len(block.steps), self.run.facts.world_size
@@ -261,17 +261,15 @@ class _Judge:
                 world_size=1, num_steps=steps, num_rounds=(steps, steps), gradient_bytes=gradient_bytes,
                 exchange={"bucket_bytes": [gradient_bytes]},
             )  # fmt: skip
-            profile = find_profile("ddp")
+            strategy = "ddp"
         else:
             num_micro_batches = -(-self.batch // self.run.facts.micro_batch_size)
             rounds = steps * (-(-num_micro_batches // self.run.facts.world_size))
             work = make_work(
                 self.outputs, self.cell, self.run.segments[0], num_steps=steps, num_rounds=(rounds, rounds)
             )
-            profile = find_profile(self.run.facts.strategy)
-        expected = None if profile is None else sum_expected(profile.compute_expected_traffic(work))
-        if expected is None:
-            return
+            strategy = self.run.facts.strategy
+        expected = sum_expected(find_profile(strategy).compute_expected_traffic(work))
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
             yield explain(
                 "other_exchanges",

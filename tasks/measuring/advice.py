@@ -59,8 +59,8 @@ def list_knobs(
     train = params.train
     spread = params.cells[cell]
     profile = find_profile(spread.strategy)
-    has_advice = profile is not None and profile.explain_no_knobs(is_exact=train.exact) is None
-    knobs = profile.list_knobs(spread.options, exchange=exchange, can=can) if profile and has_advice else []
+    has_advice = profile.explain_no_knobs(is_exact=train.exact) is None
+    knobs = profile.list_knobs(spread.options, exchange=exchange, can=can) if has_advice else []
     if "packing" in can and not train.packing:
         knobs.append(
             Knob(

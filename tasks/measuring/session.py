@@ -192,12 +192,13 @@ def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) ->
     """Return what the ranks of cells without a waterfall timed by themselves, in words."""
     told = []
     for cell in comparison.cells:
-        profile, spread = find_profile(cell.strategy), params.cells[cell.name]
-        if profile is None or cell.world_size == 1 or cell in comparison.spreading:
+        if cell.world_size == 1 or cell in comparison.spreading:
             continue
-        timers = bench.fetch_timers(make_trained_arm(cell))
-        said = profile.tell_timers(timers, spread.options, world_size=cell.world_size) if all(timers) else None
-        told += [] if said is None else [f"{cell.name}: {said}."]
+        timers, options = bench.fetch_timers(make_trained_arm(cell)), params.cells[cell.name].options
+        if all(timers) and (
+            said := find_profile(cell.strategy).tell_timers(timers, options, world_size=cell.world_size)
+        ):
+            told.append(f"{cell.name}: {said}.")
     return told
 
 

@@ -106,8 +106,7 @@ class TimedComparison:
         ]
 
     def _has_waterfall(self, cell: Cell) -> bool:
-        profile = find_profile(cell.strategy)
-        return profile is not None and profile.explain_no_waterfall(is_exact=self.is_exact) is None
+        return find_profile(cell.strategy).explain_no_waterfall(is_exact=self.is_exact) is None
 
     @property
     def counterfactuals(self) -> list[Arm]:
@@ -297,7 +296,6 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turn
     found = []
     for cell in comparison.staged:
         profile = find_profile(cell.strategy)
-        assert profile is not None, "a cell whose shares are known"
         said = [
             profile.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
         ]

@@ -27,8 +27,7 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
             allowed = "a number above 0"
         if not is_right:
             raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
-    if (profile := find_profile(strategy)) is not None:
-        profile.require(options)
+    find_profile(strategy).require(options)
 
 
 def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
@@ -56,8 +55,7 @@ def require_evaluating(cell: str, strategy: str, eval_every_steps: int) -> None:
 
 def explain_unfit(strategy: str, options: dict[str, Any], world_size: int, *, unit: str) -> str | None:
     """Return what is wrong with so many ranks, or with a workload that counts in `unit`; None: nothing."""
-    profile = find_profile(strategy)
-    return None if profile is None else profile.explain_unfit(options, world_size=world_size, unit=unit)
+    return find_profile(strategy).explain_unfit(options, world_size=world_size, unit=unit)
 
 
 def read_options(strategy: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ddp_audit.process.wording import Reason, explain
-from training.registry import has_file, import_file
+from training.registry import import_file
 
 SEND = "send"
 """Kind of exchange: from one rank to one other, beside the collectives."""
@@ -184,24 +184,20 @@ def explain_size(parts: str, held: int, work: Work) -> Reason:
     )  # fmt: skip
 
 
-def find_profile(strategy: str) -> Profile | None:
-    """Return what is known of a strategy; None if it has no file here."""
-    if not has_file("tasks.strategies", strategy):
-        return None
+def find_profile(strategy: str) -> Profile:
+    """Return what is known of a strategy."""
     found: Profile = import_file("tasks.strategies", strategy).PROFILE
     return found
 
 
 def get_exchange_dtype(strategy: str, options: Mapping[str, Any]) -> str:
     """Return the dtype in which the strategy exchanges gradients; none: fp32."""
-    profile = find_profile(strategy)
-    return "none" if profile is None else profile.get_exchange_dtype(options)
+    return find_profile(strategy).get_exchange_dtype(options)
 
 
 def count_shares(strategy: str, world_size: int, options: Mapping[str, Any]) -> int:
-    """Return into how many shares the micro-batches of a step are dealt; one per rank where nothing is known."""
-    profile = find_profile(strategy)
-    return world_size if profile is None else profile.count_shares(world_size, options)
+    """Return into how many shares the micro-batches of a step are dealt."""
+    return find_profile(strategy).count_shares(world_size, options)
 
 
 def sum_expected(expected: Mapping[str, Expected]) -> Expected:
@@ -221,12 +217,8 @@ def list_unavailable(
     `has_waterfall`: whether it has one all the same, by what its ranks timed themselves.
     """
     profile = find_profile(strategy)
-    if profile is None:
-        unknown = f"the strategy {strategy}, of which nothing is known beside its step (tasks/strategies/{strategy}.py)"
-        reasons: list[tuple[str, str | None]] = [("Waterfall and advice on options", unknown)]
-    else:
-        reasons = [
-            ("A waterfall", None if has_waterfall else profile.explain_no_waterfall(is_exact=is_exact)),
-            ("Advice on options", profile.explain_no_knobs(is_exact=is_exact)),
-        ]
+    reasons = [
+        ("A waterfall", None if has_waterfall else profile.explain_no_waterfall(is_exact=is_exact)),
+        ("Advice on options", profile.explain_no_knobs(is_exact=is_exact)),
+    ]
     return [f"{cell}: {what}: not available for {why}." for what, why in reasons if why is not None]

@@ -203,7 +203,6 @@ def test_it_says_how_many_copies_of_the_state_there_are(
     steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
     profile = find_profile(cell.name)
-    assert profile is not None, f"tasks/strategies/{cell.name}.py"
     for digests, number in zip(steps[0]["end"], profile.count_copies(cell.world_size, cell.options), strict=True):
         assert len(digests) == number
         assert len(set(digests)) == 1
@@ -211,7 +210,6 @@ def test_it_says_how_many_copies_of_the_state_there_are(
 
 def _expect(cell: Cell, parameters: dict[str, torch.Tensor], exchange: dict[str, Any], **work: Any) -> Any:
     profile = find_profile(cell.name)
-    assert profile is not None
     num_bytes = sum({part.data_ptr(): part.numel() * _NUM_GRADIENT_BYTES for part in parameters.values()}.values())
     told = {"world_size": cell.world_size, "options": cell.options, "gradient_bytes": num_bytes}
     return profile.compute_expected_traffic(Work(**told, exchange=exchange, **work))
@@ -239,7 +237,6 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
         assert sorted(row for _, row in learned_rows(clean, index)) == [*range(45), *range(45, 72)][45 * index :][:45]
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         assert [(one["cpus"], one["gpu_uuid"]) for one in facts["rank_devices"]] == [(cores, None)] * cell.world_size
-        assert profile is not None
         # What is sent from one rank to one other is no collective, and in no record.
         counted = [one for kind, one in facts["traffic"].items() if kind != SEND]
         assert recorded["num_steps"] == facts["num_steps"]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import Profile, Work, find_profile, get_exchange_dtype, list_unavailable
+from tasks.strategies import Profile, Work, find_profile, list_unavailable
 from tasks.strategies.deepspeed import DeepSpeed
 from tasks.strategies.fsdp2 import Fsdp2
 from tasks.strategies.pipeline import Pipeline, compute_least_idle_share
@@ -59,9 +59,6 @@ def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None
     for strategy, is_exact, missing in (("ddp", True, both), ("fsdp2", False, both[:1])):
         found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)
         assert [sentence.split(": ")[1] for sentence in found] == missing
-    assert find_profile("unheard_of") is None
-    assert get_exchange_dtype("unheard_of", {}) == "none"
-    assert list_unavailable("2gpu", "unheard_of", {}, is_exact=False)
 
 
 def _work_of_shares(**changes: Any) -> Work:
