@@ -30,4 +30,3 @@ class Question(Protocol):
 
     def find(self, audit: Audit, cell: str, /) -> Finding | None:
         """Return what is found of a cell whose steps were seen."""
-        ...

@@ -87,7 +87,6 @@ class Gpu(Protocol):
 
     def read(self) -> Reading:
         """Return what it says now."""
-        ...
 
 
 class GpuMeter:

@@ -41,11 +41,9 @@ class TimedBench(Protocol):
 
     def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], timed_turns: TimedTurns) -> None:
         """Run a block of every arm."""
-        ...
 
     def launch_again(self, arms: Sequence[Arm]) -> None:
         """Start all ranks anew."""
-        ...
 
 
 @dataclass(kw_only=True)

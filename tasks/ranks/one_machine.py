@@ -7,27 +7,19 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, list_torchrun_words
 from training.config import STORE
 
 
-@dataclass(frozen=True)
-class FileRendezvous:
-    """Where the ranks of this machine meet: in files, which nobody but their owner can read or write."""
+def make_rendezvous(folder: Path) -> dict[str, str]:
+    """Make the folder of a launch in whose files the ranks meet; return what torchrun and they are told of it.
 
-    folder: Path
-    """For this launch alone."""
-
-    def make(self) -> None:
-        """Make the folder; nobody but us may look into it."""
-        self.folder.mkdir(mode=0o700)
-
-    def environment(self) -> dict[str, str]:
-        """Return what torchrun and the ranks are told beside."""
-        return {STORE: str(self.folder / "ranks"), **NO_SHARED_STORE}
+    Nobody but their owner may look into it.
+    """
+    folder.mkdir(mode=0o700, parents=True)
+    return {STORE: str(folder / "ranks"), **NO_SHARED_STORE}
 
 
 class RanksHere(Launch):
@@ -48,14 +40,12 @@ class RanksHere(Launch):
         module: str = "training",
     ) -> None:
         """Start `python -m module --config config *arguments` as every rank."""
-        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
-        self._rendezvous.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._rendezvous.make()
-        words = list_torchrun_words(self._rendezvous.folder, world_size=world_size, logs=log_folder)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **self._rendezvous.environment()}
+        self._rendezvous = log_folder.resolve() / "rendezvous"
+        words = list_torchrun_words(self._rendezvous, world_size=world_size, logs=log_folder)
+        told = make_rendezvous(self._rendezvous)
         super().__init__(
             [sys.executable, *words, "-m", module, "--config", str(config), *arguments],
-            log_folder=log_folder, environment=environment,
+            log_folder=log_folder, environment={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **told},
         )  # fmt: skip
 
     def stop(self, *, grace_seconds: float) -> None:
@@ -70,7 +60,7 @@ class RanksHere(Launch):
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._log_cap.close()
-            shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
+            shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def ask_for_stacks(self) -> None:
         """Do nothing: the stage asks ranks of its own machine itself."""

@@ -71,12 +71,10 @@ class Exchanged(Protocol):
     @property
     def number(self) -> int:
         """Collectives."""
-        ...
 
     @property
     def num_bytes(self) -> int:
         """Bytes that they were given."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.ranks.one_machine import FileRendezvous
+from tasks.ranks.one_machine import make_rendezvous
 
 _SECONDS_FOR_THE_OTHERS = 3.0
 """After the failure of one rank; torchrun also ends the others then."""
@@ -43,13 +43,12 @@ class Launch:
         self._killed: int | None = None
         self._is_stopped = False
         # As under torchrun on one machine; a port that was found free may be somebody else's a moment later.
-        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
-        self._rendezvous.make()
+        self._rendezvous = log_folder.resolve() / "rendezvous"
         environment = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "OMP_NUM_THREADS": str(threads_per_rank),
-            **self._rendezvous.environment(),
+            **make_rendezvous(self._rendezvous),
         }
         self._running: dict[int, int] = {}
         for rank in range(world_size):
@@ -83,7 +82,7 @@ class Launch:
         self._signal(signal.SIGKILL)
         while self._running:
             self._collect()
-        shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def ask_for_stacks(self) -> None:
         """Do nothing: all ranks are on this machine."""

@@ -19,11 +19,9 @@ class Exchange(Protocol):
 
     def gather(self, mine: Tensor) -> Tensor:
         """Return every rank's tensor, in rank order: (world_size, *mine.shape)."""
-        ...
 
     def add_up(self, mine: Tensor) -> Tensor:
         """Return the sum over all ranks, which may take the place of `mine`."""
-        ...
 
 
 class SyncBatchNorm(nn.BatchNorm2d):

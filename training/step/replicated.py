@@ -64,19 +64,15 @@ class ReplicatedStep(Protocol):
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update."""
-        ...
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return how the exchange is laid out."""
-        ...
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return what the step's engine times by itself."""
-        ...
 
 
 class Replicated(AroundReplica):

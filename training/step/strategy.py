@@ -73,44 +73,36 @@ class Strategy(Protocol):
     @property
     def module(self) -> nn.Module:
         """The module that this rank runs, for what it is; its parameters may be parts of the model's."""
-        ...
 
     @property
     def optimizer(self) -> Optimizer:
         """What turns the gradient into this rank's updates, with the state that it keeps."""
-        ...
 
     @property
     def kept_weights(self) -> Sequence[Tensor]:
         """What this rank keeps of weights beside those of the module, such as those that are updated in their stead."""
-        ...
 
     @property
     def data_rank(self) -> int:
         """Which share of every step's micro-batches this rank runs, from 0; several ranks may have the same."""
-        ...
 
     @property
     def data_world_size(self) -> int:
         """Into how many shares a step's micro-batches are dealt."""
-        ...
 
     @property
     def counts_rows(self) -> bool:
         """Whether the rows of its share are counted on this rank: true on one rank of those that have the same."""
-        ...
 
     @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes: weights and moments."""
-        ...
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches. Collective.
 
         A gradient that is not finite on one rank leaves the parameters and moments of all ranks as they are.
         """
-        ...
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, without dropout: () float64; changes nothing that is trained or saved.
@@ -118,29 +110,24 @@ class Strategy(Protocol):
         Collective, with as many micro-batches on every rank. Ranks that have the same micro-batches (`data_rank`) hold
         their losses between them, once. Never while a training is timed.
         """
-        ...
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: first times cost more and are not timed.
 
         The first call does it twice; a later one is the lead-in of a timed block. Collective.
         """
-        ...
 
     def may_overflow(self) -> bool:
         """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
 
         Waits for the device under fp16.
         """
-        ...
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this rank's micro-batches alone give a finite gradient; changes nothing. Collective."""
-        ...
 
     def digest(self) -> Digests:
         """Return the digests of the whole state. Collective."""
-        ...
 
     def snapshot(self) -> Iterator[Part]:
         """Yield WEIGHTS, then STATE. Collective: all ranks have to go through both.
@@ -148,7 +135,6 @@ class Strategy(Protocol):
         Each part has to be done with before the next is asked for: no more than one is in memory at a time. The weights
         are the state dict of the whole model, on the CPU, in which what is tied is one tensor under several names.
         """
-        ...
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave, the same on every rank. Collective.
@@ -156,15 +142,12 @@ class Strategy(Protocol):
         Raises MisfitError before anything is changed, and ValueError, KeyError, TypeError or AttributeError for what is
         no state at all, or is another one once restored.
         """
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return, as JSON, how the exchange is laid out once warmed up: what `tasks/strategies/` reads of it."""
-        ...
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return the seconds of a step's parts that the strategy's engine times by itself while `run` makes steps.
 
         {} where it times none.
         """
-        ...

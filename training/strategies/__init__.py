@@ -29,7 +29,6 @@ class StrategyFile(Protocol):
     def OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802
         """What params.yaml may say under `options`, a literal: name -> default; of several words a tuple, the first the
         default."""
-        ...
 
     def build(
         self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
@@ -40,7 +39,6 @@ class StrategyFile(Protocol):
         measured with: only where tasks/strategies/ says that there is one. Raises ValueError for ranks or a config
         that it is not for.
         """
-        ...
 
 
 def read_options(known: Mapping[str, Any], config: TrainingConfig) -> dict[str, Any]:

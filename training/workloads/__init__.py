@@ -27,38 +27,30 @@ class Workload(Protocol):
 
     def open_slice(self, folder: Path) -> Rows:
         """Return the rows of a folder that the slice stage wrote."""
-        ...
 
     def augment_rows(self, rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
         """Return the rows of a slice as a segment trains on them; an evaluation sees them as they are."""
-        ...
 
     def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return a micro-batch that costs little and weighs nothing, for a rank that has nothing left in a step."""
-        ...
 
     def load_model(self, model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
         """Return the base model in fp32 on the CPU, or with the weights of a checkpoint file."""
-        ...
 
     def outline_model(self, model_dir: Path) -> nn.Module:
         """Return a model as `load_model` does, of whatever numbers: of the folder config.json alone is read."""
-        ...
 
     def prepare(self, model: nn.Module, config: TrainingConfig) -> None:
         """Make the model, once and before training, take what the config asks for.
 
         Raises UnfitModelError for one that cannot be trained so.
         """
-        ...
 
     def can_pack(self, model: nn.Module, config: TrainingConfig) -> bool:
         """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
-        ...
 
     def has_dropout(self, model: nn.Module) -> bool:
         """Return True if the model draws random numbers while training."""
-        ...
 
     def loss_sum(
         self,
@@ -73,7 +65,6 @@ class Workload(Protocol):
         `scale`, () float32: what it will be multiplied by before the backward; `chunk_rows`: labels whose logits
         may be in memory at once. Both are for a loss that can make use of them.
         """
-        ...
 
     def metrics(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Return sums over the rows of one forward pass: `loss`, and `correct...` where rows have a class.
@@ -81,7 +72,6 @@ class Workload(Protocol):
         The stage `evaluate` adds them up over all held-out rows after every epoch; `correct...` / labels is
         `accuracy...`.
         """
-        ...
 
 
 def find_workload(name: str) -> Workload:

@@ -15,20 +15,16 @@ class Slicer(Protocol):
     @property
     def identity(self) -> dict[str, Any]:
         """What the arrays depend on, beside the rows."""
-        ...
 
     @property
     def about(self) -> dict[str, Any]:
         """What the list of all slices says of them: fields of SlicesManifest."""
-        ...
 
     def digest_rows(self, part: RowRange) -> str:
         """Return the sha256 of the slice's rows."""
-        ...
 
     def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
         """Write the slice's .npy files; return what its manifest says of them. DataError if no row of it is left."""
-        ...
 
 
 class SlicingFile(Protocol):
@@ -36,7 +32,6 @@ class SlicingFile(Protocol):
 
     def open_rows(self, params: Params, *, raw: Path, base_model: Path) -> Slicer:
         """Return the rows that the stage `download` has left in `raw`."""
-        ...
 
 
 def find_slicing(workload: str) -> SlicingFile:

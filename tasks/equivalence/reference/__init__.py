@@ -25,22 +25,18 @@ class Reference(Protocol):
 
         Where the workload changes rows as it trains on them, it is also told `augmentation`, which says how.
         """
-        ...
 
     def compute_rows_loss(self, model: Any, rows: Iterable[Any]) -> tuple[float, int]:
         """Return the sum of the model's loss over these rows, computed one by one, and the number of labels.
 
         Where the model has batch normalisation, it is also told `statistics_rows`: how many rows come together.
         """
-        ...
 
     def load_model(self, model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
         """Return the base model in fp32; `is_packed`: for micro-batches whose rows lie one after another."""
-        ...
 
     def loss_sum(self, model: Any, micro_batch: "MicroBatch", *, chunk_rows: int) -> "Tensor":
         """Return the sum of the loss over a micro-batch's labels, chunk by chunk: ()."""
-        ...
 
 
 def has_reference(workload: str) -> bool:

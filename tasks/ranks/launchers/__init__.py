@@ -31,31 +31,24 @@ class Launch(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether ranks run or are waited for; raises the StageError of a machine that refuses or is lost."""
-        ...
 
     def stop(self, *, grace_seconds: float) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time end them. Afterwards none is left."""
-        ...
 
     def ask_for_stacks(self) -> None:
         """Have the ranks that the stage cannot reach itself, on other machines, write their Python stacks."""
-        ...
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
-        ...
 
     def explain_end(self, *, rank: int | None = None) -> str:
         """Return the rank that caused the end (`rank`, where that is known), its exit code and last words."""
-        ...
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        ...
 
     def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not the launcher's own."""
-        ...
 
 
 class Launcher(Protocol):
@@ -73,7 +66,6 @@ class Launcher(Protocol):
         nodes: Nodes | None = None,
     ) -> Launch:
         """Start `python -m module --config config *arguments` as every rank, on this machine or on several."""
-        ...
 
 
 def load_launcher(name: str) -> Launcher:

@@ -26,7 +26,7 @@ from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.one_machine import FileRendezvous
+from tasks.ranks.one_machine import make_rendezvous
 from tasks.records.run import NodeEntry, NodesFile
 from training.process.failure import FAILURES
 from training.process.files import write_json
@@ -62,7 +62,7 @@ class _Launch:
         self._config, self._nodes, self._arguments, self._module = config, nodes, list(arguments), module
         self._world_size, self._threads = world_size, threads_per_rank
         self._who = f"cell {json.loads(config.read_bytes()).get('cell', '?')}"
-        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
+        self._rendezvous = log_folder.resolve() / "rendezvous"
         self._is_serving = "--serve" in self._arguments
         self._machines: list[Machine] = []
         self._lines: list[Any] = []
@@ -194,8 +194,7 @@ class _Launch:
         told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         told |= NO_SHARED_STORE
         if self._nodes.num_nodes == 1:
-            self._rendezvous.make()
-            return {**told, **self._rendezvous.environment()}
+            return told | make_rendezvous(self._rendezvous)
         address = self._machines[0].address
         with socket.create_server((address, 0)) as plug:
             return {**told, "MASTER_ADDR": address, "MASTER_PORT": str(plug.getsockname()[1])}
@@ -283,7 +282,7 @@ class _Launch:
                     file = self.log_folder / f"node-{machine.number}" / name
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
-        shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
         if self._nodes.num_nodes > 1 and all("versions" in machine.facts for machine in self._machines):
             facts = [
                 {"gpu_energy_joules": None, **machine.facts, "num_ranks": len(self._list_ranks(machine))}

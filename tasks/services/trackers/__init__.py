@@ -15,7 +15,6 @@ class TrackedRun(Protocol):
 
     def send(self, points: Iterable[Point]) -> int:
         """Send or take the points that the run lacks; return the number of values sent."""
-        ...
 
 
 class Runs(Protocol):
@@ -23,15 +22,12 @@ class Runs(Protocol):
 
     def open_cell(self, cell: str, facts: Mapping[str, str]) -> TrackedRun:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
-        ...
 
     def withdraw(self, figures: Figures) -> None:
         """Have no run show a final figure that is not among `figures`: a withheld speedup must not stay visible."""
-        ...
 
     def send_report(self, report: Report) -> int:
         """Complete the runs that are open with the report; return the number of values sent, 0 where all is there."""
-        ...
 
 
 class Tracker(Protocol):
@@ -43,15 +39,12 @@ class Tracker(Protocol):
 
     def choose_uri(self, asked: str | None) -> str:
         """Return where runs are kept, given what params.yaml says of it; may hold credentials, so never printed."""
-        ...
 
     def open_runs(self, comparison: TrackedComparison, *, uri: str) -> Runs:
         """Return the comparison's runs there; raises whatever a tracker can get wrong."""
-        ...
 
     def register_model(self, published: PublishedModel, *, experiment: str, uri: str) -> bool:
         """Have the registry point at what was published, once; False where the tracker has none."""
-        ...
 
 
 def load_tracker(name: str) -> Tracker:
