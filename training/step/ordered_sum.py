@@ -5,7 +5,7 @@ adds them from the step's last micro-batch to its first, which is the order in w
 is the same on any number of ranks anyway: the micro-batches, their shapes, and what is done with the sum.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
+from training.step.replicated import ReplicatedStep
 from training.step.strategy import StepResult
 from training.step.traffic import ALL_GATHER, Sent
 
 _PARCEL_BYTES = 2**25
 
 
-class OrderedSum:
+class OrderedSum(ReplicatedStep):
     """Micro-batches are shared out over the ranks; after each of them all ranks add up all ranks' gradients.
 
     Beside the gradient of its own micro-batch, a rank holds the sum so far and, of itself and each of the N ranks, one
@@ -67,10 +68,6 @@ class OrderedSum:
     def describe(self) -> dict[str, Any]:
         """Return `num_parcels`: in how many gathers a gradient travels."""
         return {"num_parcels": len(self._parcels)}
-
-    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
-        """Return nothing: nobody else times anything."""
-        return {}
 
     def _add_gradients(self, total: list[Tensor], mine: list[Tensor], ranks_in_order: Sequence[int]) -> list[Tensor]:
         """Return the sum with the ranks' gradients added to it, one after another."""

@@ -1,6 +1,6 @@
 """One rank, the plain module: the baseline that owes nothing to any wrapper."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -9,7 +9,7 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
 from training.step.replica import Replica
-from training.step.replicated import Replicated
+from training.step.replicated import Replicated, ReplicatedStep
 from training.step.strategy import StepResult
 from training.workloads import Workload
 
@@ -33,7 +33,7 @@ def build(
     return Replicated(replica, ranks, Single(replica))
 
 
-class Single:
+class Single(ReplicatedStep):
     """Micro-batches one after another on one model, which is the order of exact mode as well."""
 
     def __init__(self, replica: Replica) -> None:
@@ -55,11 +55,3 @@ class Single:
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
-
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: nothing is exchanged."""
-        return {}
-
-    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
-        """Return nothing: the plain module times nothing."""
-        return {}
