@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
-from ddp_audit.observer.losses import GradientWatch, digest_gradients
+from ddp_audit.observer.gradient import GradientWatch, digest_gradients
 from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors
 from ddp_audit.observer.setting import read_options, read_torch_settings

@@ -354,7 +354,7 @@ MUTANTS = [
     _mutant("ddp_audit.speed:_compare", lambda of, mine, base: (of(mine, base)[0], True), "auditing/test_speed.py"),
     _mutant("ddp_audit.findings.finite:_are_numbers", _return(True), "auditing/test_finite.py"),
     _mutant("ddp_audit.findings.rows_of_its_own:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
-    _mutant("ddp_audit.observer.losses:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
+    _mutant("ddp_audit.observer.gradient:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
     _mutant("ddp_audit.observer.computed:has_drawn_since", _return(False), "auditing/test_drawn.py"),
     _mutant("ddp_audit.observer.samples:_digest", lambda of, content: of(b""), "auditing/test_observer.py"),
 ]
