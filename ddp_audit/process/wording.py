@@ -119,4 +119,4 @@ def _to_number(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, (int, float, str, Mapping)) else str(value)
+    return value if value is None or isinstance(value, (int, float, str)) else str(value)

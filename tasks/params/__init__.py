@@ -24,7 +24,6 @@ from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
 from tasks.params.norms import count_statistics_rows, explain_unfit_norm, make_own_train
 from tasks.params.options import explain_unfit, require_evaluating, require_exact
-from tasks.params.quality import QualityParams
 from tasks.params.search import SearchParams
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
@@ -39,6 +38,13 @@ from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
 from tasks.strategies import count_shares
+
+
+class QualityParams(Section):
+    """What is asked of the training itself."""
+
+    target_loss: Finite | None = Field(default=None, gt=0)
+    """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
 
 
 class MeasureParams(Section):
