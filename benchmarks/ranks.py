@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.ranks.one_machine import RanksHere
+from tasks.ranks.launchers.torchrun import RanksHere
 
 
 def run_to_end(

@@ -13,7 +13,7 @@ from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.rows import write_first_rows, write_random_model
 from tasks.equivalence.differences import Differences
 from tasks.equivalence.updates import check_update
-from tasks.ranks.one_machine import RanksHere
+from tasks.ranks.launchers.torchrun import RanksHere
 from training.config import parse_config
 from training.model.weights import load_tensors
 from training.process.files import write_json

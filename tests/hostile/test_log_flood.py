@@ -8,7 +8,8 @@ import pytest
 from ddp_audit.process import torchrun
 from ddp_audit.process.torchrun import LogCap, cut_middle
 from flows.output import StageOutput
-from tasks.ranks import one_machine
+from tasks.ranks.launchers.torchrun import RanksHere
+from tests.conftest import PROJECT
 
 MAX_BYTES = 200_000
 
@@ -49,13 +50,12 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torchrun, "MAX_BYTES", MAX_BYTES)
     package = tmp_path / "flooding" / "training"
     package.mkdir(parents=True)
-    real = Path(one_machine.__file__).resolve().parents[2]
     (package / "__init__.py").touch()
-    code = f"import sys\nsys.path.insert(0, {str(real)!r})\ndel sys.modules['training']\n{FLOOD}"
+    code = f"import sys\nsys.path.insert(0, {str(PROJECT)!r})\ndel sys.modules['training']\n{FLOOD}"
     (package / "__main__.py").write_text(code)
     monkeypatch.chdir(package.parent)
     logs = tmp_path / "logs"
-    launch = one_machine.RanksHere(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+    launch = RanksHere(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
     deadline = time.monotonic() + 120
     while launch.is_running and time.monotonic() < deadline:
         time.sleep(0.1)

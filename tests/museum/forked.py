@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.ranks.one_machine import make_rendezvous
+from tasks.ranks.launchers.torchrun import make_rendezvous
 
 _SECONDS_FOR_THE_OTHERS = 3.0
 """After the failure of one rank; torchrun also ends the others then."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.one_machine import RanksHere
+from tasks.ranks.launchers.torchrun import RanksHere
 from tests.flows.toy_project import living, wait_for
 
 pytestmark = pytest.mark.slow

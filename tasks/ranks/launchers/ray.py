@@ -26,7 +26,7 @@ from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.one_machine import make_rendezvous
+from tasks.ranks.launchers.torchrun import make_rendezvous
 from tasks.records.run import NodeEntry, NodesFile
 from training.process.failure import FAILURES
 from training.process.files import write_json

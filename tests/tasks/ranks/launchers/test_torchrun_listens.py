@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.launchers.torchrun import start
-from tasks.ranks.one_machine import RanksHere
+from tasks.ranks.launchers.torchrun import RanksHere, start
 from tests.hostile.payloads import touching
 from tests.listeners import Listener, Listeners
 from tests.processes import new_mark, none_left_of
