@@ -11,7 +11,6 @@ from typing import Any, Literal
 from tasks.process.failure import DataError
 from tasks.services import network
 from tasks.services.hub_calls import call_hub, has_token, translate_error
-from tasks.services.manifest import compute_git_hash
 from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.kept import link_file
 from training.process.files import digest_file
@@ -95,12 +94,14 @@ def _require_stated_hash(file: Path, place: str) -> None:
 
     The cache names a file by that hash: sha256 of a large one, git's of the others.
     """
+    from huggingface_hub.utils.sha import git_hash
+
     blob = file.resolve()
     stated = blob.name
     if re.fullmatch(r"[0-9a-f]{64}", stated):
         got = digest_file(blob)
     elif re.fullmatch(r"[0-9a-f]{40}", stated):
-        got = compute_git_hash(blob)
+        got = git_hash(blob.read_bytes())
     else:
         _log.warning("%s: %s: the Hub states no hash of it; it is taken as it arrived", place, file.name)
         return

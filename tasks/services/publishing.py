@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.process.failure import ConfigurationError, ResourceError
+from tasks.process.failure import ConfigurationError, DataError, ResourceError
 from tasks.records.publication import PublicationManifest
 from tasks.services import network
 from tasks.services.hub_calls import call_hub, translate_error
-from tasks.services.manifest import list_differences, read_digests, read_paths
+from training.process.files import digest_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
     from huggingface_hub import HfApi
+
 
 _log = logging.getLogger(__name__)
 MAIN_BRANCH = "main"
@@ -171,3 +172,32 @@ def _translate_write_errors(repo_id: str) -> Iterator[None]:
                 "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
             ) from None
         raise translate_error(error, f"upload pending: {repo_id}") from None
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Return path -> sha256 of every file that the manifest names, and of the manifest itself."""
+    digests = {path: file.sha256 for path, file in PublicationManifest.read(folder).files.items()}
+    return {**digests, PublicationManifest.NAME: digest_file(PublicationManifest.path_in(folder))}
+
+
+def read_paths(file: Path) -> set[str]:
+    """Return the paths that a published manifest names; none if the file is no manifest of ours."""
+    try:
+        return set(PublicationManifest.read(file).files)
+    except DataError:
+        return set()
+
+
+def list_differences(remote: dict[str, str], folder: Path, digests: dict[str, str]) -> list[str]:
+    """Return the paths that the repository lacks or holds with other content than `digests` says.
+
+    `remote`: path -> sha256 (64 hex digits) or git's hash (40), as the Hub has one or the other.
+    """
+    from huggingface_hub.utils.sha import git_hash
+
+    return [
+        path
+        for path, sha256 in sorted(digests.items())
+        if path not in remote
+        or remote[path] != (sha256 if len(remote[path]) == 64 else git_hash((folder / path).read_bytes()))
+    ]

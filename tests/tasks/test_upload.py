@@ -19,7 +19,6 @@ from tasks.records.publication import PublicationManifest
 from tasks.reporting import document
 from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import write_results
-from tasks.services.manifest import compute_git_hash
 from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
@@ -419,9 +418,3 @@ def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is
     assert not any(line.endswith((" torch", " transformers")) for line in ended.stderr.splitlines())
     assert not (comparison / "reports/hub").exists()
     assert not (comparison / "data/upload.json").exists()
-
-
-def test_git_hash_is_gits(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"what is up, doc?")
-    assert compute_git_hash(file) == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"  # Pro Git, "Git Objects"
