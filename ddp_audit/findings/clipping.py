@@ -59,13 +59,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "models_differ", "every rank has a model of its own, and so a norm")
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked "
+        "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked "
             "at, of {steps:,}",
             cell=cell, compared=num_compared, different=len(problems), steps_compared=num_steps,
             steps=audit.first(cell).num_steps,
-        ),
     )  # fmt: skip
 
 
@@ -81,10 +78,7 @@ def _find_untouched(audit: Audit, cell: str) -> Finding:
         )
     return make_finding(
         [],
-        otherwise=explain(
-            "passed",
-            "{cell}: nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
+        "{cell}: nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
             "gradient as the backward pass had left it",
             cell=cell, steps=len(known), compared=0, different=0,
-        ),
     )  # fmt: skip

@@ -30,5 +30,5 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )  # fmt: skip
     return make_finding(
         [told.extend("{sentence}, at most {most_allowed:percent} allowed")] * (share > DATA_BOUND_SHARE),
-        otherwise=replace(told, code="passed"),
+        replace(told, code="passed"),
     )

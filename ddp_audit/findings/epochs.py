@@ -74,4 +74,4 @@ def find(audit: Audit, cell: str) -> Finding | None:
         ),
         cell=cell, passes=passes, steps=len(rank.steps), **asked_for,
     )  # fmt: skip
-    return make_finding([told] * (passes < wanted), otherwise=told)
+    return make_finding([told] * (passes < wanted), told)

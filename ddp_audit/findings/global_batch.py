@@ -48,9 +48,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
             "passed", "{cell} learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}",
             cell=cell, baseline=audit.baseline, share=shares[0], share_of_baseline=shares[1],
         )  # fmt: skip
-        return make_finding(
-            [replace(told, code="other_share")] * (abs(shares[0] / shares[1] - 1) > _APART), otherwise=told
-        )
+        return make_finding([replace(told, code="other_share")] * (abs(shares[0] / shares[1] - 1) > _APART), told)
     samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
     if abs(batch / of_base - 1) > _APART:
         if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
@@ -93,9 +91,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         )
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed", "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
-        ),
+        "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most",
+        cell=cell,
+        **numbers,
     )
 
 

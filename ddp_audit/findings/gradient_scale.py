@@ -59,11 +59,11 @@ def find(audit: Audit, cell: str) -> Finding | None:
                         hint=_hint(mine / its, len(audit.ranks(cell))),
                     )
                 ],
-                otherwise=explain("passed", ""),
+                "",
             )
     doubt = find_other_gradient(audit, cell, is_scale_known=len(known) == len(scales))
     if doubt is not None and len(known) < len(scales) and _is_told_by_counts(doubt, audit, cell):
-        return make_finding([doubt], otherwise=doubt)
+        return make_finding([doubt], doubt)
     if doubt is not None:
         return make_unobservable(cell, doubt.code, "{doubt}", doubt=doubt.sentence.removeprefix(f"{cell}: "))
     if not (holds_whole_model(ranks) and holds_whole_model(base)):
@@ -73,9 +73,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         if len(known) == len(scales)
         else "no gradient that was looked at is longer than that of {baseline}"
     )
-    return make_finding(
-        [], otherwise=explain("passed", "{cell}: " + told, cell=cell, scale=scales[0], baseline=audit.baseline)
-    )
+    return make_finding([], "{cell}: " + told, cell=cell, scale=scales[0], baseline=audit.baseline)
 
 
 def _find_scale(ranks: list[RankRecord]) -> float | None:

@@ -39,11 +39,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
             )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed", "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one{copies}",
+        "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one{copies}",
             cell=cell, launches=len(launches),
             copies=", each in a copy of the folder" if all(one.is_apart for one in launches) else "",
-        ),
     )  # fmt: skip
 
 

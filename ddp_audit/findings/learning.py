@@ -67,11 +67,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
         )
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: in {sampled_steps:plural step} looked at there is a gradient, and parameters change",
-            **numbers,
-        ),
+        "{cell}: in {sampled_steps:plural step} looked at there is a gradient, and parameters change",
+        **numbers,
     )
 
 

@@ -45,9 +45,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         counts = [micro["num_targets"] for micro in micros]
         wrong.append((steps[0]["step"], min(counts), max(counts), micros[0]))
     if not num_steps and has_no_integers(audit, cell) and _are_of_one_size(audit, cell):
-        return make_finding(
-            [], otherwise=explain("passed", "{cell}: all micro-batches of a step have as many samples", cell=cell)
-        )
+        return make_finding([], "{cell}: all micro-batches of a step have as many samples", cell=cell)
     if not num_steps:
         return make_unobservable(
             cell,
@@ -77,12 +75,9 @@ def find(audit: Audit, cell: str) -> Finding | None:
         ]  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at, of "
+        "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at, of "
             "{steps:,}",
             cell=cell, steps_compared=num_steps, steps_of_means_of_means=len(wrong), steps=audit.first(cell).num_steps,
-        ),
     )  # fmt: skip
 
 

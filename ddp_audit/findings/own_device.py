@@ -29,4 +29,4 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "{cell}: {ranks:plural rank} use {devices}, {there} there",
         cell=cell, ranks=len(ranks), needed=needed, there=there, devices=wording.format_plural(needed, what),
     )  # fmt: skip
-    return make_finding([told] * (needed > there), otherwise=told)
+    return make_finding([told] * (needed > there), told)

@@ -27,10 +27,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
     )  # fmt: skip
     return make_finding(
         [problem] * bool(wrapper),
-        otherwise=explain(
-            "passed", "{cell}: {model} is called as it is{start}",
+        "{cell}: {model} is called as it is{start}",
             cell=cell, model=micro.get("model") or "the model", start=_tell_start(audit, cell),
-        ),
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from ddp_audit.evidence import make_unobservable
 from ddp_audit.launched import Audit
 from ddp_audit.process.findings import Finding, make_finding
-from ddp_audit.process.wording import explain
 from ddp_audit.speed import compute_speeds
 
 NAME = "Speedup is plausible"
@@ -35,8 +34,6 @@ def find(audit: Audit, cell: str) -> Finding | None:
         )  # fmt: skip
     return make_finding(
         [],
-        otherwise=explain(
-            "passed", "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give",
+        "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give",
             cell=cell, efficiency=speedup.value / ranks, ranks=ranks, most_efficiency=_MOST_EFFICIENCY,
-        ),
     )  # fmt: skip

@@ -96,12 +96,9 @@ def _judge(cell: str, rows_of_ranks: list[list[tuple[str, str]]], *, where: str,
     ]
     found = make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}",
-            **numbers,
-            most_shared=max(shared),
-        ),
+        "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}",
+        **numbers,
+        most_shared=max(shared),
     )
     if not problems:
         return found

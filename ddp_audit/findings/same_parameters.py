@@ -62,13 +62,10 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return doubt
     found = make_finding(
         [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
-        otherwise=explain(
-            "passed",
-            "{cell}: equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of "
+        "{cell}: equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of "
             "them step {last:,}",
             cell=cell, sampled_steps=len(steps), steps=audit.first(cell).num_steps, last=steps[-1],
             tensors=num_tensors, differing_tensors=max(differing.values()),
-        ),
     )  # fmt: skip
     figure = (
         f"{cell} is {len(ranks)} trainings side by side, each of its own share of the rows: there is no speedup of one "

@@ -66,7 +66,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
         but=f", but for {len(other):,} that are left over at its end" * bool(other)
         + ", which every pass changes at random" * differ,
     )  # fmt: skip
-    return make_finding([told] * is_wrong, otherwise=told)
+    return make_finding([told] * is_wrong, told)
 
 
 def _collect_rows(audit: Audit, cell: str) -> list[tuple[str, str]] | None:

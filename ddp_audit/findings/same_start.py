@@ -41,4 +41,4 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "{cell}: " + which + " {baseline}'s before the first step",
         cell=cell, differing=differing, tensors=len(mine), baseline=audit.baseline,
     )  # fmt: skip
-    return make_finding([told] * bool(differing), otherwise=told)
+    return make_finding([told] * bool(differing), told)

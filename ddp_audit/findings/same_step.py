@@ -67,10 +67,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "other_micro_batches", "{doubt}", doubt=doubt)
     return make_finding(
         [explain("other_step", "{cell}: {other}", cell=cell, other="; ".join(other))] * bool(other),
-        otherwise=explain(
-            "passed", "{cell}: as in {baseline} are {same}",
+        "{cell}: as in {baseline} are {same}",
             cell=cell, baseline=audit.baseline, same=both, compared=len(both),
-        ),
     )  # fmt: skip
 
 

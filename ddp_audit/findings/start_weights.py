@@ -80,9 +80,6 @@ def find(audit: Audit, cell: str) -> Finding | None:
         held += bool(loaded["num_held"])
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from",
+        "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from",
             cell=cell, ranks=len(found), ranks_that_hold_them=held,
-        ),
     )  # fmt: skip

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from ddp_audit.process.wording import Numbers, Reason
+from ddp_audit.process.wording import Numbers, Reason, explain
 
 Verdict = Literal["passed", "failed", "not checked"]
 _MOST_PROBLEMS = 3
@@ -29,8 +29,12 @@ class Finding:
     """What to do about it, where that is another thing than the question says."""
 
 
-def make_finding(problems: Sequence[Reason], *, otherwise: Reason) -> Finding:
-    """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
+def make_finding(problems: Sequence[Reason], passed: Reason | str, /, **numbers: Any) -> Finding:
+    """Return `failed` with the first few problems, or `passed` if there are none.
+
+    `passed`: what is said then, or the template of it, which is filled with the numbers as in `explain`.
+    """
+    otherwise = explain("passed", passed, **numbers) if isinstance(passed, str) else passed
     if not problems:
         return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
     return _tell("failed", problems, beside=otherwise.numbers)

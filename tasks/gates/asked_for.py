@@ -54,12 +54,9 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
         num_steps += facts.num_steps
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: the rows of each of {steps:plural step} are in the order of seed {seed}, and its learning rate is "
+        "{cell}: the rows of each of {steps:plural step} are in the order of seed {seed}, and its learning rate is "
             "that of the {schedule} schedule",
             cell=cell, steps=num_steps, seed=params.train.seed, schedule=params.train.schedule,
-        ),
     )  # fmt: skip
 
 

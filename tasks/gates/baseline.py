@@ -51,10 +51,8 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
         return make_unchecked_finding(explain("nothing_beside", "{cell}: nothing was timed beside it", cell=cell))
     return make_finding(
         [],
-        otherwise=explain(
-            "passed", "{cell}: none of {arms:plural arm} that do its work in one process was faster beyond doubt",
+        "{cell}: none of {arms:plural arm} that do its work in one process was faster beyond doubt",
             cell=cell, arms=compared,
-        ),
     )  # fmt: skip
 
 

@@ -54,11 +54,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     problems = _find_block_mismatches(measurement, arm, first)
     trained = _compute_part_seconds(outputs.runs[cell], measurement.most_others_share)
     if not trained.size:
-        return (
-            make_finding(problems, otherwise=_explain_busy(cell))
-            if problems
-            else make_unchecked_finding(_explain_busy(cell))
-        )
+        return make_finding(problems, _explain_busy(cell)) if problems else make_unchecked_finding(_explain_busy(cell))
     # Where the machine was busy now and then, the faster part of both tells more than the middle.
     faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_QUANTILES[0], 50))
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
@@ -78,7 +74,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
         )
     if arm.speedup is None or problems:
         problems[1:1] = _tell_other_code(outputs, measurement, cell) if problems else []
-        return make_finding(problems, otherwise=replace(told, code="passed"))
+        return make_finding(problems, replace(told, code="passed"))
     return _compare_speedup(outputs, measurement, arm)
 
 
@@ -147,7 +143,7 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpe
         + " {least:.2f} to {most:.2f} times that" + f", which refutes nothing: {why}" * refutes_nothing,
         **known, measured_over_trained=speedup.value / ratio, least=least / ratio, most=most / ratio,
     )  # fmt: skip
-    return make_unchecked_finding(told) if refutes_nothing else make_finding([], otherwise=told)
+    return make_unchecked_finding(told) if refutes_nothing else make_finding([], told)
 
 
 def _tell_other_code(outputs: Outputs, measurement: MeasurementFile, cell: str) -> list[Reason]:

@@ -38,21 +38,18 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
     seconds, idle = _sum_facts(run, "train_seconds"), _sum_facts(run, "other_seconds")
     return make_finding(
         [problem for problem in problems if problem],
-        otherwise=explain(
-            "passed",
-            "{cell}: in {share_without_a_step:small_percent} of the step time no step ran, the slowest took "
-            "{slowest_step_in_medians:.1f} times the median; steps, log points and checkpoints add up to the wall "
-            "clock's seconds",
-            cell=cell,
-            share_without_a_step=abs(idle) / seconds,
-            train_seconds=seconds,
-            seconds_without_a_step=idle,
-            timed_and_not_timed_seconds=_sum_accounted_seconds(run),
-            wall_clock_seconds=_sum_facts(run, "span_seconds"),
-            slowest_step_in_medians=float(_compute_multiples(run.steps).max()),
-            most_share_without_a_step=_OTHER_SHARE,
-            most_medians=_SLOW_MULTIPLE,
-        ),
+        "{cell}: in {share_without_a_step:small_percent} of the step time no step ran, the slowest took "
+        "{slowest_step_in_medians:.1f} times the median; steps, log points and checkpoints add up to the wall "
+        "clock's seconds",
+        cell=cell,
+        share_without_a_step=abs(idle) / seconds,
+        train_seconds=seconds,
+        seconds_without_a_step=idle,
+        timed_and_not_timed_seconds=_sum_accounted_seconds(run),
+        wall_clock_seconds=_sum_facts(run, "span_seconds"),
+        slowest_step_in_medians=float(_compute_multiples(run.steps).max()),
+        most_share_without_a_step=_OTHER_SHARE,
+        most_medians=_SLOW_MULTIPLE,
     )
 
 

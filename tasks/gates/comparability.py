@@ -49,14 +49,11 @@ def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
     problems += find_setting_problems(outputs, cell)
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: start weights {start_weights}, numerics version {numerics_version}, machine {machine}, "
+        "{cell}: start weights {start_weights}, numerics version {numerics_version}, machine {machine}, "
             "{global_batch_size} samples per step and the learning rate of each of {steps:,} steps as everywhere",
             cell=cell, start_weights=outputs.base_model.digest[:12], numerics_version=baseline.facts.numerics_version,
             machine=outputs.machine.digest[:12], global_batch_size=run.facts.global_batch_size,
             steps=len(run.steps.step), highest_learning_rate=run.steps.learning_rate.max(),
-        ),
     )  # fmt: skip
 
 
@@ -118,10 +115,8 @@ def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
             )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed", "{cell}: the rows of each of {steps_compared:,} steps are the baseline's",
+        "{cell}: the rows of each of {steps_compared:,} steps are the baseline's",
             cell=cell, steps_compared=num_steps, samples_in_other_steps=num_others,
-        ),
     )  # fmt: skip
 
 
@@ -159,10 +154,8 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
         )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed", "{cell}: {samples:,} samples in the work ledgers, every row of every range once per epoch",
+        "{cell}: {samples:,} samples in the work ledgers, every row of every range once per epoch",
             cell=cell, samples=num_samples, left_out=num_left_out, repeated=num_repeated, of_no_such_range=num_foreign,
-        ),
     )  # fmt: skip
 
 
@@ -190,9 +183,7 @@ def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
     numbers = {"cell": cell, "unit": unit, "tokens": total, "expected": expected_in_all}
     if not problems and total != expected_in_all:
         problems.append(explain("other_total", "{cell}: {tokens:,} {unit}s in all, {expected:,} expected", **numbers))
-    found = make_finding(
-        problems, otherwise=explain("passed", "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
-    )
+    found = make_finding(problems, "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
     return replace(found, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
 
 
@@ -245,7 +236,7 @@ def check_data_wait(outputs: Outputs, cell: str) -> Finding:
             one.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=DATA_BOUND_SHARE)
             for one in problems
         ],
-        otherwise=replace(waited.extend("{sentence}" + when_measured), code="passed"),
+        replace(waited.extend("{sentence}" + when_measured), code="passed"),
     )
 
 
@@ -266,12 +257,9 @@ def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
     return make_finding(
         [problem] * (of_first > _MOST_EFFICIENCY * taken) + _find_implausible_speedup(outputs, cell),
         # No efficiency here: another gate may have withheld it.
-        otherwise=explain(
-            "passed",
-            "time of all ranks together (train seconds x ranks): {baseline} {rank_seconds_of_baseline:seconds}, {cell} "
+        "time of all ranks together (train seconds x ranks): {baseline} {rank_seconds_of_baseline:seconds}, {cell} "
             "{rank_seconds:seconds}; at least {least_believed:seconds} is believed",
             **numbers, least_believed=of_first / _MOST_EFFICIENCY,
-        ),
     )  # fmt: skip
 
 

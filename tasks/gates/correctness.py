@@ -60,11 +60,9 @@ def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
         )
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed", "{cell}: " + are_equal,
+        "{cell}: " + are_equal,
             cell=cell, world_size=world_size, segments_compared=len(run.segments),
             most_different_checksums=most_different,
-        ),
     )  # fmt: skip
 
 
@@ -95,12 +93,9 @@ def check_segment_continuity(outputs: Outputs, cell: str) -> Finding:
                 break
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: started from weights {start}; {later_segments_compared:plural later segment} went on from the "
+        "{cell}: started from weights {start}; {later_segments_compared:plural later segment} went on from the "
             "weights and the optimizer of the one before",
             cell=cell, start=start[:12], later_segments_compared=len(segments) - 1, breaks=len(problems),
-        ),
     )  # fmt: skip
 
 
@@ -133,17 +128,12 @@ def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
             )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: step 1 began with the base model's weights to the bit ({start}), and without moments; its loss "
-            "{loss:.6f} is one process's",
-            cell=cell,
-            start=run.segments[0].facts.start_checksum[:12],
-            loss=float(run.steps.loss[0]),
-            **{
-                f"{kind}_difference": one.difference for kind, one in first.compared.items() if kind in ("loss", "rows")
-            },
-        ),
+        "{cell}: step 1 began with the base model's weights to the bit ({start}), and without moments; its loss "
+        "{loss:.6f} is one process's",
+        cell=cell,
+        start=run.segments[0].facts.start_checksum[:12],
+        loss=float(run.steps.loss[0]),
+        **{f"{kind}_difference": one.difference for kind, one in first.compared.items() if kind in ("loss", "rows")},
     )
 
 
@@ -175,19 +165,16 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
         )  # fmt: skip
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "largest relative difference of {cell}'s loss against {baseline} over {steps:plural step}: "
-            "{largest_relative_difference:difference}; up to {tolerance:.0e} is allowed for the mean of every {window} "
-            "steps and for the held-out loss",
-            cell=cell,
-            baseline=baseline,
-            steps=len(own),
-            largest_relative_difference=float(compute_relative_differences(own, expected).max()),
-            tolerance=TOLERANCE,
-            window=_WINDOW,
-            heldout_difference=heldout,
-        ),
+        "largest relative difference of {cell}'s loss against {baseline} over {steps:plural step}: "
+        "{largest_relative_difference:difference}; up to {tolerance:.0e} is allowed for the mean of every {window} "
+        "steps and for the held-out loss",
+        cell=cell,
+        baseline=baseline,
+        steps=len(own),
+        largest_relative_difference=float(compute_relative_differences(own, expected).max()),
+        tolerance=TOLERANCE,
+        window=_WINDOW,
+        heldout_difference=heldout,
     )
 
 

@@ -132,4 +132,4 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
                 share=mean, quiet=MOST_OTHERS_SHARE,
             )
         )  # fmt: skip
-    return make_finding([], otherwise=told)
+    return make_finding([], told)

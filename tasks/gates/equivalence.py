@@ -81,22 +81,19 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     worst = {kind: one for kind, _, one in _select_widest(passed)}
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
-            "computes; a defect in a quarter of the steps would have been seen with {probability:percent}"
-            + ("; the gradient is at most {gradient_difference:difference} off" if "gradient" in worst else ""),
-            cell=cell,
-            checked=len(passed),
-            drawn=len(updates),
-            steps=sum(segment.facts.num_steps for segment in run.segments),
-            probability=compute_probability(len(passed)),
-            **{
-                f"{kind}_{name}": getattr(one, name)
-                for kind, one in worst.items()
-                for name in ("difference", "noise_floor", "tolerance")
-            },
-        ),
+        "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
+        "computes; a defect in a quarter of the steps would have been seen with {probability:percent}"
+        + ("; the gradient is at most {gradient_difference:difference} off" if "gradient" in worst else ""),
+        cell=cell,
+        checked=len(passed),
+        drawn=len(updates),
+        steps=sum(segment.facts.num_steps for segment in run.segments),
+        probability=compute_probability(len(passed)),
+        **{
+            f"{kind}_{name}": getattr(one, name)
+            for kind, one in worst.items()
+            for name in ("difference", "noise_floor", "tolerance")
+        },
     )
 
 

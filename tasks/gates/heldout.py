@@ -55,7 +55,7 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
     )  # fmt: skip
     if num_repeated:
         told = told.extend("{sentence}, of which {held_out_rows_seen:,} say what a row outside says")
-    return make_finding(problems, otherwise=told)
+    return make_finding(problems, told)
 
 
 def _check_other_source(outputs: Outputs, cell: str) -> Finding:
@@ -88,7 +88,7 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
             )
         ]
         * (not is_other),
-        otherwise=told,
+        told,
     )
 
 
@@ -130,12 +130,9 @@ def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
     problems += _find_other_heldout_rows(outputs, cell)
     return make_finding(
         problems,
-        otherwise=explain(
-            "passed",
-            "{cell}: {evaluations:plural evaluation}, the last of weights {weights}: as the ranks ended with them, on "
+        "{cell}: {evaluations:plural evaluation}, the last of weights {weights}: as the ranks ended with them, on "
             "the rows held out",
             cell=cell, evaluations=len(evaluated), weights=evaluated[0][1][:12],
-        ),
     )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
         ranges=list(dict.fromkeys(block.range for block in timed)),
     )  # fmt: skip
     if abs(apart) <= allowed:
-        return make_finding([], otherwise=told)
+        return make_finding([], told)
     return make_failed_finding(
         replace(told, code="more_tokens" if apart > 0 else "fewer_tokens").extend(
             "{sentence}: {apart:percent} " + ("more" if apart > 0 else "fewer") + ", at most {most_apart:percent} "

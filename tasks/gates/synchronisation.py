@@ -43,14 +43,11 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
             )
             for alike in problems.values()
         ],
-        otherwise=explain(
-            "passed",
-            "per optimizer step {cell} {traffic}; the gradient has {gradient_mib:three_digits} MiB",
-            cell=cell,
-            traffic=profile.describe_traffic(_sum_traffic(run), whole),
-            gradient_mib=whole.gradient_bytes / 2**20,
-            **_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
-        ),
+        "per optimizer step {cell} {traffic}; the gradient has {gradient_mib:three_digits} MiB",
+        cell=cell,
+        traffic=profile.describe_traffic(_sum_traffic(run), whole),
+        gradient_mib=whole.gradient_bytes / 2**20,
+        **_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
     )
 
 

@@ -59,16 +59,13 @@ def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
             )
             for (arm, _), found in problems.items()
         ],
-        otherwise=explain(
-            "passed",
-            "{cell}: {blocks:plural block}: " + judge.what_was_held,
-            cell=cell,
-            baseline=outputs.params.baseline,
-            batch=judge.batch,
-            blocks=sum(len(arm.blocks) for arm in mine),
-            blocks_with_a_problem=len({one.sentence for found in problems.values() for one in found}),
-            largest_loss_difference=judge.largest_loss_difference,
-        ),
+        "{cell}: {blocks:plural block}: " + judge.what_was_held,
+        cell=cell,
+        baseline=outputs.params.baseline,
+        batch=judge.batch,
+        blocks=sum(len(arm.blocks) for arm in mine),
+        blocks_with_a_problem=len({one.sentence for found in problems.values() for one in found}),
+        largest_loss_difference=judge.largest_loss_difference,
     )
 
 
