@@ -10,8 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 _COPIED = (
-    "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml", ".dvcignore",
-    ".gitignore", "data/README.md", "reports/README.md", ".dvc/config", ".dvc/.gitignore", ".dvc/plots",
+    "ddp_audit", "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml",
+    ".dvcignore", ".gitignore", "data/README.md", "reports/README.md", ".dvc/config", ".dvc/.gitignore", ".dvc/plots",
 )  # fmt: skip
 _NOT_COPIED = shutil.ignore_patterns("*.pyc.*")
 """Compiled files that are being written; the others hold for the copies, which have the same date and size."""

@@ -66,7 +66,7 @@ _FIRST = {
 
 def _edges() -> list[Any]:
     """Return (stage, input) of every edge of dvc.yaml but the snapshots themselves, the params and the code."""
-    others = ("data/fingerprint/stages/", "tasks", "training")
+    others = ("data/fingerprint/stages/", "ddp_audit", "tasks", "training")
     inputs = {stage: [dep for dep in _entry(stage)["deps"] if not dep.startswith(others)] for stage in PARAM_OF}
     edges = [(stage, what) for stage, deps in inputs.items() for what in ("params.yaml", "its code", *deps)]
     assert set(edges) >= _FIRST

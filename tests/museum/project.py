@@ -18,7 +18,7 @@ from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, 
 from training.process.files import write_json
 
 CELLS = ("1proc", "2proc")
-SOURCES = ("tasks", "training")
+SOURCES = ("ddp_audit", "tasks", "training")
 _LAUNCHER = Path(__file__).with_name("forked.py")
 
 

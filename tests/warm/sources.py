@@ -10,6 +10,6 @@ def link_sources(folder: Path) -> Path:
 
     Started anew, it would be told by PYTHONPATH, which is for an interpreter to look at when it starts.
     """
-    for name in ("tasks", "training"):
+    for name in ("ddp_audit", "tasks", "training"):
         (folder / name).symlink_to(_PROJECT / name, target_is_directory=True)
     return folder
