@@ -2,8 +2,6 @@
 
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from tasks.records.facts import Record
 from tasks.records.stage_file import StageFile
 
@@ -49,7 +47,7 @@ class FoundFile(Figures, StageFile):
 
     NAME: ClassVar[str] = "found.json"
 
-    samples: list[Continuation] = Field(default_factory=list)
+    samples: list[Continuation] = []
     """Rows that it continued, if it can write."""
 
     def figures(self) -> dict[str, Any]:
@@ -107,7 +105,7 @@ class EvaluationFile(StageFile):
     """Numbers that are trained, where those of an adapter are; null: all parameters."""
     models: dict[str, EvaluatedModel]
     """`base` or the name of a cell -> its figures."""
-    samples: list[EvaluatedSample] = Field(default_factory=list)
+    samples: list[EvaluatedSample] = []
     """Rows that all models continued, if they can write."""
-    epochs: dict[str, list[EvaluatedEpoch]] = Field(default_factory=dict)
+    epochs: dict[str, list[EvaluatedEpoch]] = {}
     """Cell -> figures after each of its segments, where rows have classes."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
@@ -74,7 +74,7 @@ class DatasetFacts(SourceFacts):
     """Which of the configs of its source it is; null where that has none."""
     text_column: str | None
     """The column that holds the text."""
-    languages: list[str] = Field(default_factory=list)
+    languages: list[str] = []
     """The languages of its texts, such as en, as its source names them; empty where that is not known."""
     num_rows: int
     """Rows that were read."""

@@ -2,8 +2,6 @@
 
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from tasks.records.facts import MachineFacts, Record
 from tasks.records.stage_file import StageFile
 
@@ -59,5 +57,5 @@ class InputsFile(StageFile):
     """Source file -> sha256."""
     deps: list[str]
     """Files and folders that it depends on."""
-    packages: dict[str, str] = Field(default_factory=dict)
+    packages: dict[str, str] = {}
     """Package that computes the update of one of its cells -> version."""

@@ -187,9 +187,9 @@ class Advice(Record):
     """The best first."""
     combined: Advised | None
     """All recommended changes at once, measured again; null if there are fewer than two."""
-    failed: list[str] = Field(default_factory=list)
+    failed: list[str] = []
     """Changes that could not be run, each with the reason."""
-    not_tried: list[str] = Field(default_factory=list)
+    not_tried: list[str] = []
     """Changes that there was no time for."""
 
 
@@ -204,7 +204,7 @@ class PreflightCheck(Record):
     """What is wrong, or why it was not checked; `ok`. Empty in results of an earlier version."""
     found: str
     """What was found, with its numbers."""
-    numbers: Numbers = Field(default_factory=dict)
+    numbers: Numbers = {}
     """The same for machines."""
     remedy: str | None
     """What to do about a warning."""
@@ -257,7 +257,7 @@ class Measurement(Record):
     """The cells against themselves; null without two quiet turns of one start."""
     arms: list[ArmSpeed]
     """The cells, the baseline first; then the wrapped baseline."""
-    beside: list[BesideSpeed] = Field(default_factory=list)
+    beside: list[BesideSpeed] = []
     """The baseline as one process may be faster; empty in earlier results."""
     stopped_because: str
     """What the speedups took, and why they ended, in one sentence."""
@@ -280,13 +280,13 @@ class Measurement(Record):
     """One for each cell with several ranks."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
-    memory: list[CellMemory] = Field(default_factory=list)
+    memory: list[CellMemory] = []
     """What a step takes of memory, cell by cell; empty in earlier results."""
-    links: list[LinkSpeed] = Field(default_factory=list)
+    links: list[LinkSpeed] = []
     """What the link between the ranks can do; empty where no cell has several, and in earlier results."""
-    waits: list[str] = Field(default_factory=list)
+    waits: list[str] = []
     """How long ranks that need each other in every pass wait for each other, in whole sentences; of such cells only."""
-    left_out: list[str] = Field(default_factory=list)
+    left_out: list[str] = []
     """What was asked for and could not be measured, in whole sentences with the reason."""
 
     @property
@@ -305,13 +305,13 @@ class MeasurementFile(Measurement, StageFile):
     """What was done in every block; in a file of its own beside this one."""
     blocks_sha256: str = ""
     """Of that file, as it was written; empty in one of an earlier version."""
-    timelines: dict[str, list[RankTimeline]] = Field(default_factory=dict)
+    timelines: dict[str, list[RankTimeline]] = {}
     """Cell -> what each rank did in one step; empty in a file of an earlier version."""
-    ranges: list[str] = Field(default_factory=list)
+    ranges: list[str] = []
     """The ranges whose rows were timed."""
-    devices_of_starts: dict[str, list[list[RankDevice]]] = Field(default_factory=dict)
+    devices_of_starts: dict[str, list[list[RankDevice]]] = {}
     """Cell -> what each rank computed on, start by start."""
-    settings: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    settings: dict[str, list[dict[str, Any]]] = {}
     """Cell -> what its ranks ran with (training/record/setting.py); one, unless starts differed."""
     numerics_version: int = 0
     """NUMERICS_VERSION of what was timed."""
@@ -321,9 +321,9 @@ class MeasurementFile(Measurement, StageFile):
     """Digest of the base model."""
     machine_digest: str = ""
     """Digest of the machine's facts."""
-    rows_digests: dict[str, str] = Field(default_factory=dict)
+    rows_digests: dict[str, str] = {}
     """Range -> sha256 of its rows, of those that were timed; empty in a file of an earlier version."""
-    checked_updates: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    checked_updates: dict[str, list[dict[str, Any]]] = {}
     """Cell -> what was found of updates with as many samples as were timed, where it is trained with another number."""
 
     @property

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field
-
 from tasks.records.run import SealedFile
 from tasks.records.stage_file import StageFile
 
@@ -52,5 +50,5 @@ class UploadFile(StageFile):
     """Name of the cell whose weights are published."""
     num_files: int
     """Files, without the manifest."""
-    revisions: Mapping[str, str | None] = Field(default_factory=dict)
+    revisions: Mapping[str, str | None] = {}
     """Branch with the weights after an epoch -> its commit; null where it is staged only."""

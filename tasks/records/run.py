@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.stage_file import StageFile, damaged, read_checked
@@ -103,7 +103,7 @@ class SegmentEntry(Record):
 class CellFacts(SpreadFacts):
     """What is known of a cell's training before it begins."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = {}
     """Options of the strategy."""
     oversubscribe: bool = False
     """Whether they might share a GPU."""
@@ -124,7 +124,7 @@ class RunFile(CellFacts, StageFile):
 
     NAME: ClassVar[str] = "run.json"
 
-    nodes: list[NodeEntry] = Field(default_factory=list)
+    nodes: list[NodeEntry] = []
     """The machines, where there were several."""
     backend: str | None = None
     """What carried the collectives; null for a single rank."""

@@ -7,7 +7,6 @@ from typing import IO, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from tasks.records.facts import SliceFacts
 from tasks.records.stage_file import StageFile
@@ -22,9 +21,9 @@ class SliceManifest(SliceFacts, StageFile):
 
     NAME: ClassVar[str] = "manifest.json"
 
-    class_names: list[str] = Field(default_factory=list)
+    class_names: list[str] = []
     """The classes that rows may have, in the order of their numbers; empty where rows have none."""
-    files: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = {}
     """Name of an array -> its sha256."""
 
 
@@ -41,7 +40,7 @@ class SlicesManifest(StageFile):
     """The token that closes a row; null for images."""
     workload: str
     """The ML problem that they were made for."""
-    class_names: list[str] = Field(default_factory=list)
+    class_names: list[str] = []
     """The classes of all rows, in the order of their numbers; empty where rows have none."""
     slices: dict[str, SliceFacts]
     """Range -> what is in it, the held-out rows among them."""

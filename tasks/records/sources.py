@@ -2,8 +2,6 @@
 
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from tasks.records.facts import BaseModelFacts, DatasetFacts
 from tasks.records.stage_file import StageFile
 
@@ -20,13 +18,13 @@ class RawManifest(DatasetFacts, StageFile):
 
     kind: str
     """builtin, hub or path."""
-    quarantined: dict[str, int] = Field(default_factory=dict)
+    quarantined: dict[str, int] = {}
     """Rows that are left out of every slice, by their fault."""
     num_cut_rows: int = 0
     """Rows that were cut to 1,000,000 characters."""
     add_special_tokens: bool = True
     """Whether a text has what the tokenizer puts around it; of an instruction the prompt does."""
-    class_names: list[str] = Field(default_factory=list)
+    class_names: list[str] = []
     """The classes of the rows, in the order of their numbers; empty where rows have none."""
     image_size: int | None = None
     """Images only: pixels of a side."""
@@ -47,11 +45,11 @@ class StoredManifest(StageFile):
     """Rows that are there."""
     license: str | None = None
     """As the data set's card on the Hub names it; null where that is not known."""
-    languages: list[str] = Field(default_factory=list)
+    languages: list[str] = []
     """Likewise; empty where they are not known."""
     config: str | None = None
     """Which of the configs of its source it is; null where that has none."""
-    class_names: list[str] = Field(default_factory=list)
+    class_names: list[str] = []
     """Images only: the classes, in the order of their numbers."""
     identity: dict[str, Any]
     """Everything that the rows depend on, apart from how many of them are asked for."""
@@ -66,7 +64,7 @@ class BaseModelManifest(BaseModelFacts, StageFile):
 
     kind: str
     """builtin, hub or path."""
-    class_names: list[str] = Field(default_factory=list)
+    class_names: list[str] = []
     """Images only: the classes that it tells apart."""
-    files: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = {}
     """Name of a file of the folder -> its sha256."""

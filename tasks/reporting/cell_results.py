@@ -1,7 +1,5 @@
 """What a comparison found of one cell, as it stands in results.json."""
 
-from pydantic import Field
-
 from tasks.records.estimate import Estimate
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
@@ -44,7 +42,7 @@ class CellResults(SpreadFacts):
     """True for the first cell, against which speedups are counted."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
-    nodes: list[NodeFacts] = Field(default_factory=list)
+    nodes: list[NodeFacts] = []
     """What each of them is, where there were several."""
     backend: str | None
     """How ranks exchange gradients; null where there is one rank only."""
@@ -60,13 +58,13 @@ class CellResults(SpreadFacts):
     """Most that torch had taken from the device for a rank; null where it is not counted."""
     num_resumes: int
     """How many times the training was taken up again from a checkpoint."""
-    micro_batch_sizes: list[int] = Field(default_factory=list)
+    micro_batch_sizes: list[int] = []
     """Samples per forward pass in the order of use; several if memory ran out, none in earlier results."""
-    version_drift: list[str] = Field(default_factory=list)
+    version_drift: list[str] = []
     """What was another version when a state was saved that the training later went on from."""
     slowest_rank: SlowestRank | None = None
     """The rank that takes longest for the same work; null for one rank, and in results of an earlier version."""
-    checkpoints_not_used: list[str] = Field(default_factory=list)
+    checkpoints_not_used: list[str] = []
     """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
     exchanged_mib_per_step: float
     """MiB that each rank put into collectives per optimizer step."""

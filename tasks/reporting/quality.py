@@ -1,7 +1,5 @@
 """What results.json says of the models on rows that none was trained on."""
 
-from pydantic import Field
-
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import Record
 from tasks.records.outputs import Outputs
@@ -82,11 +80,11 @@ class Quality(Record):
     """The base model first, then each cell's last checkpoint."""
     samples: list[EvaluatedSample]
     """A few held-out rows, continued by every model."""
-    heldout_curves: list[HeldoutCurve] = Field(default_factory=list)
+    heldout_curves: list[HeldoutCurve] = []
     """Every cell's, where `train.eval_every_steps` asks for one."""
     time_to_loss: TimeToLoss | None = None
     """When each cell's training came to a loss; null in results of an earlier version."""
-    epochs: list[EpochAccuracy] = Field(default_factory=list)
+    epochs: list[EpochAccuracy] = []
     """Every cell after each of its segments, in the order of training; empty where rows have no class."""
 
     @property

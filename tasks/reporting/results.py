@@ -59,13 +59,13 @@ class Results(Record):
     """What kind of demonstration this is and what its figures do not say; null for GPUs and real data."""
     gates: list[Gate] = Field(min_length=1)
     """The checks that stand before a speedup, in the order of the report, each with its finding of every cell."""
-    equivalence: list[Equivalence] = Field(default_factory=list)
+    equivalence: list[Equivalence] = []
     """Updates of each cell against those of one process; empty where none was checked."""
     comparison: ComparisonFacts
     """What was compared."""
     cells: list[CellResults] = Field(min_length=1)
     """The cells, the baseline first."""
-    left_out: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, str] = {}
     """Name -> why it is no cell: what could have been compared and was not."""
     quality: Quality
     """Loss and perplexity on the held-out rows, and samples."""
@@ -75,11 +75,11 @@ class Results(Record):
     """What the stage `measure` found; null where it did not run."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
-    more_ranks: list[MoreRanks] = Field(default_factory=list)
+    more_ranks: list[MoreRanks] = []
     """What a line through the speedup and the link says of more ranks, a model; empty without either."""
-    timelines: list[CellTimeline] = Field(default_factory=list)
+    timelines: list[CellTimeline] = []
     """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
-    hardware: list[CellHardware] = Field(default_factory=list)
+    hardware: list[CellHardware] = []
     """What ranks and GPUs did while the speed was measured; empty in results of an earlier version."""
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""

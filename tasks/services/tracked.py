@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from tasks.inputs.snapshot import walk_leaves
 from tasks.params import Params
 from tasks.records.facts import Record
@@ -79,7 +77,7 @@ class TrackedComparison(Record):
     """Identity: a comparison with the same digest goes on in the same run."""
     facts: dict[str, str]
     """Parameters and facts about the machine, one level deep."""
-    rows: list[TrackedRows] = Field(default_factory=list)
+    rows: list[TrackedRows] = []
     """What it learns from, and what it is evaluated on; part of the digest already."""
 
 
