@@ -1,7 +1,7 @@
 """What the stages know of a strategy without running it: one file per strategy, named as its file in training/.
 
-That is above all what its ranks have to exchange, worked out apart from the code that exchanges it. A strategy without
-a file here is trained and measured, and whatever asks for one says `not available for`. Nothing here needs torch.
+That is above all what its ranks have to exchange, worked out apart from the code that exchanges it. Nothing here needs
+torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from ddp_audit.process.wording import Reason, explain
 from training.registry import import_file
 
+Options = Mapping[str, Any]
+"""By their names in params.yaml."""
+Timers = Sequence[Mapping[str, float]]
+"""What the ranks timed by themselves, rank by rank."""
 SEND = "send"
 """Kind of exchange: from one rank to one other, beside the collectives."""
 
@@ -77,6 +81,10 @@ class Exchanged(Protocol):
         """Bytes that they were given."""
 
 
+Exchanges = Mapping[str, Exchanged]
+"""By the kind of collective."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knob:
     """One change of params.yaml that may make a cell faster."""
@@ -113,22 +121,22 @@ def format_patch(knobs: Sequence[Knob], cell: str) -> str:
 class Profile:
     """What is known of a strategy: as it stands, of one whose ranks have whole models and exchange nothing."""
 
-    def require(self, options: Mapping[str, Any]) -> None:
+    def require(self, options: Options) -> None:
         """Raise ValueError, with the option's name first, for options that do not go together."""
 
-    def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    def explain_unfit(self, options: Options, *, world_size: int, unit: str) -> str | None:
         """Return what is wrong with so many ranks or a workload that counts in `unit`, the key first; None: nothing."""
         return None
 
-    def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
+    def get_exchange_dtype(self, options: Options) -> str:
         """Return the dtype in which gradients are exchanged; none: fp32."""
         return "none"
 
-    def count_shares(self, world_size: int, options: Mapping[str, Any]) -> int:
+    def count_shares(self, world_size: int, options: Options) -> int:
         """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
         return world_size
 
-    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+    def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
         return Copies(world_size, world_size)
 
@@ -136,12 +144,12 @@ class Profile:
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
         return {}
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return what is wrong with what a rank counted, in the strategy's own words; None if nothing is."""
         number = sum(kind.number for kind in traffic.values())
         return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return what was exchanged per step, in words."""
         return "no exchange"
 
@@ -149,15 +157,11 @@ class Profile:
         """Return figures of the layout, for the gate's finding."""
         return {}
 
-    def tell_timers(
-        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-    ) -> str | None:
+    def tell_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
         return None
 
-    def split_waits(
-        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-    ) -> tuple[float, str] | None:
+    def split_waits(self, timers: Timers, options: Options, *, world_size: int) -> tuple[float, str] | None:
         """Return the seconds of a step in which the mean rank waits for others, and what theory says; None: nothing."""
         return None
 
@@ -169,7 +173,7 @@ class Profile:
         """Return for what advice on its options is not available; None where there is some, or no option."""
         return None
 
-    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return the options that are worth trying; `can`: ways of training that the model takes."""
         return []
 
@@ -188,12 +192,12 @@ def find_profile(strategy: str) -> Profile:
     return found
 
 
-def get_exchange_dtype(strategy: str, options: Mapping[str, Any]) -> str:
+def get_exchange_dtype(strategy: str, options: Options) -> str:
     """Return the dtype in which the strategy exchanges gradients; none: fp32."""
     return find_profile(strategy).get_exchange_dtype(options)
 
 
-def count_shares(strategy: str, world_size: int, options: Mapping[str, Any]) -> int:
+def count_shares(strategy: str, world_size: int, options: Options) -> int:
     """Return into how many shares the micro-batches of a step are dealt."""
     return find_profile(strategy).count_shares(world_size, options)
 
@@ -208,7 +212,7 @@ def sum_expected(expected: Mapping[str, Expected]) -> Expected:
 
 
 def list_unavailable(
-    cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool, has_waterfall: bool = False
+    cell: str, strategy: str, options: Options, *, is_exact: bool, has_waterfall: bool = False
 ) -> list[str]:
     """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import Bounds, Exchanged, Expected, Knob, Profile, Work, explain_size
+from tasks.strategies import Bounds, Exchanges, Expected, Knob, Options, Profile, Work, explain_size
 
 _ALL_REDUCE, _ALL_GATHER, _STATISTIC = "all_reduce", "all_gather", "statistic"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -27,7 +27,7 @@ _AGAINST = ("exposed communication", "DDP overhead")
 class Ddp(Profile):
     """See Profile."""
 
-    def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
+    def get_exchange_dtype(self, options: Options) -> str:
         """Return what gradient_hook says."""
         return str(options.get("gradient_hook", "none"))
 
@@ -40,14 +40,14 @@ class Ddp(Profile):
         number = max(1, len(buckets)) * work.num_steps
         return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, sent)), **_compute_expected_statistics(work)}
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return how number or bytes of the exchanges are not those of one exchange of the gradient per step."""
         if work.world_size == 1:
             # Wrapped in DDP, a baseline pays for an exchange with itself.
             return super().find_problem(traffic, work)
         return _find_gather_problem(traffic, work) if work.is_exact else self._find_all_reduce_problem(traffic, work)
 
-    def _find_all_reduce_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def _find_all_reduce_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
         counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
         needed = max(1, len(buckets))
@@ -78,7 +78,7 @@ class Ddp(Profile):
             )  # fmt: skip
         return None if sum(buckets) == work.gradient_bytes else explain_size("buckets", sum(buckets), work)
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return the all-reduces, or the gathers of exact mode, per step."""
         if work.is_exact:
             gathers = _count_traffic(traffic, _ALL_GATHER)[0] / work.num_steps
@@ -104,7 +104,7 @@ class Ddp(Profile):
         """Return that exact mode does not look at the options."""
         return "the strategy ddp in exact mode" if is_exact else None
 
-    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return other buckets, and other ways of exchanging them."""
         buckets = [size / 2**20 for size in exchange.get("bucket_bytes", [])]
         gradient_mib = sum(buckets)
@@ -168,7 +168,7 @@ def _list_bucket_bytes(work: Work) -> list[int]:
     return buckets
 
 
-def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+def _find_gather_problem(traffic: Exchanges, work: Work) -> Reason | None:
     if number := _count_traffic(traffic, _ALL_REDUCE)[0]:
         return explain(
             "all_reduced_in_exact_mode", "exact mode, yet {number} all-reduces, whose order of addition nobody knows",
@@ -187,12 +187,12 @@ def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> Reason
     return None
 
 
-def _count_traffic(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
+def _count_traffic(traffic: Exchanges, kind: str) -> tuple[int, int]:
     found = traffic.get(kind)
     return (0, 0) if found is None else (found.number, found.num_bytes)
 
 
-def _make_knob(options: Mapping[str, Any], name: str, value: Any, change: str, *, note: str | None = None) -> Knob:
+def _make_knob(options: Options, name: str, value: Any, change: str, *, note: str | None = None) -> Knob:
     return Knob(
         key=f"options.{name}", change=change, overrides={"options": {**options, name: value}}, note=note,
         against=_AGAINST,

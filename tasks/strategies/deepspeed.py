@@ -5,12 +5,9 @@ reduce-scattered, and weights gathered while they are needed: how often is DeepS
 bounds.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from ddp_audit.process.wording import Reason
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Profile, Work, explain_size
+from tasks.strategies import Bounds, Copies, Exchanges, Expected, Options, Profile, Work, explain_size
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 _STAGE = 2
@@ -22,7 +19,7 @@ _MOST_PADDING = 0.05
 class DeepSpeed(Profile):
     """See Profile."""
 
-    def require(self, options: Mapping[str, Any]) -> None:
+    def require(self, options: Options) -> None:
         """Raise ValueError for what a stage has not."""
         if (stage := _get_stage(options)) != 3 and "whole_below" in options:
             raise ValueError(
@@ -30,7 +27,7 @@ class DeepSpeed(Profile):
                 "allowed: none, or stage 3"
             )
 
-    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+    def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""
         return Copies(1 if _get_stage(options) == 3 else world_size, 1)
 
@@ -66,7 +63,7 @@ class DeepSpeed(Profile):
             )
         return expected
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return that buckets or shares are not the model, or that they were reduced too often or too seldom."""
         if work.world_size == 1:
             return super().find_problem(traffic, work)
@@ -78,7 +75,7 @@ class DeepSpeed(Profile):
             return explain_size("shares", held, work)
         return None
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return gathers and reductions per step."""
         stage = _get_stage(work.options)
         kind = _REDUCE_SCATTER if stage == 3 else _ALL_REDUCE
@@ -106,7 +103,7 @@ class DeepSpeed(Profile):
 PROFILE = DeepSpeed()
 
 
-def _get_stage(options: Mapping[str, Any]) -> int:
+def _get_stage(options: Options) -> int:
     return int(options.get("stage", _STAGE))
 
 

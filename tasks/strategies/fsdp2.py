@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Profile, Work, explain_size
+from tasks.strategies import Bounds, Copies, Exchanges, Expected, Knob, Options, Profile, Work, explain_size
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _RESHARDS = "reshard_after_forward"
@@ -21,7 +21,7 @@ _MOST_PADDING = 0.05
 class Fsdp2(Profile):
     """See Profile."""
 
-    def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    def explain_unfit(self, options: Options, *, world_size: int, unit: str) -> str | None:
         """Return that the ranks cannot be shared out over the replicas, or that a replica would be one rank."""
         replicas = options.get("replicas", 1)
         if replicas != int(replicas) or world_size % replicas:
@@ -30,7 +30,7 @@ class Fsdp2(Profile):
             return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
         return None
 
-    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+    def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one per replica, which its ranks hold between them."""
         number = int(options.get("replicas", 1))
         return Copies(number, number)
@@ -56,7 +56,7 @@ class Fsdp2(Profile):
             _ALL_REDUCE: _make_exact(number, num_bytes),
         }
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return that the units are not the model, or that they were reduced too often or too seldom."""
         if work.world_size == 1:
             return super().find_problem(traffic, work)
@@ -81,7 +81,7 @@ class Fsdp2(Profile):
             )  # fmt: skip
         return None
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return gathers and reductions per step."""
         kinds = (_ALL_GATHER, _REDUCE_SCATTER)
         gathers, reductions = (traffic[one].number / work.num_steps if one in traffic else 0 for one in kinds)
@@ -100,7 +100,7 @@ class Fsdp2(Profile):
         """Return that its communication cannot be left out of a step."""
         return "the strategy fsdp2, whose step cannot be made without its communication"
 
-    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return layers kept gathered, where they are not."""
         if not options.get(_RESHARDS, True):
             return []

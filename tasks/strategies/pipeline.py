@@ -9,7 +9,19 @@ from typing import Any
 
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Profile, Work, explain_size
+from tasks.strategies import (
+    SEND,
+    Bounds,
+    Copies,
+    Exchanges,
+    Expected,
+    Knob,
+    Options,
+    Profile,
+    Timers,
+    Work,
+    explain_size,
+)
 
 _ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
@@ -26,7 +38,7 @@ _MOST_ROOM = 256
 class Pipeline(Profile):
     """See Profile."""
 
-    def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    def explain_unfit(self, options: Options, *, world_size: int, unit: str) -> str | None:
         """Return that a model of images has no list of layers to be cut between."""
         replicas = options.get("replicas", 1)
         if replicas != int(replicas) or world_size % replicas:
@@ -39,11 +51,11 @@ class Pipeline(Profile):
             )
         return None
 
-    def count_shares(self, world_size: int, options: Mapping[str, Any]) -> int:
+    def count_shares(self, world_size: int, options: Options) -> int:
         """Return one per replica: its stages see the same rows."""
         return int(options.get("replicas", 1))
 
-    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+    def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one per replica: its stages hold one between them."""
         number = int(options.get("replicas", 1))
         return Copies(number, 1 if options.get("zero1") else number)
@@ -83,7 +95,7 @@ class Pipeline(Profile):
             )
         return expected
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return that the stages are not the ranks, or that messages are missing or too many."""
         if work.world_size == 1:
             return super().find_problem(traffic, work)
@@ -117,7 +129,7 @@ class Pipeline(Profile):
             )  # fmt: skip
         return None
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return the messages per step, and the cut."""
         sent, replicas = (
             (traffic[SEND].number / work.num_steps if SEND in traffic else 0),
@@ -135,9 +147,7 @@ class Pipeline(Profile):
         """Return the stages, and what the first and the last have in common."""
         return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
 
-    def tell_timers(
-        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-    ) -> str | None:
+    def tell_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
         passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
         number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
@@ -148,9 +158,7 @@ class Pipeline(Profile):
             "micro-batches"
         )
 
-    def split_waits(
-        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
-    ) -> tuple[float, str] | None:
+    def split_waits(self, timers: Timers, options: Options, *, world_size: int) -> tuple[float, str] | None:
         """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
         if not all(timers):
             return None
@@ -165,7 +173,7 @@ class Pipeline(Profile):
         """Return that a stage cannot run without the others."""
         return "the strategy pipeline, none of whose stages can run without the others"
 
-    def list_knobs(self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return the other schedules, interleaved where there are layers for two stages per rank."""
         now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
         num_layers = stages[-1][1] + 1 if stages else 0
@@ -198,7 +206,7 @@ def _tell_layers(work: Work) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
 
 
-def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num_micro_batches: float) -> float:
+def compute_least_idle_share(options: Options, *, world_size: int, num_micro_batches: float) -> float:
     """Return the share of a step's passes that a rank has to wait where stages are equal and messages take no time.
 
     (p - 1) / (v m + p - 1), with p ranks, m micro-batches and v stages per rank. Source: Narayanan et al. 2021,
@@ -209,6 +217,6 @@ def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num
     return others / (per_rank * num_micro_batches + others)
 
 
-def _compute_least(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> float:
+def _compute_least(timers: Timers, options: Options, *, world_size: int) -> float:
     number = timers[0]["num_micro_batches"]
     return compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)

@@ -1,11 +1,8 @@
 """ZeRO-1: the gradient is reduced as with ddp; every rank updates a share of the weights and sends it to the others."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ddp_audit.process.wording import Reason, explain
 from tasks.process import wording
-from tasks.strategies import Bounds, Copies, Exchanged, Expected, Work, explain_size
+from tasks.strategies import Bounds, Copies, Exchanges, Expected, Options, Work, explain_size
 from tasks.strategies.ddp import Ddp
 
 _BROADCAST = "broadcast"
@@ -16,7 +13,7 @@ _MOST_ROOM = 256
 class Zero1(Ddp):
     """The gradient as with ddp."""
 
-    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
+    def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one copy of the parameters per rank, and one of the optimizer's state between them."""
         return Copies(world_size, 1)
 
@@ -28,7 +25,7 @@ class Zero1(Ddp):
             expected[_BROADCAST] = Expected(Bounds(number, number), Bounds(num_bytes, num_bytes))
         return expected
 
-    def find_problem(self, traffic: Mapping[str, Exchanged], work: Work) -> Reason | None:
+    def find_problem(self, traffic: Exchanges, work: Work) -> Reason | None:
         """Return what is wrong with the gradient's exchange, or with what was sent of the weights."""
         problem = super().find_problem({kind: one for kind, one in traffic.items() if kind != _BROADCAST}, work)
         if problem or work.world_size == 1:
@@ -51,7 +48,7 @@ class Zero1(Ddp):
         most = work.gradient_bytes + _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
         return None if work.gradient_bytes <= sum(shares) <= most else explain_size("shares", sum(shares), work)
 
-    def describe_traffic(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+    def describe_traffic(self, traffic: Exchanges, work: Work) -> str:
         """Return the exchange of the gradient, and the shares."""
         shares = wording.format_plural(len(_list_share_bytes(work)), "share")
         return f"{super().describe_traffic(traffic, work)}; {shares} of the updated weights sent"
