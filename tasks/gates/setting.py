@@ -16,6 +16,8 @@ from tasks.records.outputs import Outputs, RunOutputs
 _RECORDED = "run_at_start"
 """Key of the record: machine -> module that Python imports by itself -> sha256 of its file."""
 
+Setting = dict[str, Any]
+"""What the ranks of a start ran with, by its section of the record."""
 KnownStarts = Mapping[str, tuple[str, Mapping[str, str | None]]]
 """Machine -> who ran there first, and the modules that Python ran then."""
 
@@ -76,7 +78,7 @@ def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
     return [one.extend(f"{{sentence}}. {remedy}") for one in {one.sentence: one for one in problems}.values()]
 
 
-def _find_differing_ranks(setting: dict[str, Any], where: str) -> list[Reason]:
+def _find_differing_ranks(setting: Setting, where: str) -> list[Reason]:
     return [
         explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=other)
         for rank, other in setting["ranks_differ"].items()
@@ -84,7 +86,7 @@ def _find_differing_ranks(setting: dict[str, Any], where: str) -> list[Reason]:
 
 
 def _find_timed_problems(
-    measurement: MeasurementFile, run: RunOutputs, cell: str, baseline: str, reference: dict[str, Any] | None
+    measurement: MeasurementFile, run: RunOutputs, cell: str, baseline: str, reference: Setting | None
 ) -> list[Reason]:
     """Return in what the timed ranks' records differ from those of the training, and their priority from others'."""
     problems, where = [], f"{cell}, timed blocks"
@@ -134,13 +136,13 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
     ]
 
 
-def _compare_priorities(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[Reason]:
+def _compare_priorities(mine: Setting, its: Setting | None, where: str, whose: str) -> list[Reason]:
     """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
     own, others = mine.get("priority", {}), (its or {}).get("priority", {})
     return _compare_values(own, others, f"{where}: the processes had", f"{whose}'s")
 
 
-def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str, whose: str) -> list[Reason]:
+def _compare_starts(mine: Setting, its: Setting | None, where: str, whose: str) -> list[Reason]:
     """Return in what a start of the cell differs from another one of the same cell, and cells may differ."""
     found, expected = (
         {
@@ -155,7 +157,7 @@ def _compare_starts(mine: dict[str, Any], its: dict[str, Any] | None, where: str
 
 def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, KnownStarts]:
     """Return what is known of each machine from the other cells, the baseline first, and from the cell's own starts."""
-    starts: list[tuple[str, str, dict[str, Any]]] = []
+    starts: list[tuple[str, str, Setting]] = []
     for name, run in outputs.runs.items():
         timed = [] if outputs.measurement is None else outputs.measurement.settings.get(name, [])
         starts += [(name, where, setting) for where, setting in _list_settings(run) if setting is not None]
@@ -167,7 +169,7 @@ def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, Kno
     return collect_known_starts(others), collect_known_starts(one[1:] for one in starts if one[0] == cell)
 
 
-def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _list_settings(run: RunOutputs) -> Iterator[tuple[str, Setting | None]]:
     """Yield (segment, what its ranks ran with), None for one without a record."""
     for segment in run.segments:
         if not segment.facts.settings:
@@ -176,7 +178,7 @@ def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None
             yield segment.title, setting
 
 
-def _flatten_setting(setting: dict[str, Any] | None) -> dict[str, Any]:
+def _flatten_setting(setting: Setting | None) -> dict[str, Any]:
     """Return `section.name` -> value of everything in which cells must not differ."""
     values: dict[str, Any] = {}
     for section, content in (setting or {}).items():

@@ -32,6 +32,9 @@ _LONGEST_FOLDER = 100
 """In bytes: the path of a Unix socket has at most 107, the name in the folder included."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 
+Answer = dict[str, Any]
+"""What a rank says to what it was asked."""
+
 
 class RanksEndedError(DistributedError):
     """The ranks of a cell ended though nobody asked them to."""
@@ -73,9 +76,9 @@ class Workers:
         """The ranges that its ranks know, in the order of their segments."""
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
-        self.devices: list[list[dict[str, Any]]] = []
+        self.devices: list[list[Answer]] = []
         """Of every start: what each rank computes on, as it said itself (training/process/ownership.py)."""
-        self._settings: dict[str, list[dict[str, Any]]] = {}
+        self._settings: dict[str, list[Answer]] = {}
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
         self.start()
 
@@ -105,7 +108,7 @@ class Workers:
     def wait_until_ready(self) -> None:
         """Wait until every rank is there. Raises DistributedError or ResourceError if one ends before."""
         deadline = time.monotonic() + self._seconds_to_start
-        devices: dict[int, dict[str, Any]] = {}
+        devices: dict[int, Answer] = {}
         while len(self._lines) < self.world_size:
             self._check(deadline, doing="starting")
             with contextlib.suppress(TimeoutError):
@@ -122,7 +125,7 @@ class Workers:
 
     def ask(
         self, command: str, *, ranks: Sequence[int] | None = None, doing: str = "running a block", **details: Any
-    ) -> list[dict[str, Any]]:
+    ) -> list[Answer]:
         """Have the ranks (all of them by default) do something; return their answers in rank order.
 
         Raises DistributedError if one ends or says nothing for ten minutes, PreemptedError once asked to stop.
@@ -142,7 +145,7 @@ class Workers:
                 known.append(answers[0]["setting"])
         return answers
 
-    def list_settings(self, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def list_settings(self, variant: Mapping[str, Any]) -> list[Answer]:
         """Return what the ranks ran a variant with (training/record/setting.py): one, unless starts differed."""
         return self._settings.get(json.dumps(dict(variant), sort_keys=True), [])
 
@@ -161,12 +164,12 @@ class Workers:
         """
         restart_together([self])
 
-    def _hear(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
+    def _hear(self, line: Connection, deadline: float, *, doing: str) -> Answer:
         while True:
             self._check(deadline, doing=doing)
             try:
                 if line.poll(_SECONDS_BETWEEN_LOOKS):
-                    answer: dict[str, Any] = json.loads(line.recv_bytes())
+                    answer: Answer = json.loads(line.recv_bytes())
                     return answer
             except (EOFError, OSError):
                 # The rank has hung up; torchrun notices within a second why.

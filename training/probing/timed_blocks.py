@@ -53,6 +53,9 @@ EXCHANGE, DEVICE, HOST = "exchange", "device", "host"
 
 _log = logging.getLogger(__name__)
 
+Answer = dict[str, Any]
+"""What a rank says to what it was asked: JSON."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -124,7 +127,7 @@ class _Work:
             ]
         )
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Answer:
         """Return the sums over the steps, and a digest of which rows each had."""
         parts = [part for step in self._parts for part in step]
         return {
@@ -152,7 +155,7 @@ class BlockRunner:
         self._computing: dict[str, float] = {}
         """Variant -> seconds of its step without the wait for data, in its last block."""
 
-    def run(self, block: Block) -> dict[str, Any]:
+    def run(self, block: Block) -> Answer:
         """Run a block; return this rank's seconds, and what it did in them."""
         made = self._get(block.variant, block.segment)
         torch.set_num_threads(made.config.threads_per_rank)
@@ -172,11 +175,11 @@ class BlockRunner:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
 
-    def observe_memory(self) -> dict[str, Any]:
+    def observe_memory(self) -> Answer:
         """Return what a step of the cell takes of memory (training/probing/observed_memory.py); to be asked first."""
         return dataclasses.asdict(observe_memory(self._config, self._ranks))
 
-    def facts(self, variant: Variant) -> dict[str, Any]:
+    def facts(self, variant: Variant) -> Answer:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory, setting.
 
         To be asked of all ranks.
@@ -200,7 +203,7 @@ class BlockRunner:
             lambda: self.run(Block(variant=variant, steps=[1], data="device"))
         )
 
-    def record_timeline(self, variant: Variant) -> dict[str, Any]:
+    def record_timeline(self, variant: Variant) -> Answer:
         """Return what this rank does in the segment's first step."""
         run = self._run_steps(self._get(variant), Block(variant=variant, steps=[1], data="loader"))
         next(run)
@@ -209,12 +212,12 @@ class BlockRunner:
             dist.barrier()
         return record_timeline(lambda: next(run, None), self._ranks)
 
-    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
+    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> Answer:
         """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
         # No variant needs to be built for it.
         return sweep_exchange(self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget)
 
-    def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
+    def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> Answer:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
@@ -320,7 +323,7 @@ def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
         _send(line, {"rank": ranks.rank, **_answer(runner, ranks, asked)})
 
 
-def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> Answer:
     command, variant = asked["command"], Variant(**asked.get("variant", {}))
     if command == "run":
         return runner.run(Block(**{**asked["block"], "variant": variant}))
@@ -344,7 +347,7 @@ def _send(line: Connection, answer: Mapping[str, Any]) -> None:
     line.send_bytes(json.dumps(answer).encode())
 
 
-def record_timeline(step: Callable[[], object], ranks: Ranks) -> dict[str, Any]:
+def record_timeline(step: Callable[[], object], ranks: Ranks) -> Answer:
     """Run the step and return what this rank did: events of (name, where, start, microseconds), in the order of time.
 
     `where` is exchange, device, or host and the number of its thread; starts are in microseconds after `started_at_ns`,
