@@ -13,24 +13,24 @@ _LIST_ITEM = re.compile(r"^\s*(?:[-*+•]|\(?[0-9a-zA-Z][.)]|\[[0-9]+\]|@[a-z]+|
 
 _MARKUP = (
     # Roles such as :class:`~torch.nn.Module` and :ref:`text <target>`; the name's last part is what one would say.
-    (re.compile(r":[a-zA-Z:+_-]+:`+!?~(?:[\w.]*\.)?(\w+)(?:\(\))?`+"), r"\1"),
-    (re.compile(r":[a-zA-Z:+_-]+:`+!?(?:_\w+)?\.([\w.]+(?:\(\))?)`+"), r"\1"),
-    (re.compile(r":[a-zA-Z:+_-]+:`+([^`<]+?)\s*<[^`>]*>`+"), r"\1"),
-    (re.compile(r":[a-zA-Z:+_-]+:`+!?([^`]+)`+"), r"\1"),
-    (re.compile(r"!?\[`?~?([^\]`]*)`?\]\([^)]*\)"), r"\1"),
-    (re.compile(r"\[`~?!?(?:[\w.]*\.)?([^\]`]*)`\]"), r"\1"),
-    (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{0,2}"), r"\1"),
-    (re.compile(r"`+([^`]+)`+_{0,2}"), r"\1"),
-    (re.compile(r"\s?\[(?:#?\w{1,12})\]_"), ""),
-    (re.compile(r"(\*\*?|__)(?=\w)([^*_\n]+?)(?<=[\w.,:!?])\1(?!\w)"), r"\2"),
-    (re.compile(r"\|([A-Z]\w*)\|"), r"\1"),
-    (re.compile(r"(?<=\w)_(?=[\s.,;:)]|$)"), ""),
-    (re.compile(r"</?[a-zA-Z][^<>]{0,60}>"), ""),
-    (re.compile(r"::(?=\s|$)"), ":"),
-    (re.compile(r"(?<=\w) ?-- ?(?=\w)"), " - "),
-    (re.compile(r"[\u2018\u2019]"), "'"),
-    (re.compile(r"[\u201c\u201d]"), '"'),
-    (re.compile(r"\s+"), " "),
+    (r":[a-zA-Z:+_-]+:`+!?~(?:[\w.]*\.)?(\w+)(?:\(\))?`+", r"\1"),
+    (r":[a-zA-Z:+_-]+:`+!?(?:_\w+)?\.([\w.]+(?:\(\))?)`+", r"\1"),
+    (r":[a-zA-Z:+_-]+:`+([^`<]+?)\s*<[^`>]*>`+", r"\1"),
+    (r":[a-zA-Z:+_-]+:`+!?([^`]+)`+", r"\1"),
+    (r"!?\[`?~?([^\]`]*)`?\]\([^)]*\)", r"\1"),
+    (r"\[`~?!?(?:[\w.]*\.)?([^\]`]*)`\]", r"\1"),
+    (r"`([^`<]+?)\s*<[^`>]*>`_{0,2}", r"\1"),
+    (r"`+([^`]+)`+_{0,2}", r"\1"),
+    (r"\s?\[(?:#?\w{1,12})\]_", ""),
+    (r"(\*\*?|__)(?=\w)([^*_\n]+?)(?<=[\w.,:!?])\1(?!\w)", r"\2"),
+    (r"\|([A-Z]\w*)\|", r"\1"),
+    (r"(?<=\w)_(?=[\s.,;:)]|$)", ""),
+    (r"</?[a-zA-Z][^<>]{0,60}>", ""),
+    (r"::(?=\s|$)", ":"),
+    (r"(?<=\w) ?-- ?(?=\w)", " - "),
+    (r"[\u2018\u2019]", "'"),
+    (r"[\u201c\u201d]", '"'),
+    (r"\s+", " "),
 )
 _ADMONITION = re.compile(r"^(?:NOTE|Note|Notes|Warning|WARNING|Important|Tip|Caution)\s*:\s+")
 _NOISE = re.compile(
@@ -123,7 +123,7 @@ def _split_blocks(text: str) -> list[list[str]]:
 
 def _strip_markup(text: str) -> str:
     for pattern, replacement in _MARKUP:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     text = _ADMONITION.sub("", text.strip())
     if text.endswith(":"):  # the sentence that led to the code or the list left out here goes with it
         text = " ".join(split_sentences(text)[:-1])
