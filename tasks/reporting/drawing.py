@@ -17,6 +17,7 @@ from training.registry import import_file
 Axes: TypeAlias = Any
 """matplotlib's, which is imported only to draw."""
 _CHARTS = Path(__file__).with_name("charts")
+_STYLE = _CHARTS.with_suffix(".mplstyle")
 _WIDTH_INCHES, _HEIGHT_INCHES, _WITHHELD_INCHES = 4.7, 3.2, 2.0
 _DPI = 72.0
 _TITLE_LETTERS = 52
@@ -212,33 +213,7 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    settings = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "font.family": "sans-serif",
-        "font.size": 9.5,
-        "text.parse_math": False,
-        "text.color": INK,
-        "axes.labelcolor": MUTED,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 11,
-        "axes.titleweight": "bold",
-        "axes.titlepad": 12,
-        "axes.edgecolor": GRID,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "legend.labelcolor": MUTED,
-    }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context({"svg.hashsalt": name}, _STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
         axes.set_title(_wrap([chart.TITLE, _tell_doubt(chart, results)]))
