@@ -1,7 +1,9 @@
 """Cards by the figures that a rehearsal needs, each with its source; and cards that somebody describes."""
 
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.params.choices import suggest
@@ -10,7 +12,7 @@ from tasks.process.failure import ConfigurationError
 GIB = 2**30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """One GPU."""
 
@@ -37,38 +39,10 @@ class Card:
         return find_peak_tflops(self.name, precision)
 
 
-_PCIE_3, _PCIE_4 = "PCIe 3.0 x16, one direction", "PCIe 4.0 x16, one direction"
-_A100, _NVLINK_3 = "NVIDIA A100 data sheet, 2021", "NVLink 3, half of 600 GB/s, NVIDIA A100 data sheet, 2021"
-_TOLD = "what torch says is the total capacity, in public reports of out-of-memory errors"
-
 CARDS = {
-    "A100-40": Card("NVIDIA A100-SXM4-40GB", 39.50, _TOLD, 1555, _A100, 300, _NVLINK_3, (8, 0)),
-    "A100-80": Card("NVIDIA A100-SXM4-80GB", 79.15, _TOLD, 2039, _A100, 300, _NVLINK_3, (8, 0)),
-    "H100-80": Card(
-        "NVIDIA H100 80GB HBM3", 79.19, _TOLD, 3350, "NVIDIA H100 data sheet",
-        450, "NVLink 4, half of 900 GB/s, NVIDIA H100 data sheet", (9, 0),
-    ),
-    "H200": Card(
-        "NVIDIA H200", 139.80, _TOLD, 4800, "NVIDIA H200 data sheet, 2024",
-        450, "NVLink 4, half of 900 GB/s, NVIDIA H200 data sheet, 2024", (9, 0),
-    ),
-    "B200": Card(
-        "NVIDIA B200", 178.35, "device query in pytorch/ao pull request 4002",
-        7672, "clock x bus of a device query in pytorch/ao pull request 4002",
-        900, "NVLink 5, half of 1,800 GB/s, NVIDIA HGX B200 data sheet, 2025", (10, 0),
-    ),
-    "A10G": Card(
-        "NVIDIA A10G", 22.06, "total_memory of torch's device properties, in public logs",
-        600, "NVIDIA A10G data sheet, 2021", 32, _PCIE_4, (8, 6),
-    ),
-    "L4": Card(
-        "NVIDIA L4", 22.0, "24 GB less what error correction and driver keep, rounded down",
-        300, "NVIDIA L4 data sheet, 2023", 32, _PCIE_4, (8, 9),
-    ),
-    "L40S": Card("NVIDIA L40S", 44.39, _TOLD, 864, "NVIDIA L40S data sheet, 2023", 32, _PCIE_4, (8, 9)),
-    "4090": Card("NVIDIA GeForce RTX 4090", 23.64, _TOLD, 1008, "NVIDIA Ada whitepaper, v2", 32, _PCIE_4, (8, 9)),
-    "T4": Card("Tesla T4", 14.58, _TOLD, 320, "NVIDIA T4 data sheet, 2019", 16, _PCIE_3, (7, 5)),
-}  # fmt: skip
+    name: Card(**{**card, "capability": tuple(card["capability"])})
+    for name, card in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()
+}
 """Name on the command line -> card."""
 
 _DESCRIBED = re.compile(
