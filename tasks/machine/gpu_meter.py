@@ -155,8 +155,8 @@ class Span:
 
 
 @contextlib.contextmanager
-def open_gpu_meter(num_gpus: int | None = None) -> Iterator[GpuMeter]:
-    """Open a meter over the first `num_gpus` GPUs that ranks may use, or all of them.
+def open_gpu_meter() -> Iterator[GpuMeter]:
+    """Open a meter over the GPUs that ranks may use.
 
     Without a driver, or with one that does not answer, its spans have no GPUs and say why.
     """
@@ -165,7 +165,7 @@ def open_gpu_meter(num_gpus: int | None = None) -> Iterator[GpuMeter]:
     with contextlib.ExitStack() as stack:
         try:
             opened = stack.enter_context(open_gpus())
-            gpus, problem = [NvmlGpu(handle) for handle in opened.handles[:num_gpus]], opened.problem
+            gpus, problem = [NvmlGpu(handle) for handle in opened.handles], opened.problem
         except pynvml.NVMLError as error:
             gpus, problem = [], f"the NVIDIA driver does not answer: {error}"
         meter = GpuMeter(gpus, problem=problem)

@@ -58,15 +58,17 @@ def format_optional(value: Value | None, shown: Callable[[Value], str]) -> str:
 
 def format_duration_with_interval(estimate: Estimated) -> str:
     """Return a span with its interval, such as `41.2 ms (40.9 to 41.6)`; all three in one unit."""
-    factor, unit = (1, "s") if abs(estimate.value) >= 1 else (1000, "ms")
-    value, low, high = (format_three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
-    return f"{value} {unit} ({low} to {high})"
+    return _format_span(estimate, 1, "s") if abs(estimate.value) >= 1 else _format_span(estimate, 1000, "ms")
 
 
 def format_microseconds_with_interval(estimate: Estimated) -> str:
     """Return a short span with its interval, such as `41.2 µs (40.9 to 41.6)`."""
-    value, low, high = (format_three_digits(1e6 * end) for end in (estimate.value, estimate.low, estimate.high))
-    return f"{value} µs ({low} to {high})"
+    return _format_span(estimate, 1e6, "µs")
+
+
+def _format_span(estimate: Estimated, factor: float, unit: str) -> str:
+    value, low, high = (format_three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value} {unit} ({low} to {high})"
 
 
 def format_interval(estimate: Estimated) -> str:
