@@ -173,12 +173,12 @@ def _require_causal(model: Any, texts: list[np.ndarray], place: str) -> None:
     """Raise DataError if a position sees the token that it is to predict, or a later one."""
     import torch
 
-    from training.model import attention_masks
+    from training.model.attention_kernels import skip_mask_checks
 
     ids = torch.from_numpy(np.resize(texts[0], (1, _FEW_TOKENS)).astype(np.int64))
     seen: list[Any] = []
     hook = model.get_input_embeddings().register_forward_hook(lambda _, __, output: seen.append(output))
-    with hook, attention_masks.skip_mask_checks(is_padded=False):
+    with hook, skip_mask_checks(is_padded=False):
         logits = model(input_ids=ids, use_cache=False, attention_mask=torch.ones_like(ids)).logits[0]
     half = _FEW_TOKENS // 2
     mixed = torch.linspace(-1, 1, logits.shape[-1]).roll(1)

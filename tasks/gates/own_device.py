@@ -31,7 +31,10 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
                 cell=cell, needed=needed, devices=what, there=there,
             )
         )  # fmt: skip
-    told = _collect_devices(outputs, cell)
+    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
+    if outputs.measurement is not None:
+        for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
+            told[f"{cell}, timed blocks of start {number}"] = devices
     shared: dict[str, Reason] = {}
     for where, devices in told.items():
         for first in range(0, len(devices), ranks):
@@ -46,15 +49,6 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
         "{cell} {needed} of {there} {devices}" + seen * bool(num_asked),
             cell=cell, needed=needed, there=there, devices=what, times_asked=num_asked,
     )  # fmt: skip
-
-
-def _collect_devices(outputs: Outputs, cell: str) -> dict[str, list[RankDevice]]:
-    """Return where it was asked -> what each rank said that it computed on."""
-    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
-    if outputs.measurement is not None:
-        for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
-            told[f"{cell}, timed blocks of start {number}"] = devices
-    return told
 
 
 def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> Reason | None:

@@ -4,10 +4,12 @@ By itself torch sends 16-bit attention to cuDNN from Hopper on. That builds a pl
 42 ms to a second, and packs are a new shape nearly every time.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 
 from training.model import packed_attention
@@ -72,3 +74,37 @@ def has_dropout(model: nn.Module) -> bool:
 def _find_head_size(config: Any) -> int:
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return size
+
+
+@contextlib.contextmanager
+def skip_mask_checks(*, is_padded: bool) -> Iterator[None]:
+    """Have transformers make the masks of its "sdpa" attention so, while inside; `is_padded`: if anything is.
+
+    The model has to be given an attention mask: without one it looks at the positions instead.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _make_padded_mask if is_padded else _make_unpadded_mask
+    try:
+        yield
+    finally:
+        del ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _make_padded_mask(
+    *, attention_mask: Tensor | None, allow_is_causal_skip: bool, allow_is_bidirectional_skip: bool = False, **rest: Any
+) -> Tensor | None:
+    # What looks back only sees no padding that stands last.
+    if allow_is_causal_skip or attention_mask is None:
+        return _make_unpadded_mask(
+            allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip, **rest
+        )
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=False, **rest)
+
+
+def _make_unpadded_mask(*, attention_mask: Tensor | None = None, **rest: Any) -> Tensor | None:
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(attention_mask=None, **rest)

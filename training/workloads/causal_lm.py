@@ -16,9 +16,9 @@ from training.data.batches import Documents, MicroBatch
 from training.data.batches import make_dummy_micro_batch as make_dummy_micro_batch
 from training.data.batches import open_slice as open_slice
 from training.data.rows import Rows
-from training.model import attention_masks, packed_attention
+from training.model import packed_attention
 from training.model.attention_kernels import has_dropout as has_dropout
-from training.model.attention_kernels import has_varlen_kernel, suits_varlen_kernel
+from training.model.attention_kernels import has_varlen_kernel, skip_mask_checks, suits_varlen_kernel
 from training.model.compiled_layers import compile_layers, is_compiled
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.model.weights import has_numbers, load_weights
@@ -174,7 +174,7 @@ def select_targets(micro_batch: MicroBatch) -> Tensor:
 def compute_logits(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     """Return what the model says at every position with a label: (num_targets, vocab_size)."""
     whole: Any = getattr(model, "module", model)
-    with attention_masks.skip_mask_checks(is_padded=False):
+    with skip_mask_checks(is_padded=False):
         logits: Tensor = model(
             input_ids=micro_batch.input_ids, use_cache=False, **_make_attention_inputs(whole, micro_batch)
         ).logits

@@ -14,8 +14,9 @@ from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.labelled_texts import LabelledTexts, list_texts, make_dummy_text, open_labelled_texts
 from training.data.rows import Rows
-from training.model import attention_masks, packed_texts
+from training.model import packed_texts
 from training.model.attention_kernels import has_dropout as has_dropout
+from training.model.attention_kernels import skip_mask_checks
 from training.model.compiled_layers import compile_layers
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError, is_out_of_memory
@@ -222,7 +223,7 @@ def _compute_batch_logits(model: Any, micro_batch: MicroBatch) -> Tensor:
     assert micro_batch.attention_mask is not None
     is_padded = micro_batch.num_padding_tokens > 0
     assert not (is_padded and getattr(model, "module", model).config._attn_implementation == packed_texts.NAME)
-    with attention_masks.skip_mask_checks(is_padded=is_padded):
+    with skip_mask_checks(is_padded=is_padded):
         return _compute_logits(model, micro_batch.input_ids, micro_batch.attention_mask)
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny import make_slice
 from tests.training.conftest import Toy
 from tests.training.models import build
-from training.model.attention_masks import skip_mask_checks
+from training.model.attention_kernels import skip_mask_checks
 
 _READS = {
     torch.ops.aten.equal,
