@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 PRODUCT = ("flows", "tasks", "training", "ddp_audit")
-MOST_TOKENS = {"product": 347_500, "tests": 364_500, "benchmarks": 34_000}
+MOST_TOKENS = {"product": 348_500, "tests": 366_500, "benchmarks": 34_000}
 MOST_MODULES = {"ddp_audit.__main__": 46, "flows.__main__": 85, "training.__main__": 70}
 """What importing each may bring in of this repository, imports inside functions included."""
 
