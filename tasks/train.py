@@ -242,12 +242,7 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
         heldout = [run.params.heldout_name] * bool(run.params.train.eval_every_steps)
         for name in dict.fromkeys([*(part.range for part in missing), *heldout]):
             require_whole(arguments.slices / name, digest=slices[name].digest)
-        require_room(
-            run.work,
-            run.checkpoint_bytes,
-            num=len(missing) + (_PARTIALS_KEPT if run.params.train.checkpoint_every_steps else 1),
-            what="checkpoint",
-        )
+        require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
         with (
             lock_machine(f"training of cell {run.cell}"),
             follow_cell(params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
