@@ -9,6 +9,7 @@ from pathlib import Path
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
     "integration/test_odd_folder.py",
+    "integration/test_notebook.py::test_the_cells*",
     "integration/test_sharded_cell.py",
     # Several machines: one launcher contract stays.
     "integration/test_two_hosts.py",
