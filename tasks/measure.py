@@ -123,7 +123,10 @@ def _main() -> None:
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     arguments.measurements.mkdir(parents=True)
-    if found is not None:
+    if found is None:
+        # DVC warns of an empty folder.
+        (arguments.measurements / "none").touch()
+    else:
         found.write(arguments.measurements)
         slices = SlicesManifest.read(inputs.slices).slices.items()
         _log.info("%s", tell_training_time(inputs.params, found, {name: one.num_rows for name, one in slices}))
