@@ -72,7 +72,7 @@ def fingerprint(
         on_phantom(card, num_cards=2)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        names = ("machine", "sources", "trial", "optional", "stages")
+        names = ("machine", "sources", "trial", "stages")
         words = [word for name in names for word in (f"--{name}", f"{name}.json")]
         return subprocess.run(
             [sys.executable, "-m", "tasks.fingerprint", *words],
