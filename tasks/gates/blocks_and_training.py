@@ -1,8 +1,8 @@
 """Does the whole training bear out what the blocks measured? The published speedup and seconds against the training's.
 
 The late half of the training counts, of which those steps around which nobody else used the CPUs: a start is slow at
-first. The two are hours apart at most, but a machine drifts, so that a stated part of the difference is allowed, and
-what the training itself varied by.
+first. Both speedups are means with an interval, the training's over equal parts of it, and may differ by both. They are
+hours apart at most, but a machine drifts, so that a stated part is allowed besides.
 """
 
 import math
@@ -26,9 +26,10 @@ _MOST_APART = 2.0
 """Times that a cell's seconds per position may differ between blocks and training: load hits both cells alike."""
 _SHARPNESS = 2.0
 """Largest over smallest speedup that the training allows; beyond, it refutes nothing."""
-_NUM_PARTS, _FEWEST_PARTS = 20, 4
-_QUANTILES, _PARTS_FOR_QUANTILES = (10, 90), 8
-"""Of the parts' seconds, which the training's are believed to lie between; of fewer parts all of them."""
+_NUM_PARTS, _FEWEST_PARTS = 10, 4
+"""Parts that a training's late half is cut into: the fewer, the less a part has in common with the one before."""
+_FASTER = 10
+"""Percentile of parts and blocks that tells more than their middle where the machine was busy now and then."""
 _BEYOND_CHANCE, _LEAST_CHANGE = 3.0, 0.035
 """Standard errors of a change within a start, and its size, beyond which it is one: half of an interval's floor."""
 _ROUNDING = 1e-6
@@ -55,8 +56,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     trained = _compute_part_seconds(outputs.runs[cell], measurement.most_others_share)
     if not trained.size:
         return make_finding(problems, _explain_busy(cell)) if problems else make_unchecked_finding(_explain_busy(cell))
-    # Where the machine was busy now and then, the faster part of both tells more than the middle.
-    faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_QUANTILES[0], 50))
+    faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_FASTER, 50))
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
     is_larger = arm.global_batch_size > outputs.runs[cell].facts.global_batch_size
     least = 1 / _MOST_APART / (arm.world_size if is_larger else 1)
@@ -103,23 +103,20 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpe
                 cell=cell, steps=len(mine),
             )
         )  # fmt: skip
-    ratio = float(np.median(its) / np.median(mine))
-    bottom, top = _QUANTILES if min(len(mine), len(its)) >= _PARTS_FOR_QUANTILES else (0, 100)
-    low = float(np.percentile(its, bottom) / np.percentile(mine, top))
-    high = float(np.percentile(its, top) / np.percentile(mine, bottom))
+    ratio = float(its.mean() / mine.mean())
+    floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
+    noise = math.hypot(*map(_compute_relative_half_width, (mine, its)), max(floor, speedup.relative_half_width))
+    allowed = (1 + _DRIFT) * math.exp(noise)
     run, its_run = outputs.runs[cell].facts, outputs.baseline.facts
     is_larger = arm.global_batch_size > run.global_batch_size
-    if is_larger:
-        # It computes more between two exchanges: it scales no worse than what was trained, at best as its ranks.
-        high = max(high, run.world_size / its_run.world_size)
-    floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
-    noise = 1 + max(floor, speedup.relative_half_width)
-    least, most = low / (1 + _DRIFT) / noise, high * (1 + _DRIFT) * noise
+    # A larger step computes more between two exchanges: it scales no worse than what was trained, at best as its ranks.
+    best = max(ratio, run.world_size / its_run.world_size) if is_larger else ratio
+    least, most = ratio / allowed, best * allowed
     beside = (
         " (trained on steps of {trained_batch} samples, timed on {timed_batch}, weak scaling, which scales no worse "
         "and at best as the ranks)"
     ) * is_larger
-    allowing = f"the parts of the whole training{beside}, its noise and a drift of {{drift:percent}} allow"
+    allowing = f"the whole training{beside}, the noise of both and a drift of {{drift:percent}} allow"
     known = {
         "cell": cell, "drift": _DRIFT, "trained_batch": run.global_batch_size, "timed_batch": arm.global_batch_size
     }  # fmt: skip
@@ -239,13 +236,20 @@ def _explain_busy(cell: str) -> Reason:
 
 
 def _compute_part_seconds(run: RunOutputs, most_share: float) -> NDArray[np.float64]:
-    """Return the seconds per position in up to 20 equal parts of the late and quiet steps, one after another."""
+    """Return the seconds per position in up to 10 equal parts of the late and quiet steps, one after another."""
     steps = run.steps
     number = len(steps.seconds)
     late = np.arange(number // 2 if number >= 2 * _FEWEST_PARTS else 0, number)
     late = late[~(steps.others_share[late] > most_share)]
     parts: Sequence[NDArray[np.int64]] = np.array_split(late, min(_NUM_PARTS, len(late))) if late.size else []
     return np.array([steps.seconds[part].sum() / max(steps.num_positions[part].sum(), 1) for part in parts])
+
+
+def _compute_relative_half_width(parts: NDArray[np.float64]) -> float:
+    """Return the half-width of a 95 % interval of their mean, by Student's t, as a share of the mean."""
+    from scipy.special import stdtrit  # importing it takes a third of a second, which reports need not spend
+
+    return float(stdtrit(len(parts) - 1, 0.975) * parts.std(ddof=1) / math.sqrt(len(parts)) / parts.mean())
 
 
 def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> float | None:

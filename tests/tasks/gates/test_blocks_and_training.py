@@ -19,11 +19,11 @@ from tests.tasks.reporting.measured import estimate
 
 def judged(
     folder: Path, params: dict[str, Any], cell: str = "2proc", *, of_1proc: float = 1.0, of_2proc: float = 1.0,
-    scatter: float = 0.02, num_steps: int = 80,
+    scatter: float = 0.02, num_steps: int = 80, wave_steps: float = 6,
 ) -> Finding:  # fmt: skip
     """Return the finding where the training took so many times as long as the blocks, on as many positions."""
     outputs = outputs_of(folder, params)
-    waves = 1 + scatter * np.sin(np.arange(num_steps) / 6)
+    waves = 1 + scatter * np.sin(np.arange(num_steps) / wave_steps)
     # A block's step has 32 positions, as one of the training.
     give_steps(
         outputs, **{"1proc": of_1proc * SECONDS["1proc"] * waves, "2proc": of_2proc * SECONDS["2proc"] * waves}
@@ -97,6 +97,9 @@ def test_a_training_that_varied_widely_or_was_short_decides_nothing(tmp_path: Pa
     write_blocks(tmp_path)
     busy = judged(tmp_path, params, scatter=0.6)
     assert (busy.verdict, busy.code) == ("not checked", "training_too_blunt")
+    # What steps scatter by chance averages out.
+    assert judged(tmp_path, params, scatter=0.6, wave_steps=0.3).verdict == "passed"
+    assert judged(tmp_path, params, scatter=0.6, wave_steps=0.3, of_2proc=0.7).code == "speedup_not_borne_out"
     assert judged(tmp_path, params, num_steps=3).code == "too_few_steps"
     # Of few steps all count, not the middle of them.
     assert judged(tmp_path, params, num_steps=4).verdict == "passed"
