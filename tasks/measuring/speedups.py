@@ -1,8 +1,8 @@
 """The speedups, by blocks of all cells in turns, over several starts of their ranks; intervals.py does the arithmetic.
 
 It ends once every interval is narrow enough, or the time for it is spent. A launch begins with turns that do not count:
-its first seconds are slower than hours of training (clocks, allocators, caches). Then it runs at least as long as
-starting its ranks took, so that most of the time is spent measuring.
+its first seconds are slower than hours of training (clocks, allocators, caches). Then it has few turns, however long
+its start took: turns of one launch are alike, and what narrows an interval is more starts.
 """
 
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 FEWEST_QUIET_TURNS = 2
 """Of a launch that counts."""
 _TURNS = 4
-"""Quiet turns of a launch that is long enough to have paid for its start."""
+"""Quiet turns of a launch."""
 _MOST_TURNS = 12
 """Of a launch: where so few are quiet that it has not enough by then, another one is as good."""
 _MOST_TURNS_LATE = 3
@@ -111,18 +111,16 @@ def measure_speedups(
     """
     found = Speedups(baseline=arms[0].name, most_share=most_share)
     order = generate_turns([arm.name for arm in arms], seed=seed)
-    started, start_seconds = clock(), 0.0
+    started = clock()
     while not found.stopped_because:
         if found.timed_turns.blocks:
-            began = clock()
             bench.launch_again(arms)
             found.num_launches += 1
-            start_seconds = clock() - began
         burning = clock()
         while clock() - burning < burn_in_seconds:
             bench.run_turn(arms, order, found.burnt)
             advance(len(arms))
-        _run_launch(found, arms, bench, order, start_seconds, lambda: clock() - started > max_seconds, advance, clock)
+        _run_launch(found, arms, bench, order, lambda: clock() - started > max_seconds, advance)
         if found.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
             seconds = clock() - started
             is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
@@ -154,13 +152,11 @@ def _run_launch(
     arms: Sequence[Arm],
     bench: TimedBench,
     order: Iterator[list[str]],
-    start_seconds: float,
     is_late: Callable[[], bool],
     advance: Callable[[int], None],
-    clock: Callable[[], float],
 ) -> None:
-    """Run turns until the launch has enough quiet ones and has lasted as long as its start."""
-    began, num_turns, num_quiet = clock(), 0, Counter[str]()
+    """Run turns until the launch has enough quiet ones."""
+    num_turns, num_quiet = 0, Counter[str]()
     # A cell alone is started once, and its seconds have an interval, too.
     fewest = FEWEST_QUIET_TURNS if len(arms) > 1 else FEWEST_TURNS
     others = arms[1:] or arms
@@ -172,8 +168,7 @@ def _run_launch(
             pair = (found.timed_turns.blocks[arm.name][-1] for arm in (arms[0], other))
             num_quiet[other.name] += all(is_quiet(block, found.most_share) for block in pair)
         least = min(num_quiet.values())
-        is_long = least >= _TURNS and clock() - began >= start_seconds
-        if is_long or (is_late() and (least >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
+        if least >= _TURNS or (is_late() and (least >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
             return
 
 

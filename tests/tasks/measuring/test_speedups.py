@@ -143,16 +143,12 @@ def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() 
             assert quiet.count(launch) == 2 or numbers.count(launch) == 6
 
 
-def test_a_launch_lasts_as_long_as_its_start_took_so_that_starting_is_half_of_the_time_at_most() -> None:
-    turns = {}
+def test_a_launch_has_few_turns_however_long_its_start_took() -> None:
     for start_seconds in (1.0, 12.0):
         machine = NoisyMachine(TROUBLES["none"], 1.5, 1, start_seconds=start_seconds)
         found = _measure_on(machine, half_width=1e-6, max_seconds=120)
-        starts = start_seconds * (found.num_launches - 1)
-        assert machine.now >= 2 * starts
-        # Of a launch between the first, whose ranks had been started, and the last.
-        turns[start_seconds] = sum(block.launch == 2 for block in found.timed_turns.blocks["1proc"])
-    assert turns[1.0] == 4 < turns[12.0]
+        launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
+        assert {launches.count(launch) for launch in launches} == {4}
 
 
 def test_turns_in_which_others_were_there_are_set_aside_and_kept() -> None:
