@@ -34,7 +34,7 @@ from tasks.records.outputs import SegmentOutputs
 from tasks.records.run import RunFile, read_segment
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
 from tasks.records.sources import BaseModelManifest, RawManifest
-from tasks.reporting.search import tell_best, tell_luck, write_search_report
+from tasks.reporting.search import describe_search, write_search_report
 from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
 from tasks.services.tracker import send_trials
 from tasks.store.kept import fill_folder, link_folder
@@ -257,7 +257,8 @@ def _main() -> None:
                     with fill_folder(target) as new:
                         link_folder(search.trials[search.best].folder / "work" / "segments" / part.fingerprint, new)
         search.track(write_search_report(found, _REPORTS))
-    sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
+    best, lead, _ = describe_search(found)
+    sys.stdout.write(f"{best}\n{lead}\nReport: {_REPORTS / 'search.html'}\n")
 
 
 def read_epochs(trial: Trial, epochs: int) -> list[SegmentOutputs]:

@@ -17,11 +17,9 @@ from tasks.records.blocks import BLOCKS_FILE, write_blocks
 from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
-from tasks.reporting.document import make_document
+from tasks.reporting.document import render_report
 from tasks.reporting.history_file import add_history
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
-from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge, tell_badge
+from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge
 from tasks.reporting.results import Results, read_results, write_results
 from tasks.reporting.timeline import write_timelines
 from tasks.reporting.verdict import name_state, sort_by_merit
@@ -55,11 +53,11 @@ def write_report(results: Results, reports: Path) -> None:
         if file.suffix != ".svg" or file.stem not in svgs:
             file.unlink()
     best = next(iter(sort_by_merit(results)), None)
-    told = tell_badge(best.cell if best else "", results.baseline.cell, best.measured_speedup if best else None)
-    data_files.write_text(reports / "badge.svg", draw_badge(name_state(results), told))
-    document = make_document(results)
-    data_files.write_text(reports / "index.html", render_html(document, svgs))
-    data_files.write_text(reports / "report.md", render_markdown(document))
+    speedup = best.measured_speedup if best else None
+    badge = draw_badge(name_state(results), best.cell if best else "", results.baseline.cell, speedup)
+    data_files.write_text(reports / "badge.svg", badge)
+    data_files.write_text(reports / "index.html", render_report("html", results, svgs))
+    data_files.write_text(reports / "report.md", render_report("markdown", results))
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -24,13 +24,11 @@ from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.cost import compute_cost
-from tasks.reporting.hardware import collect_hardware
 from tasks.reporting.more_ranks import compute_more_ranks
-from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality, list_accuracies
-from tasks.reporting.results import LossCurve, Results
+from tasks.reporting.results import EpochAccuracy, HeldoutCurve, LossCurve, ModelQuality, Quality, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
-from tasks.reporting.timeline import collect_timelines
+from tasks.reporting.timeline import collect_hardware, collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
 from tasks.reporting.withholding import withhold_cells
 
@@ -209,7 +207,7 @@ def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_siz
 def _collect_quality(outputs: Outputs) -> Quality:
     evaluation = outputs.evaluation
     names = ["base", *outputs.params.cells]
-    epochs = list_accuracies(outputs)
+    epochs = _list_accuracies(outputs)
     return Quality(
         heldout=evaluation.heldout,
         num_rows=evaluation.num_rows,
@@ -236,6 +234,38 @@ def _collect_quality(outputs: Outputs) -> Quality:
         time_to_loss=compute_time_to_loss(outputs),
         epochs=epochs,
     )
+
+
+def _list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
+    """Return every cell after each of its segments; none where rows have no class."""
+    found = []
+    for cell, run in outputs.runs.items():
+        evaluated = {(one.range, one.epoch): one for one in outputs.evaluation.epochs.get(cell, [])}
+        known = {key: one.accuracy for key, one in evaluated.items() if one.accuracy is not None}
+        steps, seconds = 0, 0.0
+        for segment in run.segments:
+            facts, key = segment.facts, (segment.facts.range, segment.facts.epoch)
+            steps, seconds = steps + facts.num_steps, seconds + facts.train_seconds
+            if key not in known:
+                continue
+            found.append(
+                EpochAccuracy(
+                    cell=cell,
+                    range=facts.range,
+                    epoch=facts.epoch,
+                    step=steps,
+                    train_seconds=seconds,
+                    train_loss=facts.loss,
+                    loss=evaluated[key].loss,
+                    accuracy=known[key],
+                    accuracy_top5=evaluated[key].accuracy_top5,
+                    checkpoint=evaluated[key].checkpoint,
+                    # The first of equals: max keeps it.
+                    is_best=key == max(known, key=lambda one: known[one]),
+                    is_last=segment is run.segments[-1],
+                )
+            )
+    return found
 
 
 def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:

@@ -14,49 +14,29 @@ from typing import Any
 from tasks.process import wording
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.records.estimate import Estimate
-from tasks.reporting.blocks import Block, Document, Items, PageSection, Table, Text
 from tasks.reporting.cell_results import CellResults
-from tasks.reporting.changes import compute_ratio, take_logarithm
 from tasks.reporting.data_files import write_text
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
+from tasks.reporting.history import compute_ratio, take_logarithm
+from tasks.reporting.render import Form, render
 from tasks.reporting.results import Results, read_results
 
 _WORK = ("train", "workload", "model", "dataset", "ranges")
 """What is learned from what, of ComparisonFacts: sources with the digests of what they held."""
 
 
-def make_diff(before: Results, now: Results) -> Document:
+def render_diff(form: Form, before: Results, now: Results) -> str:
     """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
-    told = [f"Before ({_name(before)}): {before.verdict}", f"Now ({_name(now)}): {now.verdict}"]
-    rows = list(_list_differences(before, now))
-    differs: list[Block] = [Text("The same work on the same machine, as far as it is recorded.")]
-    if rows:
-        differs = [Table("Recorded otherwise", ["What", "Before", "Now"], rows, num_prose=2)]
-    headings = ["Cell", "Figure", "Before", "Now", "Now / before"]
-    figures = Table("Figures, 95 % intervals", headings, list(_list_figures(before, now)), num_row_headings=2)
-    warning = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
+    facts = [_collect_facts(results) for results in (before, now)]
+    pairs = [[name, *(str(one.get(name, "none")) for one in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
     sizes, others = map(_collect_batch_sizes, (before, now))
-    has_other_batch = any(size != others.get(name, size) for name, size in sizes.items())
-    if has_other_batch or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
-        warning = f"{warning} The work is not the same, so that a ratio is no speedup."
-    if not _have_same_baseline(before, now):
-        warning = f"{warning} Speedups are against another baseline, so that they are not divided."
-    return Document(
-        title=f"{before.name} and {now.name}",
-        tab="two comparisons",
-        summary=now.verdict,
-        lead=[],
-        sections=[
-            PageSection("verdicts", "Verdicts", [Items(told)]),
-            PageSection("figures", "Figures", [figures, Text(warning)]),
-            PageSection("differs", "What differs", differs),
-        ],
-    )
-
-
-def _name(results: Results) -> str:
-    return f"{results.name}, {results.created_at[:16].replace('T', ' ')} UTC"
+    return render(
+        form, "diff", before=before, now=now,
+        differences=[row for row in pairs if row[1] != row[2]],
+        figures=list(_list_figures(before, now)),
+        is_same_baseline=_have_same_baseline(before, now),
+        is_other_work=any(size != others.get(name, size) for name, size in sizes.items())
+        or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK),
+    )  # fmt: skip
 
 
 def _have_same_baseline(before: Results, now: Results) -> bool:
@@ -69,15 +49,6 @@ def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
     """Return cell -> samples of a step as it was trained, and as it was timed."""
     timed = {arm.arm: arm.global_batch_size for arm in results.measurement.arms} if results.measurement else {}
     return {one.cell: (one.global_batch_size, timed.get(one.cell, one.global_batch_size)) for one in results.cells}
-
-
-def _list_differences(before: Results, now: Results) -> Iterator[list[str]]:
-    """Yield (what, before, now) of every fact that is not the same."""
-    facts = [_collect_facts(results) for results in (before, now)]
-    for name in dict.fromkeys([*facts[0], *facts[1]]):
-        pair = [str(one.get(name, "none")) for one in facts]
-        if pair[0] != pair[1]:
-            yield [name, *pair]
 
 
 def _collect_facts(results: Results) -> dict[str, Any]:
@@ -100,7 +71,7 @@ def _collect_facts(results: Results) -> dict[str, Any]:
         },
         **{f"train.{name}": value for name, value in found.train.items()},
         "baseline": results.cells[0].cell,
-        **{f"cell {name}": told for name, told in _describe_cells(results).items()},
+        **{f"cell {name}": spread for name, spread in _describe_cells(results).items()},
     }
 
 
@@ -182,8 +153,8 @@ def _main() -> None:
             raise ConfigurationError(
                 f"got {name!r}, which is no file; needed: make diff A=old/results.json B=reports/results.json"
             )
-    document = make_diff(read_results(Path(arguments.before)), read_results(Path(arguments.now)))
-    markdown = render_markdown(document)
+    pair = read_results(Path(arguments.before)), read_results(Path(arguments.now))
+    markdown = render_diff("markdown", *pair)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.markdown import Markdown
@@ -192,7 +163,7 @@ def _main() -> None:
     else:
         sys.stdout.write(markdown)
     if arguments.page is not None:
-        write_text(arguments.page, render_html(document, {}))
+        write_text(arguments.page, render_diff("html", *pair))
 
 
 if __name__ == "__main__":

@@ -1,100 +1,98 @@
-"""The report: which sections it has, in the order in which it answers, and what stands around them."""
+"""The report and the model card: what their templates speak of."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import functools
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from tasks.reporting import drawing
-from tasks.reporting.blocks import (
-    Block,
-    Charts,
-    Document,
-    Fold,
-    Links,
-    PageSection,
-    Table,
-    Terms,
-    list_blocks,
-)
-from tasks.reporting.results import Results
-from tasks.reporting.sections import (
-    SectionFile,
-    advice,
-    compared,
-    cost,
-    gates,
-    glossary,
-    history,
-    losses,
-    make_section,
-    measured,
-    memory,
-    provenance,
-    quality,
-    speed,
-    trust,
-    verdict,
-)
-
-SECTIONS: Sequence[SectionFile] = (
-    verdict, losses, advice, memory, gates, trust, quality, cost, history, speed, compared,
-    measured, provenance, glossary,
-)  # fmt: skip
-"""In the order of the report: what was asked first, then what stands behind it."""
-_FOLDED = (speed, compared, measured, provenance, glossary)
-"""What stands behind the answers, for who wants to know."""
-
-_FILES = Links(
-    [
-        ("results.json", "results.json", "everything that stands here, for machines"),
-        ("blocks.parquet", "blocks.parquet", "every timed block as it ran"),
-        ("epochs.csv", "epochs.csv", "seconds, tokens and loss of every epoch"),
-        ("losses.csv", "losses.csv", "the loss of every optimizer step"),
-        ("report.md", "report.md", "the same report for a terminal"),
-        ("charts/", "charts/", "the charts as SVG files"),
-    ]
-)
+from tasks.data.sources import row_policy
+from tasks.process import wording
+from tasks.records import arm_figures, gate
+from tasks.records.efficiency import estimate_efficiency
+from tasks.records.facts import SliceFacts
+from tasks.reporting import drawing, verdict
+from tasks.reporting.charts import frontier
+from tasks.reporting.history import format_time, group_comparisons
+from tasks.reporting.render import TEMPLATES, Form, ShownChart, render
+from tasks.reporting.results import EpochAccuracy, ModelQuality, Results
 
 
-def make_document(results: Results) -> Document:
-    """Return the report of these results, for every renderer."""
-    charts = [
-        (chart.SECTION, drawing.show_chart(name, chart, results))
-        for name, chart in drawing.select_charts(results).items()
-    ]
+def count_left_out(parts: Sequence[SliceFacts]) -> Counter[str]:
+    """Return fault -> how many rows of these slices were left out for it."""
+    return sum((Counter(part.quarantined) for part in parts), Counter())
 
-    def fill(block: Block) -> Block:
-        if isinstance(block, Fold):
-            return replace(block, blocks=[fill(one) for one in block.blocks])
-        if not isinstance(block, Charts):
-            return block
-        return replace(block, charts=[chart for slot, chart in charts if slot == block.slot])
 
-    def make(file: SectionFile) -> PageSection:
-        section = make_section(file, results)
-        return replace(section, blocks=[fill(block) for block in section.blocks], is_folded=file in _FOLDED)
-
-    sections = [make(file) for file in SECTIONS]
-    blocks = [block for section in sections for block in list_blocks(section.blocks)]
-    words = {block.words.get(name, name) for block in blocks if isinstance(block, Table) for name in block.headings}
-    return Document(
-        title=results.name,
-        tab="speedup withheld" if results.is_withheld else "is it faster, and is it the same training?",
-        summary=results.verdict,
-        lead=verdict.make_lead(results),
-        sections=[replace(one, blocks=[_keep_words(block, words) for block in one.blocks]) for one in sections],
-        end=[Fold("Files beside this page", [_list_files(results)])],
+_FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        arm_figures.compute_baseline_step_seconds, arm_figures.describe_quiet_turns, arm_figures.explain_omission,
+        arm_figures.find_largest_part, arm_figures.select_arm, estimate_efficiency, count_left_out,
+        row_policy.describe_faults, row_policy.describe_tokenised, format_time, group_comparisons,
+        frontier.find_best, frontier.is_of_cpu, frontier.list_places, verdict.count_passed_gates,
+        verdict.is_about_one, verdict.list_clauses, verdict.name_state, verdict.sort_by_merit,
     )
+}  # fmt: skip
+_CONSTANTS = {
+    "QUIET_TURNS": gate.QUIET_TURNS, "BORNE_OUT": gate.BORNE_OUT, "MAX_CHARACTERS": row_policy.MAX_CHARACTERS,
+}  # fmt: skip
 
 
-def _list_files(results: Results) -> Links:
-    """Return the files beside the page, with a trace of one step of each cell where one was recorded."""
-    what = "one step of {}, rank by rank: open it in ui.perfetto.dev or chrome://tracing"
-    traces = [(one.file, one.file, what.format(one.cell)) for one in results.timelines]
-    return Links([*_FILES.links, *traces])
+def render_report(form: Form, results: Results, svgs: Mapping[str, str] | None = None) -> str:
+    """Return the report of these results; `svgs` holds the charts of a page as drawn by drawing.draw_svg."""
+    charts: dict[str, list[ShownChart]] = {}
+    for name, chart in drawing.select_charts(results).items():
+        charts.setdefault(chart.SECTION, []).append(drawing.show_chart(name, chart, results))
+    known = tomllib.loads((TEMPLATES / "glossary.toml").read_text(encoding="utf-8"))
+    replace = functools.partial(wording.replace_unit, unit=results.unit)
+    return render(
+        form, "report", results=results, unit=results.unit, charts=charts,
+        meanings={replace(word): replace(meaning) for word, meaning in known.items()},
+        svgs={name: drawing.inline(svg) for name, svg in (svgs or {}).items()}, **_FUNCTIONS, **_CONSTANTS,
+    )  # fmt: skip
 
 
-def _keep_words(block: Block, words: set[str]) -> Block:
-    """Return a glossary with the words that stand over a table of this report alone; any other block as it is."""
-    if not isinstance(block, Terms):
-        return block
-    return Terms({word: meaning for word, meaning in block.meanings.items() if word in words})
+@dataclass(frozen=True)
+class Revision:
+    """The weights after one segment, where they stand in a branch of their own."""
+
+    branch: str
+    range: str
+    epoch: int
+
+
+def render_model_card(
+    results: Results,
+    *,
+    cell: str,
+    repo_id: str | None,
+    checkpoints: Sequence[str],
+    revision: Revision | None = None,
+) -> str:
+    """Return the card's Markdown: verdict, what was trained, quality, gates, speed and files of the published cell.
+
+    `checkpoints` are the file names of the published ones; `revision` is what is published, if not the final weights.
+    No speedup or efficiency is in it that is withheld. Its metadata is added in tasks/services/publishing.py.
+    """
+    return render(
+        "markdown", "card", results=results, unit=results.unit, cell=cell, repo_id=repo_id or "OWNER/NAME",
+        checkpoints=checkpoints, revision=revision, **_FUNCTIONS, **_CONSTANTS,
+    )  # fmt: skip
+
+
+def collect_metrics(results: Results, cell: str, revision: Revision | None = None) -> dict[str, float]:
+    """Return what the published weights come to on the held-out rows: loss and, where there are such, the others.
+
+    Those of a revision are there where every epoch was evaluated.
+    """
+    evaluated: Sequence[EpochAccuracy | ModelQuality] = [
+        model for model in results.quality.models if revision is None and model.model == cell
+    ] or [
+        one
+        for one in results.quality.epochs
+        if revision is not None and (one.cell, one.range, one.epoch) == (cell, revision.range, revision.epoch)
+    ]
+    names = ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens")
+    found: dict[str, Any] = {name: getattr(evaluated[0], name, None) for name in names} if evaluated else {}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,6 +1,5 @@
 """Charts as SVG: one palette for light and dark, text that stays text, the same bytes for the same results."""
 
-import functools
 import json
 import math
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
 from tasks.process import wording
-from tasks.reporting.blocks import ShownChart
+from tasks.reporting.render import ShownChart
 from tasks.reporting.results import Results
 from training.registry import import_file
 
@@ -27,25 +26,15 @@ _MOST_HOVER_POINTS = 80
 _HOVER = "hover-"
 """Begins the id that matplotlib writes for an artist with hover texts, which follow as JSON in hexadecimal digits."""
 
-# matplotlib draws with these stand-ins; in the SVG each becomes a CSS variable, so that a page can set light and dark.
-INK, MUTED, GRID = "#010101", "#010102", "#010103"
-_ROLES = {
-    INK: ("chart-ink", "#1a1f26", "#e8eaed"),
-    MUTED: ("chart-muted", "#59636e", "#a4adb8"),
-    GRID: ("chart-grid", "#dde1e6", "#353b44"),
-}
-# Okabe and Ito's colours, told apart with every kind of colour vision; deepened on light and lifted on dark ground.
-_SERIES = [
-    ("#0072b2", "#56b4e9"),
-    ("#d55e00", "#f0a33c"),
-    ("#00875f", "#2fc39a"),
-    ("#a8437f", "#dd8fba"),
-    ("#6b5b00", "#e3d34b"),
-]
-_ROLES |= {
-    f"#0102{number:02x}": (f"chart-series-{number}", light, dark)
-    for number, (light, dark) in enumerate(_SERIES, start=1)
-}
+INK, MUTED = "#1a1f26", "#59636e"
+SERIES = ("#0072b2", "#d55e00", "#00875f", "#a8437f", "#6b5b00")
+"""Okabe and Ito's colours, told apart with every kind of colour vision; deepened for a light ground."""
+_STYLESHEET = (
+    '<style data-standalone="">text { font-family: system-ui, sans-serif !important; } '
+    "@media (prefers-color-scheme: dark) { svg { background: #15191f; } "
+    "svg > g { filter: invert(1) hue-rotate(180deg); } }</style>"
+)
+"""On a dark ground light and dark change places and hues stay; style.css says so of a chart on a page."""
 _LINES = ["-", (0, (4, 2)), (0, (1, 1.5)), "-."]
 
 
@@ -93,7 +82,7 @@ def find_charts() -> dict[str, Chart]:
 
 def select_color(number: int) -> str:
     """Return the colour of the cell at this place (0-based)."""
-    return f"#0102{number % len(_SERIES) + 1:02x}"
+    return SERIES[number % len(SERIES)]
 
 
 def select_dashes(number: int) -> Any:
@@ -164,50 +153,17 @@ def shorten(name: str, most: int = 16) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"
 
 
-def make_caption(chart: Chart, results: Results) -> str:
-    """Return how to read the chart, or why it shows nothing."""
-    if _is_withheld(chart, results):
-        return f"{_explain_withheld(results)}."
-    doubt = _tell_doubt(chart, results)
-    return f"{chart.CAPTION} {doubt[0].upper()}{doubt[1:]}." if doubt else chart.CAPTION
-
-
-def tell_figures(chart: Chart, results: Results) -> str:
-    """Return in words the figures that the chart shows; none where they are withheld."""
-    return "" if _is_withheld(chart, results) else chart.describe_chart(results)
-
-
 def show_chart(name: str, chart: Chart, results: Results) -> ShownChart:
-    """Return the chart as a block of a document."""
-    return ShownChart(name, chart.TITLE, make_caption(chart, results), tell_figures(chart, results))
+    """Return the chart for a document: how to read it and its figures in words, or why it shows nothing."""
+    if _is_withheld(chart, results):
+        return ShownChart(name, chart.TITLE, f"{_explain_withheld(results)}.")
+    doubt = _describe_doubt(chart, results)
+    caption = f"{chart.CAPTION} {doubt[0].upper()}{doubt[1:]}." if doubt else chart.CAPTION
+    return ShownChart(name, chart.TITLE, caption, chart.describe_chart(results))
 
 
 def draw_svg(name: str, chart: Chart, results: Results) -> str:
     """Return the chart as an SVG file that follows the reader's light or dark setting."""
-    svg = _plot_svg(name, chart, results)
-    svg = _insert_variables(_prefix_ids(_insert_titles(svg[svg.index("<svg") :]), name))
-    told = f"{make_caption(chart, results)} {tell_figures(chart, results)}".strip()
-    description = f"<title>{_escape(chart.TITLE)}</title><desc>{_escape(told)}</desc>"
-    head, _, rest = svg.partition(">")
-    return f'{head} role="img" font-family="system-ui, sans-serif">{_make_stylesheet()}{description}{rest}'
-
-
-def inline(svg: str) -> str:
-    """Return the SVG for use inside a page that sets the colours and names the chart itself."""
-    svg = re.sub(r"<style data-standalone.*?</style><title>.*?</title><desc>.*?</desc>", "", svg, flags=re.DOTALL)
-    # By itself it is as large as it was drawn; on the page as wide as there is room.
-    head, _, rest = svg.partition(">")
-    svg = re.sub(r' (width|height)="[^"]*"', "", head) + ">" + rest
-    return svg.replace(' role="img"', ' aria-hidden="true" focusable="false"', 1)
-
-
-@functools.cache
-def list_colors() -> dict[str, tuple[str, str]]:
-    """Return CSS variable -> (colour on light ground, colour on dark ground)."""
-    return {variable: (light, dark) for variable, light, dark in _ROLES.values()}
-
-
-def _plot_svg(name: str, chart: Chart, results: Results) -> str:
     import io  # matplotlib takes a second to import: only when a chart is really drawn
 
     import matplotlib
@@ -216,7 +172,8 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name}, _STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
-        axes.set_title(_wrap([chart.TITLE, _tell_doubt(chart, results)]))
+        lines = [chart.TITLE, _describe_doubt(chart, results)]
+        axes.set_title("\n".join(part for line in lines for part in textwrap.wrap(line, _TITLE_LETTERS)))
         if _is_withheld(chart, results):
             axes.set_axis_off()
             set_height(axes, _WITHHELD_INCHES)
@@ -228,14 +185,30 @@ def _plot_svg(name: str, chart: Chart, results: Results) -> str:
         file = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-    return file.getvalue()
+    svg = _insert_titles(file.getvalue().partition("<svg")[2])
+    svg = re.sub(r'<metadata>.*?</metadata>|<style type="text/css">.*?</style>', "", svg, flags=re.DOTALL)
+    # No other chart on the page has these ids.
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", svg).replace("xlink:", "")
+    head, _, rest = svg.partition(">")
+    shown = show_chart(name, chart, results)
+    description = f"<title>{_escape(shown.title)}</title><desc>{_escape(shown.alternative)}</desc>"
+    return f'<svg{head} role="img">{_STYLESHEET}{description}{rest}'
+
+
+def inline(svg: str) -> str:
+    """Return the SVG for use inside a page that sets fonts and ground and names the chart itself."""
+    svg = re.sub(r"<style data-standalone.*?</style><title>.*?</title><desc>.*?</desc>", "", svg, flags=re.DOTALL)
+    # By itself it is as large as it was drawn; on the page as wide as there is room.
+    head, _, rest = svg.partition(">")
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    return f"{head}>{rest}".replace(' role="img"', ' aria-hidden="true" focusable="false"', 1)
 
 
 def _is_withheld(chart: Chart, results: Results) -> bool:
     return chart.NEEDS_SPEEDUP and not results.answers
 
 
-def _tell_doubt(chart: Chart, results: Results) -> str:
+def _describe_doubt(chart: Chart, results: Results) -> str:
     """Return of which cells a chart of speedups shows what is not proven: it may be looked at without the report."""
     if not chart.NEEDS_SPEEDUP:
         return ""
@@ -250,17 +223,12 @@ def _explain_withheld(results: Results) -> str:
     return f"Withheld: {'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
 
 
-def _wrap(lines: Sequence[str]) -> str:
-    """Return a chart's title of these lines, as narrow as the chart is."""
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, _TITLE_LETTERS))
-
-
 def _insert_titles(svg: str) -> str:
     """Return the SVG with the hover texts as titles, which every browser shows without a script."""
     first, *parts = re.split(rf'<g id="{_HOVER}([0-9a-f]*)">', svg)
     shown = [first]
-    for told, rest in zip(parts[::2], parts[1::2], strict=True):
-        titles = [f"<title>{_escape(text)}</title>" for text in json.loads(bytes.fromhex(told))]
+    for hidden, rest in zip(parts[::2], parts[1::2], strict=True):
+        titles = [f"<title>{_escape(text)}</title>" for text in json.loads(bytes.fromhex(hidden))]
         if len(titles) == 1:
             shown.append(f'<g class="hover">{titles[0]}{rest}')
             continue
@@ -269,27 +237,6 @@ def _insert_titles(svg: str) -> str:
         points = [f"{use}>{title}</use>" for use, title in zip(uses, titles, strict=False)]
         shown += ["<g>", pieces[0], *[part for pair in zip(points, pieces[2::2], strict=True) for part in pair]]
     return "".join(shown)
-
-
-def _prefix_ids(svg: str, name: str) -> str:
-    """Return the SVG with ids that no other chart on the page has."""
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return re.sub(r'<style type="text/css">.*?</style>', "", svg, flags=re.DOTALL)
-
-
-def _insert_variables(svg: str) -> str:
-    for stand_in, (variable, light, _) in _ROLES.items():
-        svg = svg.replace(stand_in, f"var(--{variable}, {light})")
-    return re.sub(r"(font(?:-family)?: [^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1system-ui, sans-serif", svg)
-
-
-def _make_stylesheet() -> str:
-    dark = "".join(f"--{variable}: {color[1]};" for variable, color in list_colors().items())
-    rule = f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} background: #15191f; }} }}"
-    return f'<style data-standalone="">{rule}</style>'
 
 
 def _escape(text: str) -> str:

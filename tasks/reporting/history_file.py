@@ -16,9 +16,8 @@ from tasks.process.failure import DataError
 from tasks.records.arm_figures import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
-from tasks.reporting.changes import make_history
 from tasks.reporting.data_files import unescape_formula, write_csv
-from tasks.reporting.history import HistoryRecord, group_comparisons
+from tasks.reporting.history import HistoryRecord, group_comparisons, make_history
 from tasks.reporting.results import Results
 from tasks.reporting.withholding import withhold_comparison
 from training.process.files import digest_json

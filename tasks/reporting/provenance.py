@@ -46,15 +46,10 @@ def collect_provenance(params: BaseModel) -> Provenance:
     )
 
 
-def cite(name: str, verdict: str, created_at: str, commit: str | None) -> str:
-    """Return one line that says what was found, when and by what."""
-    version = f", commit {commit}" if commit else ""
-    return f"{name}: {verdict.rstrip('.')}. Report of ddp-compare, {created_at[:10]}{version}."
-
-
-def draw_badge(state: str, told: str) -> str:
-    """Return a badge as SVG: what the comparison says, in the colour of its state, which it also names in words."""
-    text, color = f"{told}, {state}", _COLORS.get(state, _OTHER_COLOR)
+def draw_badge(state: str, cell: str, baseline: str, speedup: Estimate | None) -> str:
+    """Return a badge as SVG: the speedup of the best cell with its interval, if one is given, on its state's colour."""
+    figure = f"{cell} : {baseline} {wording.format_ratio_with_interval(speedup)}" if speedup else "not given"
+    text, color = f"{figure}, {state}", _COLORS.get(state, _OTHER_COLOR)
     left, right = (_CHARACTER * len(part) + 2 * _MARGIN for part in (_LEFT, text))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="22" role="img" '
@@ -64,11 +59,6 @@ def draw_badge(state: str, told: str) -> str:
         f'<g fill="#fff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="12" text-anchor="middle">'
         f'<text x="{left / 2:g}" y="15">{_LEFT}</text><text x="{left + right / 2:g}" y="15">{text}</text></g></svg>\n'
     )
-
-
-def tell_badge(cell: str, baseline: str, speedup: Estimate | None) -> str:
-    """Return what a badge says of the best cell: what against what, and its interval, or that none is given."""
-    return f"{cell} : {baseline} {wording.format_ratio_with_interval(speedup)}" if speedup else "not given"
 
 
 def read_commit() -> str | None:

@@ -4,27 +4,124 @@ The published JSON Schema stands beside this file (results.schema.json); a test 
 0..1, a quantity carries its unit in its name, and a withheld figure is null.
 """
 
+import ast
+import inspect
+import itertools
+import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 from tasks.gates.equivalence import Equivalence
+from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, Record
 from tasks.records.gate import Gate, State
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.cost import Cost
-from tasks.reporting.hardware import CellHardware
 from tasks.reporting.history import History
 from tasks.reporting.more_ranks import MoreRanks
 from tasks.reporting.provenance import Provenance
-from tasks.reporting.quality import Quality
-from tasks.reporting.timeline import CellTimeline
+from tasks.reporting.time_to_loss import TimeToLoss
+from tasks.reporting.timeline import CellHardware, CellTimeline
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
+
+
+class EpochAccuracy(Record):
+    """One cell after one of its segments."""
+
+    cell: str
+    """Name of the cell."""
+    range: str
+    """The range of the segment."""
+    epoch: int
+    """The epoch of the segment (1-based)."""
+    step: int
+    """The last optimizer step up to there (1-based)."""
+    train_seconds: float
+    """Seconds of optimizer steps up to there, the slowest rank's."""
+    train_loss: float
+    """Mean training loss of the segment, in nats per sample."""
+    loss: float
+    """Mean loss on the held-out rows, in nats per sample."""
+    accuracy: float
+    """Share of the held-out rows that it puts into the right class."""
+    accuracy_top5: float | None
+    """Share of the rows whose class is among the five that it takes for likeliest; null where that is not counted."""
+    checkpoint: str
+    """The checkpoint, below the cell's folder."""
+    is_best: bool
+    """Whether no other checkpoint of the cell is more accurate, and no earlier one as accurate."""
+    is_last: bool
+    """Whether it is the cell's last."""
+
+
+class ModelQuality(Record):
+    """One model on the held-out rows."""
+
+    model: str
+    """base, or the name of the cell that trained it."""
+    loss: float
+    """Mean loss per label, in nats: per token, or per sample where each has a class."""
+    perplexity: float | None
+    """exp(loss); null where that is too large for a number, and where no tokens are predicted."""
+    accuracy: float | None = None
+    """Share of the rows that it puts into the right class; null where rows have none."""
+    accuracy_top5: float | None = None
+    """Share of the rows whose class is among the five that it takes for likeliest; null where that is not counted."""
+    accuracy_tokens: float | None = None
+    """Share of the responses' tokens that it takes for likeliest after those before; null where rows have none."""
+    num_tokens: int
+    """Tokens (or images) counted, each once."""
+    checkpoint: str | None
+    """The checkpoint that was evaluated; null for the base model."""
+
+
+class HeldoutCurve(Record):
+    """Loss on the held-out rows while one cell trained, in the arithmetic of its training."""
+
+    cell: str
+    """Name of the cell."""
+    steps: list[int]
+    """After which steps of the run (1-based)."""
+    losses: list[float]
+    """Nats per label; empty where its segments were trained without a look, or before these rows were held out."""
+
+
+class Quality(Record):
+    """What the models are worth on rows that none was trained on."""
+
+    heldout: str
+    """The held-out rows."""
+    num_rows: int
+    """Rows evaluated."""
+    seq_len: int
+    """Tokens per row at most; longer rows are cut."""
+    models: list[ModelQuality]
+    """The base model first, then each cell's last checkpoint."""
+    samples: list[EvaluatedSample]
+    """A few held-out rows, continued by every model."""
+    heldout_curves: list[HeldoutCurve] = []
+    """Every cell's, where `train.eval_every_steps` asks for one."""
+    time_to_loss: TimeToLoss | None = None
+    """When each cell's training came to a loss; null in results of an earlier version."""
+    epochs: list[EpochAccuracy] = []
+    """Every cell after each of its segments, in the order of training; empty where rows have no class."""
+
+    @property
+    def is_classified(self) -> bool:
+        """Whether the rows have classes."""
+        return any(model.accuracy is not None for model in self.models)
+
+    @property
+    def has_responses(self) -> bool:
+        """Whether the rows are prompts with responses, of which alone the loss is."""
+        return any(model.accuracy_tokens is not None for model in self.models)
 
 
 class LossCurve(Record):
@@ -124,10 +221,43 @@ class Results(Record):
         return [gate.name for gate in self.gates if gate.verdict == "failed"]
 
 
+class DescribedSchema(GenerateJsonSchema):
+    """A JSON Schema in which the docstring under each field of a model says what the field is.
+
+    pydantic would read the docstrings of a model whenever its module is imported: half of what a stage takes to start.
+    """
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of one model, its fields described."""
+        return _describe_fields(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the same of a dataclass."""
+        return _describe_fields(super().dataclass_schema(schema), schema["cls"])
+
+
+def _describe_fields(found: dict[str, Any], kind: type) -> dict[str, Any]:
+    for name, text in _read_field_docstrings(kind).items():
+        if name in found.get("properties", {}):
+            found["properties"][name]["description"] = text
+    return found
+
+
+def _read_field_docstrings(kind: type) -> dict[str, str]:
+    """Return field -> the docstring under it, of the class and of those of ours that it extends."""
+    found: dict[str, str] = {}
+    for extended in reversed([one for one in kind.__mro__ if one not in (*BaseModel.__mro__, object)]):
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(extended))).body
+        assert isinstance(declared, ast.ClassDef)
+        for field, below in itertools.pairwise(declared.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return found
+
+
 def make_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of results.json, as published in results.schema.json."""
-    from tasks.reporting.described import DescribedSchema
-
     schema = Results.model_json_schema(mode="serialization", schema_generator=DescribedSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

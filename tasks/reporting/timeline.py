@@ -1,4 +1,7 @@
-"""One step of each rank: in short for the page, and whole as a file for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+"""What was recorded beside the seconds: one step of each rank, and what ranks and GPUs did in each timed block.
+
+A step stands in short on the page, and whole as a file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""
 
 import gzip
 import json
@@ -8,7 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from tasks.records.facts import Record
-from tasks.records.measurement import RankTimeline
+from tasks.records.measurement import MeasurementFile, RankTimeline
 from training.process.files import replace_file
 
 _MOST_SPANS = 120
@@ -116,3 +119,48 @@ def _find_kind(name: str, place: str) -> Kind:
     if name.startswith("autograd::"):
         return "backward"
     return "update" if name.startswith("Optimizer.step") else "forward and else"
+
+
+_MOST_READINGS = 240
+"""Of a cell: of more blocks some are left out, evenly spread."""
+
+
+class HardwareReading(Record):
+    """What the ranks of a cell, and their GPUs, did in one block; nobody was asked anything inside the clock."""
+
+    started_at: float
+    """When it began, seconds since 1970."""
+    cores_used: list[float]
+    """Cores' worth of time that each rank used."""
+    host_gib: list[float] | None
+    """Memory of the host that each rank held; null where the system does not tell."""
+    gpu_utilisations: list[float | None] | None
+    """Share of the block in which each GPU ran any kernel, 0..1; null on the CPU."""
+    gpu_watts: list[float | None] | None
+    """Mean power of each GPU; null on the CPU."""
+    gpu_memory_gib: list[float | None] | None
+    """Most memory of each GPU in use; null on the CPU."""
+
+
+class CellHardware(Record):
+    """The readings of one cell."""
+
+    cell: str
+    """Name of the cell."""
+    readings: list[HardwareReading]
+    """In the order of time."""
+
+
+def collect_hardware(found: MeasurementFile) -> list[CellHardware]:
+    """Return the readings of the blocks that the speedups are of, cell by cell; none of an earlier version's."""
+    collected = []
+    for arm in found.blocks:
+        readings = [
+            HardwareReading(**block.model_dump(include=set(HardwareReading.model_fields)))
+            for block in arm.blocks
+            if block.started_at is not None
+        ]
+        if arm.phase == "speedup" and arm.kind == "as trained" and readings:
+            every = -(-len(readings) // _MOST_READINGS)
+            collected.append(CellHardware(cell=arm.cell, readings=readings[::every]))
+    return collected

@@ -37,7 +37,7 @@ _SYSTEM_METRICS = {
     "gpu_watts": ("gpu_{}_power_usage_watts", 1.0),
     "gpu_memory_gib": ("gpu_{}_memory_usage_megabytes", 2**30 / 1e6),
 }
-"""Field of a reading (tasks/reporting/hardware.py) -> name of its figures rank by rank, and what multiplies them."""
+"""Field of a reading (tasks/reporting/timeline.py) -> name of its figures rank by rank, and what multiplies them."""
 
 _NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
 """Names in reports/."""

@@ -19,7 +19,6 @@ SEAMS = {
     "tasks/services/trackers": "tasks.services.trackers.Tracker",
     "ddp_audit/findings": "ddp_audit.findings.Question",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
-    "tasks/reporting/sections": "tasks.reporting.sections.SectionFile",
 }
 """Folder -> what each of its files offers."""
 WORKLOADS = list_file_names("training/workloads")

@@ -1,8 +1,13 @@
 """Seconds per token over memory per rank, a point per cell with its interval: what is down and left is better."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.process import wording
+from tasks.records.arm_figures import select_arm
+from tasks.records.estimate import Estimate
 from tasks.reporting.drawing import MUTED, Axes, add_hover_points, name_points, select_color, set_height, shorten
-from tasks.reporting.frontier import Place, is_of_cpu, list_places
 from tasks.reporting.results import Results
 
 TITLE = "Time per token against memory per rank"
@@ -14,6 +19,70 @@ CAPTION = (
     "first cell's own time, and of the others that time divided by their speedup. No other cell is better in both than "
     "those that the dashed line joins."
 )
+
+
+_GB_PER_GIB = 2**30 / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a cell stands."""
+
+    cell: str
+    """Its name."""
+    number: int
+    """Its place among the cells, from 0."""
+    seconds_per_token: Estimate
+    """Of all ranks together, with a 95 % interval: the baseline's, and of the other cells those / the speedup, which is
+    of turns that both had. Their own seconds may be of other turns than each other's."""
+    memory_gib: float
+    """Allocated by the rank that has most."""
+    needed_gb: float
+    """What that rank needs of a card, a context and pieces of memory included; 10^9 bytes."""
+    is_proven: bool
+    """Whether all gates of the cell and of the baseline passed."""
+
+
+def list_places(results: Results) -> list[Place]:
+    """Return the cells whose speed and memory were measured and whose gates did not fail, in their order."""
+    measurement, places = results.measurement, list[Place]()
+    if measurement is None:
+        return places
+    memory = {one.cell: one.largest for one in measurement.memory}
+    baseline = select_arm(measurement, results.baseline.cell)
+    for number, cell in enumerate(results.cells):
+        largest = memory.get(cell.cell)
+        if largest is None or largest.allocated_gib is None or results.is_hidden(cell.cell):
+            continue
+        arm = select_arm(measurement, cell.cell)
+        if (speedup := arm.speedup) is not None:
+            seconds = 1 / baseline.tokens_per_second
+            time = Estimate(value=seconds / speedup.value, low=seconds / speedup.high, high=seconds / speedup.low)
+        else:
+            step, seconds = arm.step_seconds, 1 / arm.tokens_per_second
+            time = Estimate(value=seconds, low=seconds * step.low / step.value, high=seconds * step.high / step.value)
+        places.append(
+            Place(
+                cell=cell.cell,
+                number=number,
+                seconds_per_token=time,
+                memory_gib=largest.allocated_gib,
+                needed_gb=compute_needed_gib(largest.allocated_gib, largest.reserved_gib) * _GB_PER_GIB,
+                is_proven=cell.standing.state == "proven",
+            )
+        )
+    return places
+
+
+def find_best(places: Sequence[Place], card_gb: float) -> Place | None:
+    """Return the proven cell with the fewest seconds per token that needs no more than the card has; None: none."""
+    fit = [place for place in places if place.is_proven and place.needed_gb <= card_gb]
+    return min(fit, key=lambda place: place.seconds_per_token.value, default=None)
+
+
+def is_of_cpu(results: Results) -> bool:
+    """Return whether memory was counted where there is no card."""
+    return results.measurement is not None and any(one.device == "cpu" for one in results.measurement.memory)
 
 
 def is_shown(results: Results) -> bool:

@@ -2,8 +2,7 @@
 
 from tasks.process import wording
 from tasks.reporting.drawing import Axes, add_legend, draw_curve
-from tasks.reporting.quality import HeldoutCurve
-from tasks.reporting.results import Results
+from tasks.reporting.results import HeldoutCurve, Results
 
 TITLE = "Held-out loss"
 POSITION = 52
