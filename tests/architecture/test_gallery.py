@@ -1,8 +1,7 @@
 from pathlib import Path
 
-from tasks.reporting.document import make_document
+from tasks.reporting.document import render_report
 from tasks.reporting.drawing import select_charts
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import read_results
 
 
@@ -12,6 +11,6 @@ def test_every_example_is_what_todays_code_makes_of_its_results(project: Path) -
     shown = (project / "docs" / "gallery" / "README.md").read_text()
     for folder in examples:
         results = read_results(folder / "results.json")
-        assert (folder / "report.md").read_text() == render_markdown(make_document(results)), "run `make gallery`"
+        assert (folder / "report.md").read_text() == render_report("markdown", results), "run `make gallery`"
         assert {file.stem for file in (folder / "charts").iterdir()} == set(select_charts(results))
         assert f"({folder.name}/report.md)" in shown

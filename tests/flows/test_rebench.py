@@ -11,7 +11,7 @@ from flows.dvc_stage import StageFailed
 from flows.rebench import make_trial_environment, require_no_regression
 from tasks.fingerprint import TRIAL, read_trial
 from tasks.params import load_params
-from tasks.reporting.changes import make_history
+from tasks.reporting.history import make_history
 from tests.tasks.reporting.test_changes import pair
 
 

@@ -154,7 +154,7 @@ def test_a_browser_finds_no_script_that_the_template_has_not(
     page.on("request", lambda asked: alarms.append(asked.url) if not asked.url.startswith("file:") else None)
     page.goto((tmp_path / "index.html").as_uri(), wait_until="networkidle")
     scripts = page.evaluate("[...document.scripts].map(script => script.textContent)")
-    assert scripts == [(PROJECT / "tasks" / "reporting" / "script.js").read_text(encoding="utf-8")]
+    assert scripts == [(PROJECT / "tasks/reporting/templates/script.js").read_text(encoding="utf-8")]
     handlers = "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames()).filter(n => n.startsWith('on'))"
     assert page.evaluate(handlers) == []
     assert page.evaluate("document.querySelectorAll('a[href^=javascript], iframe, object, embed, base').length") == 0

@@ -199,7 +199,7 @@ MUTANTS = [
         "tasks.reporting.withholding:withhold_cells",
         _first,
         "tasks/reporting/test_standing.py",
-        "tasks/reporting/test_measured_verdict.py",
+        "tasks/reporting/test_verdict.py",
     ),
     _mutant("tasks.reporting.cost:_select_throughput", _times(2), "tasks/reporting/test_cost.py"),
     _mutant("tasks.reporting.data_files:escape_formula", _first, "tasks/reporting/test_data_files.py"),
@@ -215,7 +215,7 @@ MUTANTS = [
         "tasks/reporting/test_changes.py",
         "flows/test_rebench.py",
     ),
-    _mutant("tasks.reporting.markdown:escape", _first, "tasks/reporting/test_markdown.py"),
+    _mutant("tasks.reporting.render:escape", _first, "tasks/reporting/test_render.py"),
     # tasks/store, inputs, train
     _mutant("tasks.store.kept:is_kept", lambda of, folder: folder.is_dir(), "tasks/store/test_kept.py"),
     _mutant("tasks.inputs.damage:require_digest", lambda of, file, wanted: wanted, "tasks/inputs/test_damage.py"),

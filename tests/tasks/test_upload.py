@@ -1,6 +1,7 @@
 """What the stage `upload` stages, and what it refuses; publishing is in tests/integration/test_hub_upload.py."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,15 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tasks.reporting.model_card import render_model_card
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.publication import PublicationManifest
-from tasks.reporting import document
-from tasks.reporting.model_card import render_model_card
-from tasks.reporting.results import write_results
+from tasks.reporting.document import render_model_card, render_report
+from tasks.reporting.results import read_results, write_results
 from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
@@ -285,7 +286,9 @@ def test_every_file_that_the_published_page_names_is_published(comparison: Path)
     stage()
     published = reports / "hub/report"
     assert [(published / name).read_bytes().decode() for name in names] == names
-    linked = {href for _, href, _ in document._FILES.links}
+    text = render_report("markdown", read_results(reports / "results.json"))
+    linked = set(re.findall(r"^- \[[^]]*\]\(([^)]*)\)", text, re.MULTILINE))
+    assert len(linked) > 5
     assert all((published / href).exists() for href in linked), linked
 
 

@@ -11,9 +11,9 @@ from ddp_audit.process.wording import Reason
 from tasks.gates.checks import check_gates
 from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
-from tasks.reporting.sections.compared import tell_facts
 from tests.tasks.reporting.blocks import RANGES, write_blocks
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of
+from tests.tasks.reporting.rendered import line_of
 
 Setting = dict[str, Any]
 
@@ -117,7 +117,7 @@ def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_
     results = collect_results(outputs)
     assert all(cell.is_withheld for cell in results.cells)
     assert results.comparison.train["weight_decay"] == 0.0
-    assert "seed 0" in dict(tell_facts(results))["Work"]
+    assert "seed 0" in line_of(results, "Work")
 
 
 def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[str, Any], tmp_path: Path) -> None:
@@ -202,21 +202,20 @@ def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_diffe
 
 
 def test_kernels_and_environment_are_printed_as_the_ranks_recorded_them(params: dict[str, Any], tmp_path: Path) -> None:
-    facts = dict(tell_facts(collect_results(outputs_of(tmp_path, params))))
-    assert facts["Kernels"] == "attention sdpa, deterministic False, matmul_precision highest"
-    assert facts["Environment of the ranks"] == "OMP_NUM_THREADS 1"
+    results = collect_results(outputs_of(tmp_path, params))
+    assert line_of(results, "Kernels") == "attention sdpa, deterministic False, matmul_precision highest"
+    assert line_of(results, "Environment of the ranks") == "OMP_NUM_THREADS 1"
 
 
 def test_a_package_that_one_cell_alone_computes_with_is_no_other_work_and_is_printed_with_its_version(
     params: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Versions"] == "python 3.11.9, torch 2.15.0"
+    assert line_of(collect_results(outputs_of(tmp_path, params)), "Versions") == "python 3.11.9, torch 2.15.0"
     for part in ("0-8", "8-16"):
         edit_segment(tmp_path, "2proc", part, settings=[setting_of(params) | {"packages": {"deepspeed": "1.0"}}])
     outputs = outputs_of(tmp_path, params)
     assert find_setting_problems(outputs, "2proc") == []
-    facts = dict(tell_facts(collect_results(outputs)))
-    assert facts["Versions"] == "python 3.11.9, torch 2.15.0, deepspeed 1.0"
+    assert line_of(collect_results(outputs), "Versions") == "python 3.11.9, torch 2.15.0, deepspeed 1.0"
 
 
 @pytest.mark.parametrize("changed", [{"packages": {"deepspeed": "1.1"}}, {"options": {"stage": 3}}])
@@ -239,14 +238,14 @@ def test_starts_of_one_cell_with_other_versions_or_options_fail(
 
 
 def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, Any], tmp_path: Path) -> None:
-    assert "adapter" not in dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Work"]
+    assert "adapter" not in line_of(collect_results(outputs_of(tmp_path, params)), "Work")
     lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "base": "nf4"}
     edit_json(
         tmp_path / "runs" / "1proc" / "run.json", train=setting_of(params)["train"] | {"epochs": 1, "adapter": lora}
     )
     results = collect_results(outputs_of(tmp_path, params))
     assert results.comparison.train["adapter.rank"] == 16
-    work = dict(tell_facts(results))["Work"]
+    work = line_of(results, "Work")
     assert all(one in work for one in ("rank 16", "alpha 32", "q_proj, v_proj", "nf4"))
 
 

@@ -1,24 +1,21 @@
 """Results as the report shows them."""
 
 from tasks.reporting import drawing
-from tasks.reporting.document import make_document
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
+from tasks.reporting.document import render_report
 from tasks.reporting.results import Results
-from tests.tasks.reporting.page import Page
 
 _DRAWN: dict[tuple[str, int], tuple[str, Results]] = {}
 
 
 def html_of(results: Results) -> str:
     """Return the page without its charts, which take a second to draw."""
-    return render_html(make_document(results), {})
+    return render_report("html", results)
 
 
 def drawn_html_of(results: Results) -> str:
     """Return the page as it is published."""
     svgs = {name: draw_once(name, results) for name in drawing.select_charts(results)}
-    return render_html(make_document(results), svgs)
+    return render_report("html", results, svgs)
 
 
 def draw_once(name: str, results: Results) -> str:
@@ -29,14 +26,14 @@ def draw_once(name: str, results: Results) -> str:
     return _DRAWN[name, id(results)][0]
 
 
-def page_of(results: Results) -> Page:
-    """Return the page as it is published, taken apart."""
-    return Page(drawn_html_of(results))
-
-
 def markdown_of(results: Results) -> str:
     """Return report.md."""
-    return render_markdown(make_document(results))
+    return render_report("markdown", results)
+
+
+def line_of(results: Results, name: str) -> str:
+    """Return what the report says behind this question or name of a fact; "" without it."""
+    return markdown_of(results).partition(f"- **{name}**")[2].partition("\n")[0].removeprefix(":").strip()
 
 
 def lacks(text: str, *figures: str) -> list[str]:

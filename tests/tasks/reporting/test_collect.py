@@ -1,23 +1,38 @@
-"""Every figure, recomputed by hand: see comparison.py for what was written."""
+"""Every figure, recomputed by hand: see comparison.py and measured.py for what was written."""
 
+import csv
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.gates.clock import check_clock
+from tasks.process.failure import DataError
+from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
+from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import Results
+from tasks.services.final_figures import collect_final_figures
 from tests.tasks.reporting.comparison import (
     PARAMS,
     RANGES,
     STEPS_PER_SEGMENT,
     edit_json,
+    edit_segment,
     edit_steps,
+    end_checksum,
     outputs_of,
     write_comparison,
-)  # fmt: skip
-from tests.tasks.reporting.rendered import drawn_html_of
+)
+from tests.tasks.reporting.measured import arm, measurement, write_measurement
+from tests.tasks.reporting.rendered import drawn_html_of, lacks, markdown_of
+
+NODE: dict[str, Any] = {
+    "node_rank": 0, "host": "alpha", "cpu": "EPYC", "num_cpus": 1, "gpus": [], "driver": None, "num_ranks": 1,
+    "address": "10.0.0.1", "interface": "eth0", "gpu_energy_joules": None, "versions": {"torch": "2.15.0"},
+}  # fmt: skip
 
 
 def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Results) -> None:
@@ -34,6 +49,30 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Re
     assert two.checkpoint_seconds == 1.0
     # 4,000 bytes of gradient per step.
     assert two.exchanged_mib_per_step == pytest.approx(4000 / 2**20)
+    # Nothing was measured in turns: no figure compares the two.
+    assert clean_results.state == "not measured"
+    assert [two.measured_speedup, two.whole.speedup, two.speedup, two.karp_flatt] == [None] * 4
+
+
+def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
+    measured_results: Results,
+) -> None:
+    one, two = measured_results.cells
+    assert (one.speedup, one.parallel_efficiency, one.measured_speedup) == (1.0, 1.0, None)
+    assert two.measured_efficiency is not None
+    assert two.measured_efficiency.high == pytest.approx(34 / 42 * 1.025)
+    metrics, content = data_files.collect_metrics(measured_results), measured_results.model_dump(mode="json")
+    found = collect_final_figures(content)
+    expected = {
+        "speedup": 68 / 42, "speedup_low": 68 / 42 * 0.975, "speedup_high": 68 / 42 * 1.025,
+        "parallel_efficiency": 34 / 42, "karp_flatt": 4 / 17, "step_seconds": 0.042, "tokens_per_second": 15.5 / 0.042,
+        "speedup_of_whole_training": 1.5625, "tokens_per_second_of_whole_training": 9.84375,
+    }  # fmt: skip
+    assert {name: found["2proc"][f"final/{name}"] for name in expected} == pytest.approx(expected)
+    for name in ("speedup", "tokens_per_second"):
+        assert found[None][f"final/{name}"] == metrics[name] == found["2proc"][f"final/{name}"]
+    (blocks,) = [one.readings for one in measured_results.hardware if one.cell == "2proc"]
+    assert [one.host_gib for one in blocks] == [[0.5, 0.6]] * 24
 
 
 def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
@@ -45,7 +84,6 @@ def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
     assert [(part.epoch, part.train_seconds) for part in two.epochs] == [(1, 6.0), (2, 6.0)]
     assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
     assert [part.train_seconds for part in two.ranges] == [8.0, 4.0]
-    assert [cell.standing.state for cell in results.cells] == ["not measured", "not measured"]
 
 
 def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:
@@ -57,8 +95,100 @@ def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> Non
         model["loss"] = 0.0
     edit_json(tmp_path / "evaluation" / "evaluation.json", **evaluation)
     results = collect_results(outputs_of(tmp_path, params))
-    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == []
+    assert results.failed_gates == []
     assert "0.0000" in drawn_html_of(results)
     edit_steps(tmp_path, "2proc", RANGES[1], loss=1e-9)
+    assert collect_results(outputs_of(tmp_path, params)).failed_gates == ["Loss curves coincide"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [("{", "Invalid JSON"), ("{}", "Field required"), ('{"scaling": "none"}', "scaling")]
+)
+def test_a_damaged_speed_json_is_one_clear_line(tmp_path: Path, content: str, says: str) -> None:
+    params = write_comparison(tmp_path)
+    (tmp_path / "measurements" / "speed.json").write_text(content)
+    with pytest.raises(DataError, match=f"speed.json.*{says}") as refused:
+        outputs_of(tmp_path, params)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_measurement_of_other_cells_is_refused(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 4)]))
+    with pytest.raises(DataError, match=r"cells \(ranks\) 1proc \(1\), 2proc \(4\), params.yaml has 1proc \(1\), 2pro"):
+        outputs_of(tmp_path, params)
+
+
+def test_of_classifiers_the_best_is_the_first_of_the_most_accurate_and_the_last_the_last(tmp_path: Path) -> None:
+    params, file = write_comparison(tmp_path), tmp_path / "evaluation" / "evaluation.json"
+    evaluation = json.loads(file.read_text()) | {"samples": []}
+    evaluation["epochs"] = {
+        cell: [
+            {"range": part, "epoch": 1, "checkpoint": f"segments/{part}-epoch-1/tiny_{part}-epoch-1.pt"}
+            | {"parameter_checksum": end_checksum(first_step)}
+            | {"loss": 2 - share, "accuracy": share, "num_tokens": 16, "num_targets": 4}
+            for part, share, first_step in zip(RANGES, both, (1, 3), strict=True)
+        ]
+        for cell, both in {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}.items()
+    }
+    for model in evaluation["models"].values():
+        model["accuracy"] = 0.75
+        del model["perplexity"]
+    edit_json(file, **evaluation)
     results = collect_results(outputs_of(tmp_path, params))
-    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == ["Loss curves coincide"]
+    marks = [
+        (one.cell, one.range, one.is_best, one.is_last, one.step, one.train_seconds) for one in results.quality.epochs
+    ]
+    assert marks == [
+        ("1proc", "0-8", False, False, 2, 6.0), ("1proc", "8-16", True, True, 4, 10.0),
+        ("2proc", "0-8", True, False, 2, 4.0), ("2proc", "8-16", False, True, 4, 6.4),
+    ]  # fmt: skip
+    data_files.write_epochs(tmp_path / "epochs.csv", results)
+    rows = list(csv.DictReader((tmp_path / "epochs.csv").open()))
+    assert [(row["val_accuracy"], row["val_loss"]) for row in rows] == [("0.75", "1.25")] * 2
+    assert [row["train_loss"] for row in rows] == [row["loss"] for row in rows]
+    assert data_files.collect_metrics(results)["heldout_accuracy"] == 0.75
+    assert "| 2proc | 75.0 % | 1 | 75.0 % |" in markdown_of(results)
+
+
+@pytest.mark.parametrize(("cells", "is_todays"), [(("1proc", "2proc"), True), (("1proc",), True), (("2proc",), False)])
+def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_looked_at_none(
+    tmp_path: Path, cells: tuple[str, ...], is_todays: bool
+) -> None:
+    params = write_comparison(tmp_path, params={**PARAMS, "train": {**PARAMS["train"], "eval_every_steps": 2}})
+    digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest
+    for cell, (part, loss) in product(cells, (("0-8", 3.5), ("8-16", 3.25))):
+        rows = digest if is_todays else "others"
+        edit_steps(tmp_path, cell, part, heldout_loss=loss, heldout_rows=rows, heldout_seconds=0.25)
+    results = collect_results(outputs_of(tmp_path, params))
+    looked = cells if is_todays else ()
+    assert {one.cell: (one.steps, one.losses) for one in results.quality.heldout_curves} == {
+        cell: ([2, 4], [3.5, 3.25]) if cell in looked else ([], []) for cell in params["cells"]
+    }
+    assert ("heldout_curves" in select_charts(results)) == is_todays
+    assert ("no held-out loss in mid-training" in markdown_of(results)) == (len(looked) < 2)
+
+
+def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    edit_segment(tmp_path, "2proc", "0-8", span_seconds=4 + 0.625 + 2.5, heldout_seconds=2.5)
+    assert check_clock(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    edit_segment(tmp_path, "2proc", "0-8", heldout_seconds=0.0)
+    assert check_clock(outputs_of(tmp_path, params), "2proc").verdict == "failed"
+
+
+def test_each_node_has_a_row_and_devices_of_its_own(tmp_path: Path) -> None:
+    other = NODE | {"node_rank": 1, "host": "beta", "address": "10.0.0.2", "gpu_energy_joules": 12_345.0}
+    params, run = write_comparison(tmp_path), tmp_path / "runs" / "2proc" / "run.json"
+    edit_json(tmp_path / "machine.json", num_cpus=1)
+    for num_cpus, verdict in ((1, "passed"), (0, "failed")):
+        edit_json(run, num_nodes=2, nodes=[NODE, other | {"num_cpus": num_cpus}])
+        results = collect_results(outputs_of(tmp_path, params))
+        (gate,) = [one for one in results.gates if "needed" in one.findings[0].numbers]
+        assert gate.verdict == verdict
+        assert not lacks(
+            markdown_of(results),
+            "| 2proc | 0 | alpha | 1 | EPYC | 1 | none | 10.0.0.1 (eth0) | n/a |",
+            f"| 2proc | 1 | beta | 1 | EPYC | {num_cpus} | none | 10.0.0.2 (eth0) | 12.3 kJ |",
+            "| 2proc | ddp | 2 on 2 nodes |",
+        )

@@ -16,15 +16,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_epochs_csv_has_one_line_per_cell_and_epoch(tmp_path: Path, clean_results: Results) -> None:
-    data_files.write_epochs(tmp_path / "epochs.csv", clean_results)
-    one, two = rows_of(tmp_path / "epochs.csv")
-    assert (one["cell"], one["epoch"], one["train_seconds"], one["speedup"]) == ("1proc", "1", "10.0", "")
-    assert (two["cell"], two["world_size"], two["num_tokens"]) == ("2proc", "2", "63")
-    assert (float(two["train_seconds"]), two["speedup"], two["parallel_efficiency"]) == (6.4, "", "")
-    assert float(two["loss"]) == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
-
-
 def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[str, Any]) -> None:
     data_files.write_losses(tmp_path / "losses.csv", outputs_of(tmp_path, params))
     rows = [(row["cell"], row["step"], row["loss"]) for row in rows_of(tmp_path / "losses.csv")]
@@ -43,11 +34,17 @@ def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clea
     }
 
 
-def test_a_withheld_figure_is_null_in_metrics_and_empty_in_tables(tmp_path: Path, withheld_results: Results) -> None:
-    metrics = data_files.collect_metrics(withheld_results)
+def test_epochs_csv_has_a_line_per_cell_and_epoch_without_withheld_figures(
+    tmp_path: Path, measured_results: Results, withheld_measured_results: Results
+) -> None:
+    for results, speedup in ((measured_results, "1.5625"), (withheld_measured_results, "")):
+        data_files.write_epochs(tmp_path / "epochs.csv", results)
+        one, two = rows_of(tmp_path / "epochs.csv")
+        assert (one["cell"], one["epoch"], one["train_seconds"]) == ("1proc", "1", "10.0")
+        assert (two["cell"], two["world_size"], two["num_tokens"], two["speedup"]) == ("2proc", "2", "63", speedup)
+        assert float(two["loss"]) == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
+    metrics = data_files.collect_metrics(withheld_measured_results)
     assert (metrics["state"], metrics["speedup"]) == ("withheld", None)
-    data_files.write_epochs(tmp_path / "epochs.csv", withheld_results)
-    assert [(row["speedup"], row["parallel_efficiency"]) for row in rows_of(tmp_path / "epochs.csv")] == [("", "")] * 2
 
 
 def test_no_name_becomes_a_formula_of_a_spreadsheet(tmp_path: Path, clean_results: Results) -> None:

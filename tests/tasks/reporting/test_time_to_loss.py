@@ -9,20 +9,14 @@ import pytest
 
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
-from tasks.reporting.results import Results
-from tasks.reporting.time_to_loss import TimeToLoss, compute_time_to_loss, find_first_reached, smooth_losses
+from tasks.reporting.time_to_loss import compute_time_to_loss, find_first_reached, smooth_losses
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
 from tests.tasks.reporting.rendered import markdown_of
 
 
-def found_in(results: Results) -> TimeToLoss:
-    found = results.quality.time_to_loss
-    assert found is not None
-    return found
-
-
 def times_of(folder: Path, params: dict[str, Any]) -> list[tuple[int | None, float | None]]:
-    found = found_in(collect_results(outputs_of(folder, params)))
+    found = compute_time_to_loss(outputs_of(folder, params))
+    assert found is not None
     return [(cell.step, None if cell.train_seconds is None else round(cell.train_seconds, 9)) for cell in found.cells]
 
 
@@ -67,31 +61,17 @@ def _forget_targets(folder: Path, part: str, index: int) -> None:
         edit_steps(folder, cell, part, index=index, loss=0.0, num_targets=0)
 
 
-@pytest.mark.parametrize("target", [3.8, 0.5])
-def test_a_step_without_a_target_is_not_the_one_in_which_a_loss_was_reached(tmp_path: Path, target: float) -> None:
-    params = PARAMS | {"quality": {"target_loss": target}}
-    write_comparison(tmp_path, params=params)
-    _forget_targets(tmp_path, "0-8", 1)
-    # 3.8 is logged by step 3, after 3 + 3 + 2 s and 2 + 2 + 1.2 s: those of step 2 are spent all the same.
-    assert times_of(tmp_path, params) == ([(3, 8.0), (3, 5.2)] if target == 3.8 else [(None, None)] * 2)
-
-
-def test_a_last_step_without_a_target_is_not_where_the_baseline_ended(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path)
-    _forget_targets(tmp_path, "8-16", 1)
-    found = found_in(collect_results(outputs_of(tmp_path, params)))
-    assert found.target_loss == pytest.approx(3.8 * 1.005)
-    assert times_of(tmp_path, params) == [(3, 8.0), (3, 5.2)]
-
-
-def test_a_step_whose_tokens_are_all_targets_or_none_says_so_by_its_tokens(tmp_path: Path) -> None:
-    # Of a text of one token there is nothing to predict, and `num_targets` is left out where it is `num_tokens`.
-    params = PARAMS | {"quality": {"target_loss": 0.5}}
-    write_comparison(tmp_path, params=params)
-    for cell in ("1proc", "2proc"):
-        edit_steps(tmp_path, cell, "8-16", index=0, loss=0.0, num_tokens=0)
-    assert outputs_of(tmp_path, params).runs["2proc"].steps.with_loss.tolist() == [0, 1, 3]
-    assert times_of(tmp_path, params) == [(None, None), (None, None)]
+def test_a_step_without_a_target_is_not_the_one_in_which_a_loss_was_reached(tmp_path: Path) -> None:
+    for part, target, expected in (
+        # 3.8 is logged by step 3, after 3 + 3 + 2 s and 2 + 2 + 1.2 s: those of step 2 are spent all the same.
+        ("0-8", 3.8, [(3, 8.0), (3, 5.2)]), ("0-8", 0.5, [(None, None)] * 2),
+        # Nor is it where the baseline ended.
+        ("8-16", None, [(3, 8.0), (3, 5.2)]),
+    ):  # fmt: skip
+        params, folder = PARAMS | {"quality": {"target_loss": target}}, tmp_path / f"{part}-{target}"
+        write_comparison(folder, params=params)
+        _forget_targets(folder, part, 1)
+        assert times_of(folder, params) == expected
 
 
 def test_a_training_without_any_target_has_no_time_to_a_loss(tmp_path: Path) -> None:

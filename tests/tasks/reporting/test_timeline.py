@@ -2,8 +2,10 @@ import gzip
 import json
 from pathlib import Path
 
-from tasks.records.measurement import RankTimeline
-from tasks.reporting.timeline import collect_timelines, write_timelines
+from tasks.records.measurement import MeasurementFile, RankTimeline
+from tasks.reporting.timeline import collect_hardware, collect_timelines, write_timelines
+from tests.tasks.reporting.comparison import write_comparison
+from tests.tasks.reporting.measured import write_measurement
 
 STEP = {
     "2proc": [
@@ -44,3 +46,15 @@ def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: P
     assert file.read_bytes() == before
     write_timelines(tmp_path / "timelines", {})
     assert [one.name for one in file.parent.iterdir()] == ["README.txt"]
+
+
+def test_of_very_many_blocks_some_are_left_out_and_of_an_earlier_version_all(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    write_measurement(tmp_path)
+    found = MeasurementFile.read(tmp_path / "measurements")
+    arm = next(one for one in found.blocks if one.arm == "2proc" and one.phase == "speedup")
+    many = arm.model_copy(update={"blocks": arm.blocks * 200})
+    (thinned,) = collect_hardware(found.model_copy(update={"blocks": [many]}))
+    assert 100 < len(thinned.readings) <= 240
+    old = arm.model_copy(update={"blocks": [one.model_copy(update={"started_at": None}) for one in arm.blocks]})
+    assert collect_hardware(found.model_copy(update={"blocks": [old]})) == []
