@@ -126,7 +126,7 @@ class Change(Record):
     is_unproven: bool = False
     """Whether gates could not tell of the cell, then or now."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the change in a few words."""
         shown, than = wording.format_duration, "as fast as before"
         if self.quantity == "speedup":
@@ -157,7 +157,7 @@ class History(Record):
     @property
     def regression(self) -> str | None:
         """What became slower and what may be why, in one line; None if nothing did."""
-        slower = [change.told() for change in self.changes if change.is_regression]
+        slower = [change.describe() for change in self.changes if change.is_regression]
         if not slower:
             return None
         why = (
@@ -288,10 +288,10 @@ def _excuse_regressions(changes: list[Change], *, baseline: str) -> list[Change]
 def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     """Return in words what is recorded otherwise than before."""
     versions = ["driver", "torch", "python", "transformers"]
-    told = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
+    words = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
     found = [
-        f"{words} {getattr(before, name) or 'none'} -> {getattr(now, name) or 'none'}"
-        for name, words in told.items()
+        f"{label} {getattr(before, name) or 'none'} -> {getattr(now, name) or 'none'}"
+        for name, label in words.items()
         if getattr(before, name) != getattr(now, name)
     ]
     if before.code_digest != now.code_digest:
@@ -320,4 +320,4 @@ def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], curren
     if not found:
         return f"No difference since {since} in step time or speedup of {wording.join_names(passed)}."
     why = "; ".join(suspects) or "nothing that is recorded"
-    return f"Since {since}: {'; '.join(change.told() for change in found)}. Changed since then: {why}."
+    return f"Since {since}: {'; '.join(change.describe() for change in found)}. Changed since then: {why}."

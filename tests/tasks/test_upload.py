@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tasks.reporting.model_card import render_model_card
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks import upload

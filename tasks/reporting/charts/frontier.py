@@ -93,14 +93,14 @@ def is_shown(results: Results) -> bool:
 def describe_chart(results: Results) -> str:
     """Return every cell's place, and which of them no other one beats in both."""
     places = list_places(results)
-    told = "; ".join(
+    text = "; ".join(
         f"{place.cell} {wording.format_microseconds_with_interval(place.seconds_per_token)} with "
         f"{wording.format_memory(place.memory_gib)}"
         for place in places
     )
     where = "that of the CPU, no card's" if is_of_cpu(results) else "by torch's allocator"
     edge = wording.join_names([place.cell for place in _select_edge(places)])
-    return f"Memory is {where}: {told}. No other cell is better in both than {edge}."
+    return f"Memory is {where}: {text}. No other cell is better in both than {edge}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -118,8 +118,8 @@ def draw(results: Results, axes: Axes) -> None:
             [at], [1e6 * time.value], yerr=[[1e6 * (time.value - time.low)], [1e6 * (time.high - time.value)]],
             color=select_color(place.number), marker="o" if place.is_proven else "s", markersize=5, capsize=4,
         )  # fmt: skip
-        told = wording.format_microseconds_with_interval(time)
-        add_hover_points(axes, [at], [1e6 * time.value], [f"{place.cell}: {told}, {at:.3g} {unit}"])
+        text = wording.format_microseconds_with_interval(time)
+        add_hover_points(axes, [at], [1e6 * time.value], [f"{place.cell}: {text}, {at:.3g} {unit}"])
     axes.margins(x=0.25)
     set_height(axes, 2.1)
     axes.set_xlim(left=0)

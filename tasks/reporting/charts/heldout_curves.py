@@ -32,8 +32,8 @@ def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell."""
     for curve in _list_curves(results):
         number = [cell.cell for cell in results.cells].index(curve.cell)
-        told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
-        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, told, marker="o")
+        texts = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
+        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, texts, marker="o")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"held-out loss ({results.loss_unit})")
     axes.margins(x=0.02)

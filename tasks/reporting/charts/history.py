@@ -16,7 +16,7 @@ CAPTION = (
     "better."
 )
 
-_MOST_TOLD = 8
+_MOST_NAMED = 8
 _MOST_DATES = 4
 
 
@@ -27,14 +27,14 @@ def is_shown(results: Results) -> bool:
 
 def describe_chart(results: Results) -> str:
     """Return the first and the last step time of every cell."""
-    told = [
+    texts = [
         f"{cell} {wording.format_duration(points[0][1].value)} at first, "
         f"{wording.format_duration(points[-1][1].value)} now"
         for cell, points in _list_step_times(results).items()
         if len(points) > 1
     ]
-    more = f"; and {len(told) - _MOST_TOLD} more cells" if len(told) > _MOST_TOLD else ""
-    return f"{'; '.join(told[:_MOST_TOLD])}{more}."
+    more = f"; and {len(texts) - _MOST_NAMED} more cells" if len(texts) > _MOST_NAMED else ""
+    return f"{'; '.join(texts[:_MOST_NAMED])}{more}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -54,10 +54,10 @@ def draw(results: Results, axes: Axes) -> None:
             places, values, yerr=errors, color=select_color(number), linestyle=select_dashes(number), marker="o",
             markersize=4.5, capsize=3, elinewidth=1.2, label=shorten(cell),
         )  # fmt: skip
-        told = [
+        texts = [
             f"{cell}, {dates[place]}: {wording.format_duration_with_interval(step)} per step" for place, step in points
         ]
-        add_hover_points(axes, places, values, told)
+        add_hover_points(axes, places, values, texts)
     step = math.ceil(len(dates) / _MOST_DATES)
     axes.set_xticks(range(0, len(dates), step), [date[:10] for date in dates[::step]])
     axes.set_xlabel("comparison finished on")

@@ -18,21 +18,21 @@ def is_shown(results: Results) -> bool:
 
 def describe_chart(results: Results) -> str:
     """Return first and last loss of every cell, and how many steps a point stands for."""
-    told = "; ".join(
+    text = "; ".join(
         f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f} in "
         f"{wording.format_plural(curve.steps[-1], 'step')}"
         for curve in _list_curves(results)
     )
     per_point = results.loss_curves[0].steps_per_point
     mean = f" Each point is the mean of {per_point} steps." if per_point > 1 else ""
-    return f"{told}.{mean}"
+    return f"{text}.{mean}"
 
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell."""
     for number, curve in enumerate(_list_curves(results)):
-        told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
-        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, told)
+        texts = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
+        draw_curve(axes, number, curve.cell, curve.steps, curve.losses, texts)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"loss ({results.loss_unit})")
     axes.margins(x=0.02)

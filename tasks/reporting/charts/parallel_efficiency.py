@@ -15,11 +15,11 @@ is_shown = is_always_shown
 
 def describe_chart(results: Results) -> str:
     """Return the parallel efficiency of every cell."""
-    told = [f"{cell.cell} {_tell(cell)}" for cell in results.cells]
-    return f"{', '.join(told)}."
+    texts = [f"{cell.cell} {_format(cell)}" for cell in results.cells]
+    return f"{', '.join(texts)}."
 
 
-def _tell(cell: CellResults) -> str:
+def _format(cell: CellResults) -> str:
     return wording.format_percent(cell.parallel_efficiency)
 
 
@@ -28,10 +28,10 @@ def draw(results: Results, axes: Axes) -> None:
     shares = [100 * (cell.parallel_efficiency or 0) for cell in results.cells]
     places = range(len(shares))
     bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
-    axes.bar_label(bars, [_tell(cell) for cell in results.cells], padding=3)
+    axes.bar_label(bars, [_format(cell) for cell in results.cells], padding=3)
     for cell, bar in zip(results.cells, bars, strict=True):
         measured = cell.measured_efficiency
-        add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else _tell(cell)}")
+        add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else _format(cell)}")
     tops = list(shares)
     for place, cell in enumerate(results.cells):
         if (measured := cell.measured_efficiency) is not None:

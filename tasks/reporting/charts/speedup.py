@@ -20,13 +20,13 @@ class _Bar(NamedTuple):
     name: str
     world_size: int
     speedup: Estimate | None
-    told: str
+    text: str
 
 
 def describe_chart(results: Results) -> str:
     """Return the speedup of every cell with its number of ranks, and its interval where it was measured."""
-    told = (f"{bar.name} {bar.told} on {wording.format_plural(bar.world_size, 'rank')}" for bar in _list_bars(results))
-    return f"{', '.join(told)}."
+    texts = (f"{bar.name} {bar.text} on {wording.format_plural(bar.world_size, 'rank')}" for bar in _list_bars(results))
+    return f"{', '.join(texts)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -38,7 +38,7 @@ def draw(results: Results, axes: Axes) -> None:
             continue
         place, color, linear = len(names), select_color(numbers[bar.cell]), bar.world_size / results.baseline.world_size
         (drawn,) = axes.barh([place], [speedup.value], 0.55, color=color, alpha=1 if bar.name == bar.cell else 0.4)
-        add_hover(drawn, f"{bar.name}: {bar.told}")
+        add_hover(drawn, f"{bar.name}: {bar.text}")
         axes.plot([speedup.low, speedup.high], [place] * 2, color=INK, linewidth=1.4)
         axes.plot([linear] * 2, [place - 0.4, place + 0.4], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
         names.append(f"{shorten(bar.name)}  {wording.format_ratio(speedup.value)}")

@@ -40,8 +40,8 @@ def draw(results: Results, axes: Axes) -> None:
             places = [group + (number - (num_cells - 1) / 2) * width for group in range(len(seconds))]
             bars = axes.bar(places, seconds, width * 0.92, color=color, label=shorten(cell.cell))
             for part, bar in zip(cell.segments, bars, strict=True):
-                told = f"{cell.cell}, {_name_segment(part, results)}: {wording.format_seconds(part.train_seconds)}"
-                add_hover(bar, told)
+                text = f"{cell.cell}, {_name_segment(part, results)}: {wording.format_seconds(part.train_seconds)}"
+                add_hover(bar, text)
             if num_cells * num_groups <= _MOST_NUMBERS:
                 axes.bar_label(bars, [wording.format_three_digits(value) for value in seconds], padding=2, fontsize=9)
         else:

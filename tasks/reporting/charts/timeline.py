@@ -29,15 +29,15 @@ def describe_chart(results: Results) -> str:
     """Return of every rank how long it exchanged in that step."""
     one = _select(results)
     ranks = sorted({span.rank for span in one.spans})
-    told = []
+    texts = []
     for rank in ranks[:_MOST_RANKS]:
         seconds = sum(
             span.end_seconds - span.start_seconds for span in one.spans if (span.rank, span.kind) == (rank, "exchange")
         )
-        told.append(f"rank {rank} {wording.format_duration(seconds)}")
+        texts.append(f"rank {rank} {wording.format_duration(seconds)}")
     end = max(span.end_seconds for span in one.spans)
     whole = wording.format_duration(end)
-    return f"{one.cell}: {whole} as recorded; exchanging, in part beside computing: {', '.join(told)}."
+    return f"{one.cell}: {whole} as recorded; exchanging, in part beside computing: {', '.join(texts)}."
 
 
 def draw(results: Results, axes: Axes) -> None:

@@ -94,8 +94,8 @@ def _draw_row(axes: Axes, place: int, row: _Row, begin: float, factor: float) ->
         color = select_color(0 if row.is_whole else _COLORS.get(row.name, 3))
         bars = axes.barh(place, length, 0.7, left=left, color=color)
     interval = row.interval
-    told = wording.format_duration_with_interval(interval) if interval else wording.format_duration(row.seconds)
-    add_hover(bars[0], f"{row.name}: {told}")
+    text = wording.format_duration_with_interval(interval) if interval else wording.format_duration(row.seconds)
+    add_hover(bars[0], f"{row.name}: {text}")
     if row.interval is not None:
         ends = [factor * (begin + seconds) for seconds in (row.interval.low, row.interval.high)]
         axes.plot(ends, [place, place], color=INK, linewidth=1, marker="|", markersize=5)
