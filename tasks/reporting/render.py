@@ -101,7 +101,7 @@ def _make_environment(form: Form | Literal["text"]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
-        **({"finalize": escape} if form == "markdown" else {}),
+        finalize=escape if form == "markdown" else None,
     )
     formats = {name.removeprefix("format_"): one for name, one in vars(wording).items() if name.startswith("format_")}
     environment.filters |= {
