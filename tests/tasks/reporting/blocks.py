@@ -10,9 +10,9 @@ import numpy as np
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile, RankDevice
 from tasks.records.outputs import Outputs, Steps
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order, setting_of
+from tests.tasks.reporting.borne_out import make_block
+from tests.tasks.reporting.comparison import RANGES, rows_in_order, setting_of
 from tests.tasks.reporting.measured import arm, estimate, measurement
-from training.data.row_digest import digest_rows
 
 NUM_TURNS = 20
 SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042, "2proc, one copy alone": 0.035}
@@ -40,34 +40,18 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
         steps = first
     if kind == "update":
         steps, first = [rows[:0]] * 2, [rows[:0]] * 2
-    tokens = sum(num_labels(row) for rows in steps for row in rows.tolist())
-    num_samples = sum(len(rows) for rows in steps)
     exchanges = 2 if (kind, name) == ("as trained", "2proc") or kind == "wrapped" else 0
     content = {
         "turn": turn,
         "launch": 1 + (turn - 1) * 4 // NUM_TURNS,
         "others_share": 0.01,
-        "step_seconds": [[SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5))] * 2] * world_size,
-        "range": part,
-        "steps": [1, 2],
-        # A few turns were slower, for all arms.
-        "seconds": 2 * SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5)),
-        "num_samples": num_samples,
-        "num_tokens": tokens,
-        "num_targets": tokens,
-        "num_positions": 8 * num_samples,
-        "num_micro_batches": num_samples,
-        "rows": f"{digest_rows([[rows] for rows in steps]):016x}",
-        "rows_of_first_rank": f"{digest_rows([[rows] for rows in first]):016x}",
-        "loss_sum": 4.1 * tokens,
-        "grad_norm_sum": 0.0 if kind == "update" else 2.5,
-        "updates": [[2, 2]] * world_size,
-        "num_updated": NUM_PARAMETERS * world_size,
-        "moment_gain": 0.5 * world_size,
-        "num_exchanges": [exchanges] * world_size,
-        "exchange_bytes": [exchanges * 4 * NUM_PARAMETERS] * world_size,
+        **({"grad_norm_sum": 0.0} if kind == "update" else {}),
     }
-    return BlockWork(**content | changes)
+    # A few turns were slower, for all arms.
+    seconds = SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5))
+    return make_block(
+        part, steps, first, world_size=world_size, step_seconds=seconds, num_exchanges=exchanges, **content | changes
+    )
 
 
 def arm_blocks(name: str, **changes: Any) -> ArmBlocks:

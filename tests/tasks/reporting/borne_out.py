@@ -1,9 +1,12 @@
 """Blocks that give a measurement's figures, and a training that bears them out, for the comparison written by hand."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import ArmSpeed, Measurement, MeasurementFile
@@ -65,11 +68,10 @@ def _wrap(plain: ArmBlocks) -> ArmBlocks:
 
 def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
     rows = np.array(rows_in_order(RANGES[0]))
-    size = len(rows) // NUM_STEPS
-    steps = [rows[:size], rows[size:]]
-    tokens = sum(num_labels(row) for row in rows.tolist())
-    num_exchanges = NUM_STEPS if arm.world_size > 1 else 0
-    return BlockWork(
+    steps = np.split(rows, NUM_STEPS)
+    return make_block(
+        RANGES[0], steps, [one[:: arm.world_size] for one in steps],
+        world_size=arm.world_size, step_seconds=arm.step_seconds.value, num_exchanges=NUM_STEPS * (arm.world_size > 1),
         turn=turn,
         launch=1 + (turn - 1) * found.num_launches // found.num_turns,
         # The last turns were the loud ones.
@@ -77,25 +79,33 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
         started_at=1.7e9 + 3 * turn,
         cores_used=[0.9 + 0.01 * (turn % 5)] * arm.world_size,
         host_gib=[0.5 + 0.1 * rank for rank in range(arm.world_size)],
-        step_seconds=[[arm.step_seconds.value] * NUM_STEPS] * arm.world_size,
-        range=RANGES[0],
-        steps=list(range(1, NUM_STEPS + 1)),
-        seconds=arm.step_seconds.value * NUM_STEPS,
-        num_samples=len(rows),
-        num_tokens=tokens,
-        num_targets=tokens,
-        num_positions=POSITIONS_PER_SAMPLE * len(rows),
-        num_micro_batches=len(rows),
-        rows=f"{digest_rows([[one] for one in steps]):016x}",
-        rows_of_first_rank=f"{digest_rows([[one[:: arm.world_size]] for one in steps]):016x}",
-        loss_sum=4.1 * tokens,
-        grad_norm_sum=2.5,
-        updates=[[NUM_STEPS] * 2] * arm.world_size,
-        num_updated=NUM_PARAMETERS * arm.world_size,
-        moment_gain=0.5 * arm.world_size,
-        num_exchanges=[num_exchanges] * arm.world_size,
-        exchange_bytes=[4 * NUM_PARAMETERS * num_exchanges] * arm.world_size,
-    )
+    )  # fmt: skip
+
+
+def make_block(
+    part: str,
+    steps: Sequence[NDArray[np.int64]],
+    of_first_rank: Sequence[NDArray[np.int64]],
+    *,
+    world_size: int,
+    step_seconds: float,
+    num_exchanges: int,
+    **changes: Any,
+) -> BlockWork:
+    """Return a block of these rows of each step, of which the first rank had some; its losses are those of its rows."""
+    num_samples = sum(len(rows) for rows in steps)
+    tokens = sum(num_labels(row) for rows in steps for row in rows.tolist())
+    content: dict[str, Any] = {
+        "range": part, "steps": list(range(1, len(steps) + 1)), "seconds": step_seconds * len(steps),
+        "step_seconds": [[step_seconds] * len(steps)] * world_size, "num_samples": num_samples,
+        "num_tokens": tokens, "num_targets": tokens, "num_positions": POSITIONS_PER_SAMPLE * num_samples,
+        "num_micro_batches": num_samples, "rows": f"{digest_rows([[rows] for rows in steps]):016x}",
+        "rows_of_first_rank": f"{digest_rows([[rows] for rows in of_first_rank]):016x}", "loss_sum": 4.1 * tokens,
+        "grad_norm_sum": 2.5, "updates": [[len(steps)] * 2] * world_size, "num_updated": NUM_PARAMETERS * world_size,
+        "moment_gain": 0.5 * world_size, "num_exchanges": [num_exchanges] * world_size,
+        "exchange_bytes": [4 * NUM_PARAMETERS * num_exchanges] * world_size,
+    }  # fmt: skip
+    return BlockWork(**content | changes)
 
 
 def _set_step_seconds(run: Path, seconds: float) -> None:

@@ -4,6 +4,7 @@ Two ranges of 8 rows, 4 rows per step, so 2 steps per segment. Row r has 4 + r %
 can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s against 6.4 s is a speedup of 1.5625.
 """
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from tasks.records.outputs import Outputs, read_outputs
 from tests.ledgers import read_ledger
 from training.process.files import write_json
 
+BY_HAND: dict[str, Any] = json.loads(Path(__file__).with_name("by_hand.json").read_text(encoding="utf-8"))
+"""What the files hold that no test works out anew."""
 RANGES = ["0-8", "8-16"]
 HELDOUT = "16-20"
 ROWS_PER_STEP = 4
@@ -89,31 +92,20 @@ def write_comparison(
     return params
 
 
+def _list_inputs(folder: Path) -> dict[str, Path]:
+    files = {name: folder / name for name in ("slices", "measurements", "runs", "evaluation")}
+    manifests = {name: folder / name / "manifest.json" for name in ("raw", "base_model")}
+    return {**manifests, **files, "machine": folder / "machine.json"}
+
+
 def outputs_of(folder: Path, params: dict[str, Any]) -> Outputs:
     """Return what was written as the report reads it."""
-    return read_outputs(
-        Params.model_validate(params),
-        raw=folder / "raw" / "manifest.json",
-        base_model=folder / "base_model" / "manifest.json",
-        slices=folder / "slices",
-        measurements=folder / "measurements",
-        runs=folder / "runs",
-        evaluation=folder / "evaluation",
-        machine=folder / "machine.json",
-    )
+    return read_outputs(Params.model_validate(params), **_list_inputs(folder))
 
 
 def arguments_of(folder: Path) -> list[str]:
     """Return the arguments of `python -m tasks.report` for what was written, besides --reports."""
-    return [
-        *("--raw", str(folder / "raw" / "manifest.json")),
-        *("--base-model", str(folder / "base_model" / "manifest.json")),
-        *("--slices", str(folder / "slices")),
-        *("--measurements", str(folder / "measurements")),
-        *("--runs", str(folder / "runs")),
-        *("--evaluation", str(folder / "evaluation")),
-        *("--machine", str(folder / "machine.json")),
-    ]
+    return [f"--{name.replace('_', '-')}={path}" for name, path in _list_inputs(folder).items()]
 
 
 def write_updates(folder: Path, cell: str, *, first: int = 1, **changes: Any) -> None:
@@ -181,33 +173,9 @@ def segment_folder(folder: Path, cell: str, part: str = "0-8", epoch: int = 1) -
 
 
 def _write_sources(folder: Path) -> None:
-    source = {"revision": None, "commit": None}
-    write_json(
-        folder / "raw" / "manifest.json",
-        source
-        | {"source": "builtin:docstrings", "kind": "builtin", "split": None, "text_column": "text", "num_rows": 20}
-        | {"digest": "da7a" * 16, "label": "docstrings of the installed packages", "packages": {"numpy": "2.4.6"}},
-    )
-    write_json(
-        folder / "base_model" / "manifest.json",
-        source
-        | {"source": "builtin:tiny-qwen2", "kind": "builtin", "label": "tiny Qwen2 with random weights"}
-        | {"num_parameters": NUM_PARAMETERS, "model_type": "qwen2", "is_random_weights": True, "digest": "ba5e" * 16},
-    )
-    write_json(
-        folder / "machine.json",
-        {
-            "digest": "ac3e" * 16,
-            "gpus": [],
-            "num_gpus": 0,
-            "architecture": "x86_64",
-            "driver": None,
-            "cpu": "A CPU",
-            "num_cpus": 2,
-            "os": "Linux",
-        }
-        | {"architecture": "x86_64", "versions": {"python": "3.11.9", "torch": "2.15.0"}},
-    )
+    write_json(folder / "raw" / "manifest.json", BY_HAND["raw"])
+    write_json(folder / "base_model" / "manifest.json", BY_HAND["base_model"] | {"num_parameters": NUM_PARAMETERS})
+    write_json(folder / "machine.json", BY_HAND["machine"])
 
 
 def _write_slice(folder: Path, name: str) -> None:
@@ -231,41 +199,29 @@ def _write_run(
         path = folder / "segments" / f"{part}-epoch-{epoch}"
         path.mkdir(parents=True)
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
-        segment |= {"settings": [setting_of(params)], "code_digests": ["c0de" * 16]}
-        write_json(path / "segment.json", segment)
+        write_json(path / "segment.json", segment | {"settings": [setting_of(params)]})
         _write_steps(path, part, epoch, first_step, taken, world_size)
         (path / f"tiny_qwen2_{part}-epoch-{epoch}.pt").write_bytes(end_checksum(first_step).encode())
         _write_ledger(path, part, epoch, world_size, first_step)
         about = {key: segment[key] for key in ("range", "epoch", "fingerprint")}
         segments.append(about | {"folder": f"segments/{part}-epoch-{epoch}"})
         first_step += STEPS_PER_SEGMENT
-    write_json(
-        folder / "run.json",
-        {"cell": cell, "strategy": facts["strategy"], "world_size": world_size, "launcher": "torchrun"}
-        | {"threads_per_rank": 1, "device": device, "backend": "gloo" if world_size > 1 else None}
-        | {"micro_batch_size": 1, "grad_accum_steps": train["global_batch_size"] // world_size}
-        | {"global_batch_size": train["global_batch_size"], "model_name": params["model"]["name"]}
-        | {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "numerics_version": 1}
-        | {"train": Params.model_validate(params).train.model_dump(), "workload": params["workload"]}
-        | {"segments": segments, "final_checkpoint": f"{segments[-1]['folder']}/tiny_qwen2_8-16-epoch-1.pt"},
-    )
+    content = BY_HAND["run"] | {
+        "cell": cell, "strategy": facts["strategy"], "world_size": world_size, "device": device,
+        "backend": "gloo" if world_size > 1 else None, "grad_accum_steps": train["global_batch_size"] // world_size,
+        "global_batch_size": train["global_batch_size"], "model_name": params["model"]["name"],
+        "train": Params.model_validate(params).train.model_dump(), "workload": params["workload"],
+        "segments": segments, "final_checkpoint": f"{segments[-1]['folder']}/tiny_qwen2_8-16-epoch-1.pt",
+    }  # fmt: skip
+    write_json(folder / "run.json", content)
 
 
 def setting_of(params: dict[str, Any]) -> dict[str, Any]:
     """Return what the ranks of a cell record of what they run with (training/record/setting.py)."""
     train = Params.model_validate(params).train.model_dump(exclude=set(NOT_FOR_RANKS))
-    return {
-        "train": train | {"loss_chunk_rows": 384},
-        "workload": params["workload"],
-        "model_name": params["model"]["name"],
-        "options": {},
-        "device": "cpu",
-        "versions": {"python": "3.11.9", "torch": "2.15.0", "cuda": None},
-        "kernels": {"attention": "sdpa", "deterministic": False, "matmul_precision": "highest"},
-        "environment": {"OMP_NUM_THREADS": "1"},
-        "run_at_start": {"first": {"sitecustomize": "f145" * 16, "usercustomize": None}},
-        "ranks_differ": {},
-    }
+    train |= {"loss_chunk_rows": 384}
+    names = {"workload": params["workload"], "model_name": params["model"]["name"]}
+    return copy.deepcopy(BY_HAND["setting"]) | {"train": train} | names
 
 
 def record_as(folder: Path, params: dict[str, Any]) -> None:
@@ -299,51 +255,27 @@ def edit_traffic(
 def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:
     rows = rows_of(part)
     tokens = sum(num_labels(row) for row in rows)
-    num_reduces = STEPS_PER_SEGMENT if world_size > 1 else 0
-    num_bytes = 4 * NUM_PARAMETERS * STEPS_PER_SEGMENT if world_size > 1 else 0
     losses = LOSSES[first_step - 1 : first_step - 1 + STEPS_PER_SEGMENT]
-    return {
-        "cell": cell,
-        "range": part,
-        "epoch": epoch,
-        "fingerprint": "f1" * 32,
-        "first_step": first_step,
-        "last_step": first_step + STEPS_PER_SEGMENT - 1,
-        "num_steps": STEPS_PER_SEGMENT,
-        "num_samples": len(rows),
-        "num_tokens": tokens,
-        "num_targets": tokens,
-        "num_padding_tokens": tokens,
-        "train_seconds": seconds,
-        "data_wait_seconds": 0.01,
-        "other_seconds": 0.002,
-        "checkpoint_seconds": 0.5,
-        "log_seconds": 0.125,
-        "span_seconds": seconds + 0.625,
-        "loss": sum(losses) / len(losses),
-        "tokens_per_second": tokens / seconds,
-        "samples_per_second": len(rows) / seconds,
-        "peak_memory_gib": None,
-        "traffic": {"all_reduce": {"number": num_reduces, "num_bytes": num_bytes}} if world_size > 1 else {},
-        "backend": "gloo" if world_size > 1 else None,
+    exchanged = {"all_reduce": {"number": STEPS_PER_SEGMENT, "num_bytes": 4 * NUM_PARAMETERS * STEPS_PER_SEGMENT}}
+    return BY_HAND["segment"] | {
+        "cell": cell, "range": part, "epoch": epoch, "first_step": first_step,
+        "last_step": first_step + STEPS_PER_SEGMENT - 1, "num_steps": STEPS_PER_SEGMENT, "num_samples": len(rows),
+        **dict.fromkeys(("num_tokens", "num_targets", "num_padding_tokens"), tokens),
+        "train_seconds": seconds, "span_seconds": seconds + 0.625, "loss": sum(losses) / len(losses),
+        "tokens_per_second": tokens / seconds, "samples_per_second": len(rows) / seconds,
+        "traffic": exchanged if world_size > 1 else {}, "backend": "gloo" if world_size > 1 else None,
         "exchange": {"bucket_bytes": [4 * NUM_PARAMETERS]} if world_size > 1 else {},
-        "start_checksum": f"{first_step:02}" * 8,
-        "start_optimizer_checksum": f"opt{first_step}",
+        "start_checksum": f"{first_step:02}" * 8, "start_optimizer_checksum": f"opt{first_step}",
         "parameter_checksums": [end_checksum(first_step)] * world_size,
         "optimizer_checksums": [f"opt{first_step + STEPS_PER_SEGMENT}"] * world_size,
-        "num_resumes": 0,
-        "checkpoints_not_used": [],
         "checked_updates": [make_checked_update(first_step + index) for index in range(STEPS_PER_SEGMENT)],
         "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
-    }
+    }  # fmt: skip
 
 
 def make_checked_update(step: int, **changes: Any) -> dict[str, Any]:
     """Return what is found of a right update."""
-    gradient = {"difference": 5e-8, "noise_floor": 2e-7, "tolerance": 2e-6, "largest_in": "a.weight"}
-    weights = gradient | {"difference": 3e-7, "noise_floor": 4e-7, "tolerance": 4e-6}
-    found = {"verdict": "passed", "problem": None, "compared": {"gradient": gradient, "weights": weights}}
-    return {"step": step, "precision": "fp32", "micro_batch_size": 1, "seconds": 0.5} | found | changes
+    return {"step": step} | copy.deepcopy(BY_HAND["checked_update"]) | changes
 
 
 def end_checksum(first_step: int) -> str:
@@ -353,14 +285,15 @@ def end_checksum(first_step: int) -> str:
 
 def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: float, world_size: int) -> None:
     lines = [
-        {"event": "step", "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1}
-        | {"segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_tokens": 16}
-        | {"num_padding_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 2e-3 / (index + 1)}
-        | {"grad_norm": 1.0, "seconds": seconds / STEPS_PER_SEGMENT, "data_wait_seconds": 0.005}
-        | {"other_seconds": 0.001, "rank_own_positions": [32] * world_size}
-        | {"rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size}
+        BY_HAND["step"] | {
+            "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1,
+            "segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_samples": ROWS_PER_STEP,
+            "learning_rate": 2e-3 / (index + 1), "seconds": seconds / STEPS_PER_SEGMENT,
+            "rank_own_positions": [32] * world_size,
+            "rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size,
+        }
         for index in range(STEPS_PER_SEGMENT)
-    ]
+    ]  # fmt: skip
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -396,13 +329,6 @@ def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
                 | ({} if name == "base" else {"checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"})
                 for name, loss in losses.items()
             },
-            "samples": [
-                {
-                    "row_id": 16,
-                    "prompt": "Return the",
-                    "reference": " sum of the values.",
-                    "continuations": {name: f" words of {name}" for name in losses},
-                }
-            ],
+            "samples": [BY_HAND["sample"] | {"continuations": {name: f" words of {name}" for name in losses}}],
         },
     )

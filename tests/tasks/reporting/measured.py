@@ -16,12 +16,12 @@ from tasks.records.measurement import (
     LinkSpeed,
     LostPart,
     Measurement,
-    NoiseFloor,
     Preflight,
     PreflightCheck,
     Waterfall,
 )
 from tests.tasks.reporting.borne_out import bear_out
+from tests.tasks.reporting.comparison import BY_HAND
 
 STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
 PARTS = {
@@ -35,9 +35,6 @@ PARTS = {
 }
 TOKENS_PER_STEP, SAMPLES_PER_STEP = 15.5, 4
 """Tokens: in the mean of the steps of the first range."""
-
-
-STOPPED = "24 turns in 4 starts of every cell and 41 s: the widest interval is ±2.5 %, ±3.0 % was asked for"
 
 
 def estimate(value: float, relative: float = 0.025) -> Estimate:
@@ -55,24 +52,16 @@ def arm(name: str, world_size: int, **changes: Any) -> ArmSpeed:
         "is_wrapped_baseline": name.endswith("wrapper"),
         "world_size": world_size,
         "global_batch_size": SAMPLES_PER_STEP,
-        "num_blocks": 24,
         "num_quiet_turns": None if name.endswith("wrapper") else 22,
-        "steps_per_block": 10,
         "step_seconds": estimate(seconds, 0.01),
         "step_p50_seconds": [seconds * 0.99] * world_size,
         "step_p95_seconds": [seconds * (1.1 + 0.1 * rank) for rank in range(world_size)],
         "tokens_per_second": TOKENS_PER_STEP / seconds,
         "padded_tokens_per_second": 1.25 * TOKENS_PER_STEP / seconds,
         "samples_per_second": SAMPLES_PER_STEP / seconds,
-        "mfu": None,
-        "mfu_palm": None,
-        "peak_memory_gib": None,
-        "gpu_utilisation": None,
-        "gpu_watts": None,
-        "joules_per_token": None,
         "speedup": None if name == "1proc" else estimate(first / seconds),
     }
-    return ArmSpeed(**content | changes)
+    return ArmSpeed(**BY_HAND["arm"] | content | changes)
 
 
 def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Waterfall:
@@ -168,27 +157,14 @@ def memory(cell: str, world_size: int, gib: float, **changes: Any) -> CellMemory
 def measurement(**changes: Any) -> Measurement:
     """Return what was measured of 1proc and 2proc, with some fields changed."""
     content: dict[str, Any] = {
-        "scaling": "strong",
         "preflight": preflight(),
-        "noise": NoiseFloor(
-            ratio=Estimate(value=1.003, low=0.991, high=1.012),
-            num_pairs=12,
-            coefficient_of_variation=0.021,
-        ),
         "arms": [arm("1proc", 1), arm("2proc", 2), arm("1proc in a DDP wrapper", 1)],
-        "stopped_because": STOPPED,
-        "half_width_asked": 0.03,
-        "num_launches": 4,
-        "num_turns": 24,
-        "most_others_share": 0.05,
-        "others_share": 0.012,
-        "seconds": 61.5,
         "waterfalls": [waterfall()],
         "links": [link()],
         "advice": advice(),
         "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
     }
-    return Measurement(**content | changes)
+    return Measurement(**BY_HAND["measurement"] | content | changes)
 
 
 def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> Measurement:
