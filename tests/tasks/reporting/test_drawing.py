@@ -47,7 +47,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis_in_the_same_bytes_ea
         *drawing.SERIES,
         drawing.INK,
         drawing.MUTED,
-        "#dde1e6",
+        "#ccd2d9",
         "#15191f",
     }
     attacked = drawing.draw_svg(name, drawing.find_charts()[name], hostile(measured_results))
