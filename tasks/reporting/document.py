@@ -24,7 +24,7 @@ def count_left_out(parts: Sequence[SliceFacts]) -> Counter[str]:
     return sum((Counter(part.quarantined) for part in parts), Counter())
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Any] = {
     function.__name__: function
     for function in (
         arm_figures.compute_baseline_step_seconds, arm_figures.describe_quiet_turns, arm_figures.explain_omission,
@@ -34,7 +34,7 @@ _FUNCTIONS = {
         verdict.is_about_one, verdict.list_clauses, verdict.name_state, verdict.sort_by_merit,
     )
 }  # fmt: skip
-_CONSTANTS = {
+_CONSTANTS: dict[str, Any] = {
     "QUIET_TURNS": gate.QUIET_TURNS, "BORNE_OUT": gate.BORNE_OUT, "MAX_CHARACTERS": row_policy.MAX_CHARACTERS,
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.records.search import SearchFile
 from tasks.reporting.data_files import write_text
@@ -107,11 +107,14 @@ def write_search_report(found: SearchFile, reports: Path) -> list[Path]:
     """Write page, Markdown, figures and patch; return them, the page first."""
     seeds, folder = judge_lead(found), reports / FOLDER
     best, lead, spread = describe_search(found)
-    files = {folder / PATCH: found.patch}
-    for form, file in (("html", reports / "search.html"), ("markdown", reports / "search.md")):
-        is_beyond = seeds is not None and seeds.is_beyond
-        files[file] = render(form, "search", found=found, best=best, lead=lead, spread=spread, is_beyond=is_beyond)
+    given: dict[str, Any] = {"found": found, "best": best, "lead": lead, "spread": spread}
+    given["is_beyond"] = seeds is not None and seeds.is_beyond
+    files = {
+        reports / "search.html": render("html", "search", **given),
+        reports / "search.md": render("markdown", "search", **given),
+        folder / PATCH: found.patch,
+    }
     for file, text in files.items():
         write_text(file, text)
     found.write(folder)
-    return [reports / "search.html", reports / "search.md", folder / PATCH, SearchFile.path_in(folder)]
+    return [*files, SearchFile.path_in(folder)]
