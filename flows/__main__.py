@@ -8,14 +8,16 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddp_audit.process.redaction import redact
-from flows.output import VERBOSE
+from flows.child import VERBOSE
 from tasks.params import load_params
 from tasks.process.failure import ResourceError, exit_with_one_line
 from tasks.process.lock import lock_workspace
+from tasks.process.wording import BASELINE, NOTHING, format_percent, format_ratio, format_seconds
 
 if TYPE_CHECKING:
     import httpx
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
+_SAMPLES = 1_000
 
 
 def _main() -> None:
@@ -40,7 +43,7 @@ def _main() -> None:
 
 
 def _run(cells: list[str], *, rebench: bool) -> None:
-    from flows.pipeline import find_cached, find_changes, list_stages, tell_plan
+    from flows.pipeline import describe_plan, find_cached, find_changes, list_stages
     from flows.server import find_or_start, is_available
 
     stages = list_stages(cells)
@@ -48,12 +51,12 @@ def _run(cells: list[str], *, rebench: bool) -> None:
     # A server starts slower than all the rest of a run that does nothing.
     if not rebench and not is_available() and (cached := find_cached(changes)):
         for number, stage in enumerate(stages, start=1):
-            _tell(f"{number} of {len(stages)} {stage}: {cached[stage]}")
+            _say(f"{number} of {len(stages)} {stage}: {cached[stage]}")
         _say_verdict()
         return
-    _tell(tell_plan(stages, changes))
+    _say(describe_plan(stages, changes))
     if not is_available():
-        _tell("starting a Prefect server for this run")
+        _say("starting a Prefect server for this run")
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # What we say after the run belongs to none.
@@ -66,7 +69,7 @@ def _run(cells: list[str], *, rebench: bool) -> None:
         atexit.register(server.end)
         import flows.ddp_compare  # noqa: F401 - while the server starts
 
-        server.wait_until_ready(tell=_tell)
+        server.wait_until_ready(say=_say)
     except (ResourceError, OSError) as error:
         why = str(error)
     else:
@@ -77,16 +80,16 @@ def _run(cells: list[str], *, rebench: bool) -> None:
             sys.exit(code)
         why = f"the Prefect server at {server.url} can begin no flow run"
     os.environ.pop("PREFECT_API_URL", None)
-    _tell(f"{redact(why)}; the comparison goes on, and Prefect records nothing of it")
+    _say(f"{redact(why)}; the comparison goes on, and Prefect records nothing of it")
     from flows.ddp_compare import compare
 
     _end(_report_outcome(compare(rebench=rebench)), server)
 
 
 def _run_flow(*, rebench: bool) -> "tuple[int, list[httpx.HTTPError]] | None":
-    """Run the comparison as a flow; return its exit code and why Prefect did not hear all; None if none could begin."""
+    """Run the comparison as a flow; return its exit code and what Prefect missed; None if none could begin."""
     from flows.ddp_compare import ddp_compare, outcome
-    from flows.outage import tolerate_outage
+    from flows.recording import tolerate_outage
 
     try:
         with tolerate_outage("it may show this run as running until the next one") as errors:
@@ -94,8 +97,8 @@ def _run_flow(*, rebench: bool) -> "tuple[int, list[httpx.HTTPError]] | None":
     except Exception:
         if outcome:
             raise
-    found = next(filter(None, outcome), None)
-    return None if found is None else (_report_outcome(found), errors)
+    state = next(filter(None, outcome), None)
+    return None if state is None else (_report_outcome(state), errors)
 
 
 def _end(code: int, server: "Server | None") -> NoReturn:
@@ -108,20 +111,20 @@ def _end(code: int, server: "Server | None") -> NoReturn:
 
 def print_plan() -> None:
     """Print which stages would run, and what changed for each; raises ConfigurationError as a run does."""
-    from flows.pipeline import find_changes, list_stages, tell_plan
+    from flows.pipeline import describe_plan, find_changes, list_stages
 
     changes = find_changes()
     stages = list_stages(load_params().cells)
     why = {stage: ", ".join(changes.get(stage, ["has not run here before"])) for stage in stages}
-    lines = [tell_plan(stages, changes), *(f"  {stage}: {why[stage] or 'nothing has changed'}" for stage in stages)]
+    lines = [describe_plan(stages, changes), *(f"  {stage}: {why[stage] or 'nothing has changed'}" for stage in stages)]
     print("\n".join(lines))  # noqa: T201
 
 
-def _tell(line: str) -> None:
-    told = f"{time.strftime('%H:%M:%S')} {line}"
+def _say(line: str) -> None:
+    text = f"{time.strftime('%H:%M:%S')} {line}"
     if sys.stderr.isatty():
-        told = textwrap.fill(told, shutil.get_terminal_size().columns, subsequent_indent=" " * 9)
-    sys.stderr.write(f"{told}\n")
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=" " * 9)
+    sys.stderr.write(f"{text}\n")
 
 
 def _report_outcome(state: "State") -> int:
@@ -140,10 +143,38 @@ def _report_outcome(state: "State") -> int:
 
 
 def _say_verdict() -> None:
-    from flows.verdict import print_verdict
-
     print_verdict(json.loads(RESULTS.read_bytes()))
     print(f"Report: {REPORT_PAGE}", flush=True)  # noqa: T201
+
+
+def print_verdict(results: Mapping[str, Any]) -> None:
+    """Print what results.json says: a line per cell, what kind of demonstration it is, and the sentence."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    # What the speedup is of: what was timed in blocks, whatever the batch of a step, else the whole trainings.
+    timed = {
+        arm["cell"]: format_seconds(_SAMPLES / arm["samples_per_second"])
+        for arm in (results.get("measurement") or {"arms": []})["arms"]
+        if not arm["is_wrapped_baseline"]
+    }
+    heading = f"{_SAMPLES:,} samples" if timed else "per epoch"
+    table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
+    for cell in results["cells"]:
+        state, measured = cell["standing"]["state"], cell["measured_speedup"]
+        seconds = timed.get(cell["cell"], NOTHING) if timed else format_seconds(cell["seconds_per_epoch"])
+        speedup, interval, efficiency = (BASELINE if cell["is_baseline"] else state), NOTHING, NOTHING
+        if measured is not None and not cell["is_baseline"]:
+            speedup = format_ratio(measured["value"])
+            interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}"
+            efficiency = format_percent(cell["measured_efficiency"]["value"])
+        table.add_row(cell["cell"], seconds, speedup, interval, efficiency, state)
+    if table.rows:
+        console.print(table)
+    for sentence in filter(None, (results.get("label"), results["verdict"])):
+        # Whole where something reads it that is no terminal.
+        console.print(sentence, soft_wrap=not console.is_terminal)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The flow: the stages of dvc.yaml in their order, each a task run, and the report as an artifact."""
+"""The flow: the stages of dvc.yaml in their order, each a task run, and the report as an artifact.
+
+A stage that DVC finds nothing to do for is `Cached`.
+"""
 
 import base64
 import contextlib
@@ -6,33 +9,149 @@ import json
 import logging
 import os
 import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dvc.exceptions import DvcException
-from prefect import State, flow
+from dvc.lock import LockError
+from prefect import State, Task, flow, task
 from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 
-from flows.dvc_stage import StageFailed, run_stage
-from flows.live_runs import end_abandoned_runs, mark_running, name_run
-from flows.outage import is_recorded, tolerate_outage
-from flows.pipeline import list_stages, list_upstream
-from flows.rebench import make_trial_environment, require_no_regression
-from flows.run_log import set_up_flow_log
+from flows.output import StageOutput
+from flows.pipeline import (
+    StageFailed,
+    explain_failure,
+    list_changes,
+    list_stages,
+    list_upstream,
+    read_lock,
+    remember_seconds,
+    reproduce,
+)
+from flows.recording import (
+    end_killed_runs,
+    get_line_logger,
+    is_recorded,
+    mark_running,
+    name_run,
+    set_up_flow_log,
+    show_progress_of,
+    tolerate_outage,
+)
+from tasks.fingerprint import TRIAL
 from tasks.params import Params, load_params
 from tasks.params.presets import use_preset
 from tasks.process.failure import ExitCode, StageError
 from tasks.process.lock import lock_workspace
 from tasks.process.parent import end_with_parent
+from tasks.reporting.history import History
+
+logger = logging.getLogger(__name__)
 
 REPORT = Path("reports/report.md")
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
+_LOGS = Path(".work/logs")
+_DAY = 24 * 3600.0
+_RETRY_SECONDS = [5.0, 20.0]
+_MAX_REASONS = 4
+_MAX_MESSAGE_CHARACTERS = 500
 
 outcome: list[State[Any] | None] = []
 """What the comparison of this process came to, known here even where Prefect's server is gone by then; None before."""
+
+
+def get_exit_code(state: State[Any]) -> int:
+    """Return the exit code that a failed state of ours carries, 1 for any other."""
+    code = state.result(raise_on_failure=False)
+    return code if isinstance(code, int) else 1
+
+
+def _may_retry(_task: Task[Any, Any] | None, _run: object, state: State[Any]) -> bool:
+    return state.is_failed() and get_exit_code(state) == ExitCode.RESOURCES
+
+
+# Prefect's own cache stays off: it said "Cached" for outputs that had been deleted. Without tags: a task run with one
+# asks the server for a slot before it starts, and fails if that is gone.
+@task(task_run_name="{stage}", timeout_seconds=_DAY, cache_policy=NO_CACHE, persist_result=False)
+def dvc_stage(stage: str, place: str, environment: Mapping[str, str]) -> State[Any]:
+    """Let DVC restore or run the stage if anything has changed; its command gets `environment` on top of ours.
+
+    `place` says in its lines which of the stages it is, such as "4 of 9". After its time it is asked to save and ended.
+    """
+    try:
+        reasons = list_changes(stage)[stage]
+    except DvcException as error:
+        words = " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
+        if isinstance(error, LockError):
+            return _make_failed_state(stage, f"another DVC works in this folder: {words}", ExitCode.RESOURCES)
+        remedy = "; to work without one: dvc config --local core.no_scm true" * ("is not a git repository" in words)
+        return _make_failed_state(stage, words + remedy, 1)
+    if not reasons:
+        logger.info("%s %s: cached, nothing has changed", place, stage)
+        return Completed(name="Cached", message="nothing has changed")
+    more = len(reasons) - _MAX_REASONS
+    why = ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
+    logger.info("%s %s: %s", place, stage, why)
+    started_at, lock_before = time.perf_counter(), read_lock()
+    output = StageOutput(_LOGS / f"{stage}.log", send=get_line_logger().info)
+    try:
+        with show_progress_of(stage):
+            code = reproduce(stage, environment=environment, on_output=output.write)
+    finally:
+        output.close()
+    if code != 0:
+        return _make_failed_state(stage, *explain_failure(output.last_lines, code))
+    if not any(line.startswith("Running stage ") for line in output.first_lines):
+        logger.info("%s %s: cached, restored from the DVC cache", place, stage)
+        return Completed(name="Cached", message="restored from the DVC cache")
+    seconds = time.perf_counter() - started_at
+    remember_seconds(stage, seconds)
+    is_same = read_lock() == lock_before
+    same = ", with the same result as before" * is_same
+    logger.info("%s %s: done in %.1f s%s", place, stage, seconds, same)
+    return Completed(name="Unchanged" if is_same else "Completed", message=f"ran, because of {why}{same}")
+
+
+dvc_training = dvc_stage.with_options(timeout_seconds=30 * _DAY)
+dvc_transfer = dvc_stage.with_options(retries=2, retry_delay_seconds=_RETRY_SECONDS, retry_condition_fn=_may_retry)
+"""Retries go to failures that another try may mend, such as an unreachable service, never to a bad input."""
+
+
+def run_stage(
+    this: Task[Any, Any], stage: str, *, place: str, environment: Mapping[str, str], upstream: Sequence[State[Any]]
+) -> State[Any]:
+    """Bring the stage up to date as a task run of its name, and return its state; raises StageFailed.
+
+    `this`: one of the tasks above. `upstream`: how the stages ended that it depends on, from which the graph of the
+    run has its edges. Without a server the same happens in this process.
+    """
+    if is_recorded():
+        state = this(stage, place, environment, return_state=True, wait_for=upstream)
+    else:
+        for wait in [*_RETRY_SECONDS[: this.retries], None]:
+            state = this.fn(stage, place, environment)
+            if wait is None or not _may_retry(None, None, state):
+                break
+            time.sleep(wait)
+    if state.name == "TimedOut":
+        hours = (this.timeout_seconds or 0.0) / 3600
+        raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
+    if state.is_failed():
+        raise StageFailed(str(state.message), get_exit_code(state))
+    return state
+
+
+def _make_failed_state(stage: str, message: str, exit_code: int) -> State[Any]:
+    own_name = stage.partition("@")[0]
+    message = message if message.startswith(f"{own_name}:") else f"{stage}: {message}"
+    return Failed(message=message, data=int(exit_code))
 
 
 @flow(name="ddp-compare", persist_result=False)
@@ -47,7 +166,7 @@ def ddp_compare(rebench: bool = False, preset: str | None = None) -> State[Any]:
     if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
     with tolerate_outage("runs that were killed may still be shown as running"):
-        end_abandoned_runs()
+        end_killed_runs()
     mark_running()
     outcome.append(None)
     try:
@@ -67,14 +186,14 @@ def compare(*, rebench: bool, preset: str | None = None) -> State[Any]:
     try:
         with lock_workspace("a flow run of Prefect"):
             if preset is not None:
-                logging.getLogger(__name__).info("%s", use_preset(preset))
+                logger.info("%s", use_preset(preset))
             params = load_params()
             if is_recorded():
-                name_run(params.name, "ddp-compare", params.name)
+                name_run(params.name)
             run_stages(params, rebench=rebench)
             if rebench:
                 require_no_regression(RESULTS)
-    except (StageError, StageFailed) as failure:
+    except StageError as failure:
         return Failed(message=str(failure), data=int(failure.exit_code))
     # What a list of runs shows beside each.
     return Completed(message=json.loads(RESULTS.read_text(encoding="utf-8"))["verdict"])
@@ -90,41 +209,49 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
     with contextlib.suppress(DvcException):  # the first stage meets it again, and says what it means
         needed = list_upstream()
 
-    def run(stage: str, **options: Any) -> None:
-        upstream = [ended[one] for one in needed.get(stage, ()) if one in ended]
+    def run(this: Task[Any, Any], stage: str, **environment: str) -> None:
+        upstream = [ended[name] for name in needed.get(stage, ()) if name in ended]
         place = f"{stages.index(stage) + 1} of {len(stages)}"
-        ended[stage] = run_stage(stage, place=place, upstream=upstream, **options)
+        ended[stage] = run_stage(this, stage, place=place, environment=environment, upstream=upstream)
 
-    run("fingerprint", hours=1, environment=make_trial_environment() if rebench else None)
-    run("download", hours=24, retries=2)
-    run("slice", hours=24)
-    run("measure", hours=24)
+    # Any text that was not there before has the speed measured again.
+    run(dvc_stage, "fingerprint", **({TRIAL: datetime.now(UTC).isoformat()} if rebench else {}))
+    run(dvc_transfer, "download")
+    run(dvc_stage, "slice")
+    run(dvc_stage, "measure")
     for cell in params.cells:
-        run(f"train@{cell}", hours=30 * 24)
-    run("evaluate", hours=48)
-    run("report", hours=1)
+        run(dvc_training, f"train@{cell}")
+    run(dvc_training, "evaluate")
+    run(dvc_stage, "report")
     if is_recorded():
         show_report()
-    run("upload", hours=24, retries=2)
+    run(dvc_transfer, "upload")
+
+
+def require_no_regression(results: Path) -> None:
+    """Say what changed since the last comparable record; raises StageFailed in one line if a cell became slower."""
+    content = json.loads(results.read_text(encoding="utf-8")).get("history")
+    if content is None:
+        return
+    history = History.model_validate(content)
+    logger.info("rebench: %s", history.summary)
+    if (regression := history.regression) is not None:
+        raise StageFailed(f"rebench: {regression}", ExitCode.REGRESSED)
 
 
 def show_report() -> None:
-    """Put the report with its charts into the Prefect UI, where every run shows the one that it left."""
-    with tolerate_outage(f"the report is in {REPORT_PAGE} alone"):
-        create_markdown_artifact(
-            show_charts(REPORT.read_text(encoding="utf-8"), REPORT.parent),
-            key="ddp-compare-report",
-            description=f"The page, on the machine that made it: {REPORT_PAGE.resolve()}",
-        )
-
-
-def show_charts(markdown: str, folder: Path) -> str:
-    """Return the report with each chart that it links to as an image inside it: the page of Prefect has no files."""
+    """Put the report into the Prefect UI, each chart that it links to inside it: the page of Prefect has no files."""
 
     def show(link: re.Match[str]) -> str:
-        if not (file := folder / link["file"]).is_file():
+        if not (file := REPORT.parent / link["file"]).is_file():
             return link[0]
         image = base64.b64encode(file.read_bytes()).decode()
         return f"![{link['title']}](data:image/svg+xml;base64,{image}) {link['title']}"
 
-    return re.sub(r"\[(?P<title>[^\]]*)\]\((?P<file>charts/[a-z_]+\.svg)\)", show, markdown)
+    chart = r"\[(?P<title>[^\]]*)\]\((?P<file>charts/[a-z_]+\.svg)\)"
+    with tolerate_outage(f"the report is in {REPORT_PAGE} alone"):
+        create_markdown_artifact(
+            re.sub(chart, show, REPORT.read_text(encoding="utf-8")),
+            key="ddp-compare-report",
+            description=f"The page, on the machine that made it: {REPORT_PAGE.resolve()}",
+        )

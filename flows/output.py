@@ -15,9 +15,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from ddp_audit.process.redaction import redact, shorten
+from flows.child import VERBOSE
 
-VERBOSE = "DDP_COMPARE_VERBOSE"
-"""Environment variable: where it is set, the terminal shows DVC's own lines, too."""
 DVC_CHATTER = (
     "Running stage '",
     "> ",
@@ -63,9 +62,9 @@ class StageOutput:
         self._repainted_at = 0.0
         self._terminal = _Terminal()
 
-    def hear(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Pass the bytes on to the terminal as they are, and every line that they complete to file and log."""
-        self._terminal.show(chunk)
+        self._terminal.write(chunk)
         self._pending += self._decoder.decode(chunk)
         start = 0
         for end in _LINE_END.finditer(self._pending):
@@ -78,7 +77,7 @@ class StageOutput:
         self._terminal.close()
         self._take(self._pending, is_repaint=False)
         self._pending = ""
-        self._thinned.tell_left_out()
+        self._thinned.report_left_out()
         self._file.close()
 
     def _take(self, raw: str, *, is_repaint: bool) -> None:
@@ -108,7 +107,7 @@ class _Terminal:
         self._is_shown = False
         """Whether the line that has not ended yet is no line of DVC."""
 
-    def show(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         lines = [chunk] if self._is_verbose else chunk.splitlines(keepends=True)
         sys.stderr.buffer.write(b"".join(map(self._select, lines)))
         sys.stderr.buffer.flush()
@@ -152,10 +151,10 @@ class _Thinned:
             self._num_left_out += 1
             return
         self._allowance -= 1
-        self.tell_left_out()
+        self.report_left_out()
         self._send(line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + " …")
 
-    def tell_left_out(self) -> None:
+    def report_left_out(self) -> None:
         if self._num_left_out:
             self._send(f"({self._num_left_out} lines left out here; all of them: {self._whole})")
             self._num_left_out = 0

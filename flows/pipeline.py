@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -14,6 +15,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from flows.child import make_environment, run_child
+from flows.output import DVC_CHATTER
+from tasks.process.failure import ExitCode, StageError
 from tasks.process.parent import STARTER
 from tasks.reporting.provenance import STAGE_SECONDS
 
@@ -22,6 +25,15 @@ _ALWAYS = ["always changed"]
 _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
 _NOT_KNOWN_YET = "some for the first time (`measure` will tell how long the trainings take)"
+_MAX_MESSAGE_CHARACTERS = 500
+
+
+class StageFailed(StageError):  # noqa: N818 - what happened, not a kind of error
+    """A stage ended with something else than 0; the message is its own one line."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code if exit_code >= 0 else 128 - exit_code
 
 
 def list_stages(cells: Iterable[str]) -> list[str]:
@@ -37,7 +49,7 @@ def list_upstream() -> dict[str, list[str]]:
         return {stage.addressing: [one.addressing for one in graph.successors(stage)] for stage in graph}
 
 
-def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
+def describe_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
     """Return how many stages will run, from which on, and how long they took last time; without changes, all of them.
 
     What follows a stage that runs may turn out to have nothing to do.
@@ -63,8 +75,7 @@ def remember_seconds(stage: str, seconds: float) -> None:
 def _read_seconds() -> dict[str, float]:
     """Return what is known; nothing where the file is not whole, which the next stage mends."""
     with contextlib.suppress(OSError, ValueError):
-        told = json.loads(STAGE_SECONDS.read_bytes())
-        return {stage: float(told[stage]) for stage in told}
+        return {stage: float(seconds) for stage, seconds in json.loads(STAGE_SECONDS.read_bytes()).items()}
     return {}
 
 
@@ -80,16 +91,30 @@ def list_changes(*stages: str) -> dict[str, list[str]]:
         return {stage.addressing: _list_stage_changes(stage) for stage in collected}
 
 
-def reproduce(*stages: str, environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
+def reproduce(*stages: str, environment: Mapping[str, str], on_output: Callable[[bytes], None]) -> int:
     """Let DVC restore or run the stages in turn, up to one that fails; return its exit code.
 
     Their commands get `environment` on top of ours.
     """
     return run_child(
-        [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", *stages],
+        [sys.executable, "-m", "flows.child", str(os.getpid()), "repro", "--single-item", *stages],
         env={**make_environment(sys.executable), STARTER: str(os.getpid()), **environment},
-        hear=hear,
+        on_output=on_output,
     )
+
+
+def explain_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
+    """Return the stage's one line and its exit code, read from the last lines that DVC and it have written."""
+    lines = list(lines)
+    start = max((number for number, line in enumerate(lines) if line.startswith("ERROR:")), default=len(lines))
+    complaint = " ".join(lines[start:]).removeprefix("ERROR:").strip()
+    exited = re.search(r"exited with (-?\d+)$", complaint)
+    if exited is None:
+        is_busy = "busy" in complaint or "lock" in complaint
+        message = complaint[:_MAX_MESSAGE_CHARACTERS] or f"DVC ended with {dvc_code}"
+        return message, ExitCode.RESOURCES if is_busy else 1
+    said = [line for line in lines[:start] if not line.startswith((*DVC_CHATTER, "WARNING:"))]
+    return said[-1].strip() if said else f"its command exited with {exited[1]}", int(exited[1])
 
 
 def find_changes() -> dict[str, list[str]]:
@@ -107,7 +132,7 @@ def find_cached(changes: Mapping[str, list[str]]) -> dict[str, str]:
     if not changes or not _is_cached(changes):
         return {}
     with contextlib.suppress(DvcException):
-        if not always or reproduce(*always, environment={}, hear=lambda _: None) == 0:
+        if not always or reproduce(*always, environment={}, on_output=lambda _: None) == 0:
             after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}
@@ -120,22 +145,19 @@ def _is_cached(reasons: Mapping[str, list[str]]) -> bool:
 
 def _list_stage_changes(stage: Any) -> list[str]:
     status: list[Any] = stage.status().get(stage.addressing, [])
-    if status and f"\n  {stage.addressing}:" not in content_of_lock().decode():
+    if status and f"\n  {stage.addressing}:" not in read_lock().decode():
         return ["has not run here before"]
-    return list(_describe_changes(status))
-
-
-def _describe_changes(status: list[Any]) -> Iterable[str]:
+    changes = []
     for entry in status:
         if isinstance(entry, str):
-            yield "its command" if entry == "changed checksum" else entry
+            changes.append("its command" if entry == "changed checksum" else entry)
             continue
         for files in entry.values():
             for file, change in files.items():
-                changes = ", ".join(change) if isinstance(change, dict) else change
-                yield f"{file} ({changes})"
+                changes.append(f"{file} ({', '.join(change) if isinstance(change, dict) else change})")
+    return changes
 
 
-def content_of_lock() -> bytes:
+def read_lock() -> bytes:
     """Return what dvc.lock holds, nothing where there is none."""
     return DVC_LOCK.read_bytes() if DVC_LOCK.exists() else b""

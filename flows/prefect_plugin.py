@@ -15,13 +15,13 @@ from pathlib import PurePath
 from prefect.plugins import HookContext, SetupResult, register_hook
 
 from ddp_audit.process.redaction import redact
-from flows.server_address import read_served_environment
+from flows.server import read_served_environment
 from tasks.process.failure import ExitCode
 from tasks.process.proxies import bypass_proxies_on_loopback, bypass_proxies_to
 
 _FLOW = "ddp-compare"
 _NAMES = ("ddp-compare", "rebench")
-_VERBS = {"run", "inspect", "delete"}
+_VERBS = {"run", "inspect", "delete", "schedule"}
 _SECONDS_TO_ANSWER = 5.0
 
 
@@ -61,16 +61,11 @@ def expand_deployment_name(arguments: list[str]) -> list[str]:
 
     Ends the process in one line where a bare name is nearly one of ours.
     """
-    if not arguments or PurePath(arguments[0]).stem not in ("prefect", "__main__"):
-        return arguments
     words = [position for position, word in enumerate(arguments) if position and not word.startswith("-")]
     verbs = [arguments[position] for position in words]
-    if verbs[:1] != ["deployment"]:
-        return arguments
     num_verbs = 3 if verbs[1:2] == ["schedule"] else 2
-    if num_verbs == 2 and verbs[1:2] and verbs[1] not in _VERBS:
-        return arguments
-    if len(verbs) <= num_verbs:
+    is_prefect = bool(arguments) and PurePath(arguments[0]).stem in ("prefect", "__main__")
+    if not is_prefect or verbs[:1] != ["deployment"] or len(verbs) <= num_verbs or verbs[1] not in _VERBS:
         return arguments
     name, named = verbs[num_verbs], words[num_verbs]
     if name not in _NAMES:

@@ -1,7 +1,4 @@
-"""`python -m flows.runner`: runs the deployments of prefect.yaml, one at a time, with the flow of this folder alone.
-
-Prefect's own runner: unlike a worker it takes no command, environment or folder from the server, only when to run.
-"""
+"""`python -m flows.runner`: runs the deployments of prefect.yaml, one at a time, with the flow of this folder alone."""
 
 import asyncio
 import contextlib
@@ -17,12 +14,14 @@ from ruamel.yaml import YAML
 
 from ddp_audit.process.redaction import format_traceback, redact_logs
 from flows.ddp_compare import ddp_compare
-from flows.live_runs import end_abandoned_runs
+from flows.recording import end_killed_runs
 
-LOG = Path(".work/logs/prefect_runner.log")
+_LOG = Path(".work/logs/prefect_runner.log")
 
 
 class _Runner(Runner):
+    """Prefect's own runner: unlike a worker it takes no command, environment or folder from the server."""
+
     def handle_sigterm(self, *_: Any, **__: Any) -> NoReturn:
         """End at once: the run under way hears of it, saves, and tells the server itself how it ended."""
         os._exit(0)
@@ -30,30 +29,30 @@ class _Runner(Runner):
 
 async def _serve() -> None:
     runner = _Runner(name="ddp-compare", limit=1, pause_on_shutdown=False)
-    for deployment in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
+    for entry in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
         await runner.aadd_flow(
             ddp_compare,
-            name=deployment["name"],
-            description=deployment["description"],
-            tags=deployment["tags"],
-            parameters=deployment.get("parameters"),
-            schedules=[Schedule(**plan) for plan in deployment.get("schedules", [])],
-            concurrency_limit=ConcurrencyLimitConfig(**deployment["concurrency_limit"]),
+            name=entry["name"],
+            description=entry["description"],
+            tags=entry["tags"],
+            parameters=entry.get("parameters"),
+            schedules=[Schedule(**plan) for plan in entry.get("schedules", [])],
+            concurrency_limit=ConcurrencyLimitConfig(**entry["concurrency_limit"]),
         )
     sys.stderr.write("serving ddp-compare: `prefect deployment run ddp-compare` starts a run\n")
     # Where the server does not answer Prefect says so here at length.
-    with LOG.open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+    with _LOG.open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         await runner.start()
 
 
 def _main() -> int:
     redact_logs()
-    LOG.parent.mkdir(parents=True, exist_ok=True)
+    _LOG.parent.mkdir(parents=True, exist_ok=True)
     try:
-        end_abandoned_runs()
+        end_killed_runs()
         asyncio.run(_serve())
     except Exception as error:
-        LOG.write_text(format_traceback(error), encoding="utf-8")
+        _LOG.write_text(format_traceback(error), encoding="utf-8")
         return 1
     return 0
 

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from flows.child import make_environment, run_child
 from flows.output import StageOutput
-from flows.pipeline import reproduce
-from flows.places import open_places
-from flows.trials import Trial, change_raw_params, find_path, make_stage_error, read_command, run_trials, write_inputs
+from flows.pipeline import StageFailed, explain_failure, reproduce
+from flows.trials import Trial, change_raw_params, find_path, open_slots, read_command, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
 from tasks.params.strict_yaml import read_strict_yaml
@@ -74,7 +73,7 @@ class Search:
         num_gpus = MachineFile.read(find_path("train", "machine")).num_gpus
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.devices = visible.split(",") if visible and num_gpus else list(map(str, range(num_gpus)))
-        self.places = open_places(params.ray.address, at_once=self.asked.at_once)
+        self.slots = open_slots(params.ray.address, at_once=self.asked.at_once)
         self.losses: dict[int, dict[int, float]] = {}
         """Epochs of a rung -> number of a trial -> held-out loss after them."""
         self.base_loss = math.nan
@@ -84,21 +83,23 @@ class Search:
         """Name of whatever was trained -> its last loss on the held-out rows."""
 
     def _plan(self, name: str, index: int, *, cell: str = "", **changes: int) -> Trial:
-        drawn = self.asked.draw(index)
-        changes = {**make_train_changes(self.params, drawn), **changes}
-        return Trial.plan(name, drawn, changes, cell=cell or self.cell, given=self.raw)
+        configuration = self.asked.draw(index)
+        changes = {**make_train_changes(self.params, configuration), **changes}
+        return Trial.plan(name, configuration, changes, cell=cell or self.cell, given=self.raw)
 
     def climb(self) -> None:
         """Train and compare rung by rung."""
         going = list(range(len(self.trials)))
         for epochs in self.asked.rungs:
-            found = self.train([self.trials[index] for index in going], epochs)
-            self.losses[epochs] = {index: found[one] for index in going if (one := self.trials[index].name) in found}
-            if not found:
+            losses = self.train([self.trials[index] for index in going], epochs)
+            if not losses:
                 raise DivergedError(f"all trials diverged by epoch {epochs}; allowed: a lower search.learning_rate")
-            ranked = rank(self.losses[epochs])
-            told = ", ".join(f"{self.trials[index].name} {self.losses[epochs][index]:.4f}" for index in ranked)
-            _log.info("held-out loss after epoch %d: %s", epochs, told)
+            of_index = {index: losses.get(self.trials[index].name) for index in going}
+            self.losses[epochs] = {index: loss for index, loss in of_index.items() if loss is not None}
+            ranked = [
+                f"{self.trials[index].name} {self.losses[epochs][index]:.4f}" for index in rank(self.losses[epochs])
+            ]
+            _log.info("held-out loss after epoch %d: %s", epochs, ", ".join(ranked))
             self.track()
             going = choose_promoted(self.losses[epochs], eta=self.asked.eta)
 
@@ -117,7 +118,7 @@ class Search:
 
     def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
         """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
-        run_trials(trials, epochs, places=self.places, devices=self.devices)
+        run_trials(trials, epochs, slots=self.slots, devices=self.devices)
         whole = [trial for trial in trials if not trial.has_diverged(epochs)]
         require_comparable(whole, epochs, span=self.asked.rungs[-1])
         losses = self._evaluate(whole, epochs) if whole else {}
@@ -135,9 +136,9 @@ class Search:
         options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
         options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
         _run_stages("evaluate", command=read_command("evaluate", others=options))
-        found = EvaluationFile.read(_EVALUATING / "found").models
-        self.base_loss = found["base"].loss
-        return {trial.name: found[trial.name].loss for trial in trials}
+        models = EvaluationFile.read(_EVALUATING / "found").models
+        self.base_loss = models["base"].loss
+        return {trial.name: models[trial.name].loss for trial in trials}
 
     def repeat(self) -> list[RepeatRecord]:
         """Return best and runner-up trained with other seeds, for as many epochs as they were compared after."""
@@ -151,22 +152,24 @@ class Search:
             for seed in seeds
         }
         losses = self.train(list(again.values()), epochs)
-        return [RepeatRecord(trial=index, seed=seed, loss=losses.get(one.name)) for (index, seed), one in again.items()]
+        return [
+            RepeatRecord(trial=index, seed=seed, loss=losses.get(trial.name)) for (index, seed), trial in again.items()
+        ]
 
     def spread(self) -> SpreadRecord | str:
         """Return an epoch of the best configuration by the ranks of another cell, or why there is none."""
-        cell = next((name for name, one in self.params.cells.items() if one.world_size > 1), None)
+        cell = next((name for name, spread in self.params.cells.items() if spread.world_size > 1), None)
         if cell is None:
             return "no cell of params.yaml spreads the same training over several ranks"
-        batch, num_ranks = self.asked.draw(self.best).batch_size, self.params.cells[cell].world_size
-        if self.params.cells[cell].num_nodes > 1 or batch % self.params.count_shares(cell):
+        batch, spread = self.asked.draw(self.best).batch_size, self.params.cells[cell]
+        if spread.num_nodes > 1 or batch % self.params.count_shares(cell):
             return f"{cell} cannot split the best batch, {batch}, on this machine"
         trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
-        run_trials([trial], 1, places=self.places[:1], devices=self.devices)
+        run_trials([trial], 1, slots=self.slots[:1], devices=self.devices)
         if trial.problem:
             return trial.problem
         self.runs[trial.name] = trial.locate_run(1)
-        return SpreadRecord(cell=cell, world_size=num_ranks, epoch=_list_epochs(trial, 1)[0])
+        return SpreadRecord(cell=cell, world_size=spread.world_size, epoch=_list_epochs(trial, 1)[0])
 
     def make_record(self, repeats: list[RepeatRecord], spread: SpreadRecord | str) -> SearchFile:
         """Return what was found."""
@@ -192,9 +195,11 @@ class Search:
         )
 
     def _record(self, index: int, trial: Trial) -> TrialRecord:
-        losses = {epochs: found[index] for epochs, found in self.losses.items() if index in found}
+        losses = {epochs: of_rung[index] for epochs, of_rung in self.losses.items() if index in of_rung}
         epochs = _list_epochs(trial, max(losses)) if losses else []
-        return TrialRecord(name=trial.name, drawn=trial.drawn, losses=losses, epochs=epochs, problem=trial.problem)
+        return TrialRecord(
+            name=trial.name, drawn=trial.configuration, losses=losses, epochs=epochs, problem=trial.problem
+        )
 
     def track(self, report: Sequence[Path] = ()) -> None:
         """Send all that was trained to the trackers, below one run, and at the end the files of the report."""
@@ -214,28 +219,27 @@ class Search:
 
 
 def _list_epochs(trial: Trial, epochs: int) -> list[TrialEpoch]:
-    facts = [part.facts for part in read_epochs(trial, epochs)]
-    return [TrialEpoch(num_tokens=one.num_tokens, train_seconds=one.train_seconds) for one in facts]
+    return [
+        TrialEpoch(num_tokens=part.facts.num_tokens, train_seconds=part.facts.train_seconds)
+        for part in read_epochs(trial, epochs)
+    ]
 
 
 def _run_stages(*stages: str, command: list[str] | None = None) -> None:
-    """Bring stages up to date by DVC, or run a `command` in their place; raises the StageError of one that fails."""
+    """Bring stages up to date by DVC, or run a `command` in their place; raises StageFailed for one that fails."""
     output = StageOutput(_LOGS / f"search-{stages[-1]}.log", send=lambda _: None)
     try:
         if command is None:
-            code = reproduce(*stages, environment={}, hear=output.hear)
+            code = reproduce(*stages, environment={}, on_output=output.write)
         else:
             environment = {**make_environment(sys.executable), STARTER: str(os.getpid())}
-            code = run_child(command, env=environment, hear=output.hear)
+            code = run_child(command, env=environment, on_output=output.write)
     finally:
         output.close()
     if code:
-        message = output.last_lines[-1] if output.last_lines else f"{stages[-1]} ended with {code}"
-        if command is None:
-            from flows.dvc_stage import explain_failure  # here, not above: it brings Prefect, which takes a second
-
-            message, code = explain_failure(output.last_lines, code)
-        raise make_stage_error(message, code)
+        lines = [*output.last_lines]
+        message = lines[-1] if lines else f"{stages[-1]} ended with {code}"
+        raise StageFailed(*(explain_failure(lines, code) if command is None else (message, code)))
 
 
 def _main() -> None:
@@ -250,14 +254,14 @@ def _main() -> None:
             search = Search(params)
             search.climb()
             repeats = search.repeat()
-            found = search.make_record(repeats, search.spread())
+            record = search.make_record(repeats, search.spread())
             for part in search.trials[search.best].segments:
                 target = _RUNS / search.cell / "segments" / part.fingerprint
                 if not target.exists():
                     with fill_folder(target) as new:
                         link_folder(search.trials[search.best].folder / "work" / "segments" / part.fingerprint, new)
-        search.track(write_search_report(found, _REPORTS))
-    best, lead, _ = describe_search(found)
+        search.track(write_search_report(record, _REPORTS))
+    best, lead, _ = describe_search(record)
     sys.stdout.write(f"{best}\n{lead}\nReport: {_REPORTS / 'search.html'}\n")
 
 

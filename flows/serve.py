@@ -8,13 +8,11 @@ import subprocess
 import sys
 import time
 from functools import partial
-from types import FrameType
 from typing import NoReturn
 
 from ddp_audit.process.lifeline import set_parent_death_signal
 from flows.child import end_group
-from flows.server import Server, find_or_start, set_environment
-from flows.server_address import LOCK, LOGIN, SERVED
+from flows.server import LOCK, LOGIN, SERVED, Server, find_or_start, set_environment
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_file
@@ -29,7 +27,7 @@ def _main() -> None:
     parser.parse_args()
     load_params()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+        signal.signal(number, lambda *_: sys.exit(ExitCode.OK))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     set_environment()
     with lock_file(LOCK, "make serve", refusal="this project is served already: {holder}; end it first"):
@@ -41,21 +39,20 @@ def _main() -> None:
             if server.is_ours:
                 page = server.url.removesuffix("/api")
                 logger.info("UI: %s; it asks once for what stands in %s", page, LOGIN)
-            _serve(server)
+            _run_deployments(server)
         finally:
             SERVED.unlink(missing_ok=True)
             server.end()
 
 
-def _serve(server: Server) -> None:
+def _run_deployments(server: Server) -> NoReturn:
     """Run the runner until it or the server ends, or we are asked to stop; a run under way may save first."""
-    from flows.live_runs import wait_for_runs
+    from flows.recording import wait_for_runs
 
-    # Prefect says on the terminal what we say better; all of it stands in the log of the run.
-    environment = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", **os.environ}
     runner = subprocess.Popen(
         [sys.executable, "-m", "flows.runner"],
-        env=environment,
+        # Prefect says on the terminal what we say better; all of it stands in the log of the run.
+        env={"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", **os.environ},
         preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
         # Ctrl-C on the terminal is for us alone: a second signal would keep the run from saving.
         start_new_session=True,
@@ -69,10 +66,6 @@ def _serve(server: Server) -> None:
         end_group(runner, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
         # A run that lost its runner still tells the server how it ended.
         wait_for_runs(seconds=_SECONDS_TO_END)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(ExitCode.OK)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ imports Prefect in the process that asks: the server gets a head start while tha
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import http.client
 import os
@@ -22,13 +23,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_audit.process.lifeline import set_parent_death_signal
-from flows.server_address import LOGIN, SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
 from tasks.process.proxies import bypass_proxies_to
 from tasks.services.own_site import OwnSite, keep_credentials, make_credentials, make_private_folder, write_private
 
-HOME = SERVED.parent
+HOME = Path(".prefect")
+SERVED = HOME / "server.env"
+"""What `make serve` tells other commands: where its server is, and what it asks for. Readable by its user alone."""
+LOGIN = HOME / "login"
+"""Its credentials, for its user alone; they stay from one `make serve` to the next, until somebody deletes the file."""
+LOCK = HOME / "serve.lock"
 LOG = Path(".work/logs/prefect_server.log")
 _STARTUP_SECONDS = 120.0
 _SECONDS_BETWEEN_WORDS = 5.0
@@ -52,14 +57,14 @@ class Server:
         """False once a server that was started here has ended; of another's nothing is known."""
         return self._process is None or self._process.poll() is None
 
-    def wait_until_ready(self, *, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Return once the server answers; `tell` hears every few seconds that it does not yet.
+    def wait_until_ready(self, *, say: Callable[[str], None] = lambda _: None) -> None:
+        """Return once the server answers; `say` gets a line every few seconds until it does.
 
         Raises ResourceError if it ends, or takes longer than two minutes.
         """
         started = said = time.monotonic()
         deadline = started + _STARTUP_SECONDS
-        while not _is_reachable(self.url):
+        while not is_reachable(self.url):
             if self._process is None:
                 raise ResourceError(f"no Prefect server answers at {self.url}; start it, or unset PREFECT_API_URL")
             if not self.is_running:
@@ -68,7 +73,7 @@ class Server:
                 raise ResourceError(f"the Prefect server took over {_STARTUP_SECONDS:.0f} s to start; see {LOG}")
             if (now := time.monotonic()) > said + _SECONDS_BETWEEN_WORDS:
                 said = now
-                tell(f"the Prefect server is still starting, since {now - started:.0f} s")
+                say(f"the Prefect server is still starting, since {now - started:.0f} s")
             time.sleep(0.1)
 
     def end(self) -> None:
@@ -93,9 +98,30 @@ def set_environment() -> None:
     os.environ["PREFECT_PLUGINS_ENABLED"] = "false"
 
 
+def read_served_environment() -> dict[str, str]:
+    """Return the environment in which Prefect talks to the server of `make serve`; empty if that does not run.
+
+    A file that a killed one has left is not used: somebody else may listen there by now.
+    """
+    with contextlib.suppress(OSError), LOCK.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # one that is only just starting has not written it yet
+            return dict(line.split("=", 1) for line in SERVED.read_text(encoding="utf-8").splitlines())
+    return {}
+
+
 def is_available() -> bool:
     """Return True if a server runs already that a comparison would be recorded by: yours, or that of `make serve`."""
     return bool(os.environ.get("PREFECT_API_URL") or read_served_environment())
+
+
+def is_reachable(url: str) -> bool:
+    """Return whether a server answers there."""
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        return True
+    return False
 
 
 def find_or_start(*, temporary: bool) -> Server:
@@ -107,11 +133,11 @@ def find_or_start(*, temporary: bool) -> Server:
     """
     set_environment()
     if url := os.environ.get("PREFECT_API_URL"):
-        if not temporary or _is_reachable(url.rstrip("/")):
+        if not temporary or is_reachable(url.rstrip("/")):
             return Server(url.rstrip("/"))
         sys.stderr.write("ddp-compare: no Prefect server answers at PREFECT_API_URL; this run is recorded here alone\n")
     served = read_served_environment()
-    if temporary and served and _is_reachable(served["PREFECT_API_URL"]):
+    if temporary and served and is_reachable(served["PREFECT_API_URL"]):
         os.environ.update(served)
         return Server(served["PREFECT_API_URL"])
     return _start(("127.0.0.1", 0) if temporary else _read_address(), temporary=temporary)
@@ -140,7 +166,7 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
             f"port {address[1]} is not to be had ({os.strerror(error.errno or 0)}); free it, or choose another one: "
             "PREFECT_SERVER_API_PORT=4201 make serve"
         ) from None
-    set_damaged_aside(HOME / "prefect.db")
+    _set_damaged_aside(HOME / "prefect.db")
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with listening, LOG.open("wb") as log:
         origin = "http://{}:{}".format(*listening.getsockname())
@@ -169,13 +195,6 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
     return Server(access["PREFECT_API_URL"], process)
 
 
-def _is_reachable(url: str) -> bool:
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-        urllib.request.urlopen(f"{url}/health", timeout=5).close()
-        return True
-    return False
-
-
 def _main() -> None:
     set_parent_death_signal(signal.SIGTERM)
     parser = argparse.ArgumentParser(prog="flows.server")
@@ -193,10 +212,17 @@ def _main() -> None:
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=arguments.socket)])
 
 
-def set_damaged_aside(database: Path) -> None:
+def _set_damaged_aside(database: Path) -> None:
     """Give a database that SQLite cannot read another name, in one line, so that the server makes a new one."""
-    if not database.exists() or _is_whole(database):
+    if not database.exists():
         return
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
+                return
+    except sqlite3.DatabaseError as error:
+        if "locked" in str(error):
+            return
     for part in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             Path(f"{database}{part}").replace(f"{database}.damaged{part}")
@@ -204,16 +230,6 @@ def set_damaged_aside(database: Path) -> None:
         f"ddp-compare: {database} was damaged; it is {database}.damaged now, and Prefect begins a new one "
         "(earlier runs are no longer shown, no result is lost)\n"
     )
-
-
-def _is_whole(database: Path) -> bool:
-    try:
-        with contextlib.closing(sqlite3.connect(database)) as connection:
-            return connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-    except sqlite3.OperationalError as error:
-        return "locked" in str(error)
-    except sqlite3.DatabaseError:
-        return False
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 """Trials of a search: what each is, where it lives, and several of them trained at the same time."""
 
 import contextlib
+import fcntl
 import json
 import logging
+import os
+import secrets
 import shlex
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,14 @@ from ruamel.yaml import YAML
 
 from ddp_audit.process.redaction import redact
 from flows.child import make_environment
-from flows.places import Place
+from flows.pipeline import StageFailed
 from tasks.inputs.snapshot import select_values
+from tasks.machine.facts import collect_machine_facts
 from tasks.params import Params, load_params
 from tasks.params.search import Configuration
-from tasks.process.failure import DataError, ExitCode, StageError
+from tasks.process.failure import ConfigurationError, DataError, ExitCode, StageError
+from tasks.ranks.cluster.connection import connect, list_nodes
+from tasks.ranks.cluster.machine import Machine
 from tasks.records.fingerprint import InputsFile, MachineFile
 from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SlicesManifest
@@ -35,14 +44,20 @@ _log = logging.getLogger(__name__)
 TRIALS = Path(".work/search/trials")
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_TO_SAVE = 60.0
+"""That a stage of a search that was killed may take to save."""
+_SILENCE_SECONDS = 30.0
 _DIVERGED = "diverged-{}.txt"
+_SEEN = Path(".work/search/seen")
+"""What a machine has to see of this one's folder."""
 
 
 def read_command(stage: str, cell: str = "", others: Mapping[str, object] | None = None) -> list[str]:
     """Return a stage's command as dvc.yaml has it, where every path stands; `others`: options with another value."""
     entry = YAML(typ="safe").load(Path("dvc.yaml"))["stages"][stage]
     words = shlex.split(entry.get("do", entry)["cmd"].replace("${key}", cell))[1:]
-    return [sys.executable, *words, *(word for name, one in (others or {}).items() for word in (f"--{name}", str(one)))]
+    words += [word for name, value in (others or {}).items() for word in (f"--{name}", str(value))]
+    return [sys.executable, *words]
 
 
 def find_path(stage: str, option: str, cell: str = "") -> Path:
@@ -82,12 +97,110 @@ def write_inputs(folder: Path, raw: Mapping[str, Any], snapshot: Path, *, withou
     return dict(files)
 
 
+class Stage:
+    """The stage of a trial, one at a time: on this machine, or in an actor, to which Ray sends this class as it is."""
+
+    def __init__(self, _silence_seconds: float = 0.0) -> None:
+        self._process: Any = None
+
+    def prepare(self, project: str, file: str, text: str) -> dict[str, Any] | None:
+        """Return what this machine is; None if a file of the project has not that text here."""
+        seen = Path(project) / file
+        if not seen.is_file() or seen.read_text() != text:
+            return None
+        os.chdir(project)
+        sys.path.insert(0, project)
+        from tasks.machine.facts import collect_node_facts
+
+        is_open = os.environ.get("RAY_AUTH_MODE") != "token"
+        return {"is_open": is_open, "facts": collect_node_facts(node_rank=0, address="")}
+
+    def start(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Start it in the folder of its trial; raises ResourceError if one is there already that does not end."""
+        from tasks.process.failure import ResourceError
+        from tasks.process.parent import STARTER
+
+        deadline = time.monotonic() + _SECONDS_TO_SAVE
+        with (folder / "lock").open("a") as lock, (folder / "trial.log").open("ab") as log:
+            while True:
+                try:
+                    # Whoever inherits the file holds the lock until its end, on whatever machine.
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ResourceError(f"{folder}: another search trains there; run again later") from None
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                pass_fds=[lock.fileno()], env={**environment, STARTER: str(os.getpid())},
+            )  # fmt: skip
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        code: int | None = self._process.poll()
+        return code
+
+    def end(self) -> None:
+        """Have it save and end."""
+        from flows.child import end_group
+
+        end_group(self._process)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSlot:
+    """Where one trial at a time trains: on this machine, or in turn on every machine of a Ray cluster.
+
+    Machines of a cluster see the folder of the comparison under the same path, so that nothing has to be carried.
+    """
+
+    name: str
+    """Of its machine."""
+    turn: int
+    """Its number there."""
+    ask: Callable[..., Any]
+    """Given the name of a method of Stage and what that takes; returns what it does."""
+
+
+def open_slots(address: str, *, at_once: int) -> list[TrialSlot]:
+    """Return as many slots: on this machine if the address is `local`, else in turn on those of the cluster.
+
+    Raises ConfigurationError for a machine that sees another folder, or has other versions or no token.
+    """
+    if address == "local":
+
+        def ask(stage: Stage, what: str, *words: Any) -> Any:
+            return getattr(stage, what)(*words)
+
+        return [TrialSlot(name="this machine", turn=turn, ask=partial(ask, Stage())) for turn in range(at_once)]
+    connect(address)
+    nodes, text = list_nodes(), secrets.token_hex()
+    _SEEN.parent.mkdir(parents=True, exist_ok=True)
+    _SEEN.write_text(text)
+    slots = []
+    for number in range(at_once):
+        turn, node = divmod(number, len(nodes))
+        machine = Machine(
+            nodes[node], Stage, who="search", number=node, silence_seconds=_SILENCE_SECONDS, stop=threading.Event()
+        )
+        said = machine.ask("prepare", os.getcwd(), str(_SEEN), text)
+        if said is None:
+            raise ConfigurationError(
+                f"search: {machine.name} does not see the folder {os.getcwd()} of this machine; allowed: one that all "
+                "machines of the cluster share, or ray.address: local"
+            )
+        machine.require_fit(said, like=collect_machine_facts().versions)
+        slots.append(TrialSlot(name=machine.name, turn=turn, ask=machine.ask))
+    return slots
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One training of a search."""
 
     name: str
-    drawn: Configuration
+    configuration: Configuration
     cell: str
     """The cell of params.yaml that says how it is spread."""
     raw: dict[str, Any]
@@ -99,20 +212,17 @@ class Trial:
 
     @classmethod
     def plan(
-        cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str, given: Mapping[str, Any]
+        cls, name: str, configuration: Configuration, changes: Mapping[str, Any], *, cell: str, given: Mapping[str, Any]
     ) -> "Trial":
         """Return the trial that has these `changes` in its section `train`; `given`: params.yaml of the search."""
         raw = change_raw_params(given, changes, {cell: cell})
-        params = settle_micro_batch(
-            Params.model_validate(raw), machine=MachineFile.read(find_path("train", "machine")),
-            base_model=find_path("train", "base-model"),
-        )  # fmt: skip
+        machine, base_model = MachineFile.read(find_path("train", "machine")), find_path("train", "base-model")
+        params = settle_micro_batch(Params.model_validate(raw), machine=machine, base_model=base_model)
         segments = plan_segments(
             cell, params, slices=SlicesManifest.read(find_path("train", "slices")).slices,
-            base_model=BaseModelManifest.read(find_path("train", "base-model")).digest,
-            machine=MachineFile.read(find_path("train", "machine")).digest,
+            base_model=BaseModelManifest.read(base_model).digest, machine=machine.digest,
         )  # fmt: skip
-        return cls(name=name, drawn=drawn, cell=cell, raw=raw, params=params, segments=segments)
+        return cls(name=name, configuration=configuration, cell=cell, raw=raw, params=params, segments=segments)
 
     @property
     def folder(self) -> Path:
@@ -131,8 +241,8 @@ class Trial:
     @property
     def problem(self) -> str | None:
         """Why it diverged, as it said; None if it has not."""
-        found = sorted(self.folder.glob(_DIVERGED.format("*")))
-        return found[0].read_text(encoding="utf-8") if found else None
+        files = sorted(self.folder.glob(_DIVERGED.format("*")))
+        return files[0].read_text(encoding="utf-8") if files else None
 
     def has_diverged(self, epochs: int) -> bool:
         """Return whether it diverged on the way to a rung of so many epochs."""
@@ -143,25 +253,26 @@ class Trial:
         return self.folder / f"epochs-{epochs}"
 
     def is_finished(self, epochs: int) -> bool:
-        """Return whether it was trained so far, and every byte of that is still what its receipts say."""
-        places = [(self.folder / "work" / "segments" / part.fingerprint, part) for part in self.segments[:epochs]]
-        return self._is_run_its_own(epochs) and not any(
-            find_problem(place, fingerprint=part.fingerprint, may_lack=DROPPED[self.params.train.keep])
-            for place, part in places
-        )
+        """Return whether it was trained so far, and every byte of that is still what its receipts say.
 
-    def _is_run_its_own(self, epochs: int) -> bool:
-        """Return whether the folder of its run has the segments of this trial; else the stage links them there anew."""
-        folder = self.locate_run(epochs)
+        If the folder of its run has segments of another trial, the stage links its own there anew.
+        """
+        folder, parts = self.locate_run(epochs), self.segments[:epochs]
         try:
             entries = RunFile.read(folder).segments
-            found = [read_segment(folder / entry.folder).fingerprint for entry in entries]
+            linked = [read_segment(folder / entry.folder).fingerprint for entry in entries]
         except DataError:
             return False
-        wanted = [part.fingerprint for part in self.segments[:epochs]]
-        return found == wanted == [entry.fingerprint for entry in entries]
+        wanted = [part.fingerprint for part in parts]
+        return linked == wanted == [entry.fingerprint for entry in entries] and not any(
+            find_problem(
+                self.folder / "work" / "segments" / part.fingerprint, fingerprint=part.fingerprint,
+                may_lack=DROPPED[self.params.train.keep],
+            )
+            for part in parts
+        )  # fmt: skip
 
-    def start(self, epochs: int, place: Place, devices: Sequence[str]) -> None:
+    def start(self, epochs: int, slot: TrialSlot, devices: Sequence[str]) -> None:
         """Start the stage that trains it so far, which goes on from what is finished or saved."""
         options = write_inputs(self.folder, self.raw, find_path("train", "inputs", self.cell))
         options |= {"work": self.folder / "work", "run": self.locate_run(epochs), "segments": epochs}
@@ -169,12 +280,10 @@ class Trial:
         scratch = (self.folder / "tmp").absolute()
         scratch.mkdir(exist_ok=True)
         num_ranks = self.params.cells[self.cell].world_size
-        chosen = [
-            devices[(place.turn * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)
-        ]
+        chosen = [devices[(slot.turn * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)]
         own = {"TMPDIR": str(scratch), **({"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(chosen))} if chosen else {})}
         command = read_command("train", self.cell, options)
-        place.ask("start", command, make_environment(sys.executable) | own, self.folder)
+        slot.ask("start", command, make_environment(sys.executable) | own, self.folder)
 
     def end(self, code: int, epochs: int) -> None:
         """Note how its process ended; raises the StageError that it ended with, but for one that diverged."""
@@ -182,7 +291,7 @@ class Trial:
             (self.folder / _DIVERGED.format(epochs)).write_text(self.read_last_line(), encoding="utf-8")
             _log.warning("%s: out of the search: %s", self.name, self.problem)
         elif code != ExitCode.OK:
-            raise make_stage_error(f"{self.name}: {self.read_last_line()} (all that it said: {self.log})", code)
+            raise StageFailed(f"{self.name}: {self.read_last_line()} (its log: {self.log})", code)
 
     def read_last_line(self) -> str:
         """Return what its process said last."""
@@ -190,15 +299,8 @@ class Trial:
         return lines[-1].strip() if lines else "it said nothing"
 
 
-def make_stage_error(message: str, code: int) -> StageError:
-    """Return the error of a stage that ended with this exit code."""
-    error = StageError(message)
-    error.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.DISTRIBUTED
-    return error
-
-
-def run_trials(trials: Sequence[Trial], epochs: int, *, places: Sequence[Place], devices: Sequence[str] = ()) -> None:
-    """Train every trial up to so many epochs, one in each place; raises StageError for one that fails.
+def run_trials(trials: Sequence[Trial], epochs: int, *, slots: Sequence[TrialSlot], devices: Sequence[str]) -> None:
+    """Train every trial up to so many epochs, one in each slot; raises StageFailed for one that fails.
 
     `devices`: the GPUs of a machine, which are dealt out by turns. Trials that still run when this is left are asked
     to save, and end.
@@ -209,20 +311,21 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, places: Sequence[Place],
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
     try:
         while waiting or running:
-            for slot in (slot for slot in range(len(places)) if waiting and slot not in running):
-                trial = waiting.pop(0)
-                _log.info("%s: to epoch %d on %s, with %s", trial.name, epochs, places[slot].name, trial.drawn)
-                trial.start(epochs, places[slot], devices)
-                running[slot] = trial
+            for number, slot in enumerate(slots):
+                if waiting and number not in running:
+                    trial = waiting.pop(0)
+                    _log.info("%s: to epoch %d on %s, with %s", trial.name, epochs, slot.name, trial.configuration)
+                    trial.start(epochs, slot, devices)
+                    running[number] = trial
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            for slot in list(running):
-                if (code := places[slot].ask("poll")) is not None:
-                    running.pop(slot).end(code, epochs)
+            for number in list(running):
+                if (code := slots[number].ask("poll")) is not None:
+                    running.pop(number).end(code, epochs)
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
                 for trial in running.values():
                     _log.info("%s: %s", trial.name, trial.read_last_line())
     finally:
-        for slot in running:
+        for number in running:
             with contextlib.suppress(StageError):
-                places[slot].ask("end")
+                slots[number].ask("end")

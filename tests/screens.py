@@ -20,8 +20,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from flows.__main__ import print_verdict
 from flows.server import find_or_start
-from flows.verdict import print_verdict
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tests.flows.toy_project import free_port, wait_for
 

@@ -41,7 +41,7 @@ STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class StageError(ValueError):
     """A failure that one line explains: what, got, allowed, remedy."""
 
-    exit_code: ExitCode = ExitCode.CONFIGURATION
+    exit_code: int = ExitCode.CONFIGURATION
 
 
 class ConfigurationError(StageError):

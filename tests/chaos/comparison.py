@@ -39,7 +39,7 @@ _WORDS = {
     "server": "-m flows.server ",
     "runner": "-m flows.runner",
     "tracker": "multiprocessing.resource_tracker import main",
-    "dvc": "-m flows.tied_dvc ",
+    "dvc": "-m flows.child ",
     "stage": "-m tasks.STAGE ",
     "torchrun": "torch.distributed.run ",
     "rank": "--config ",

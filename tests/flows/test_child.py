@@ -1,4 +1,4 @@
-"""A child process is heard to its last word and ended with everything that it started."""
+"""A child process is read to its last word and ended with everything that it started."""
 
 import os
 import pty
@@ -27,7 +27,7 @@ while True:
 
 def _run(code: str) -> tuple[int, str]:
     heard: list[bytes] = []
-    exit_code = run_child([sys.executable, "-c", code], env=dict(os.environ), hear=heard.append)
+    exit_code = run_child([sys.executable, "-c", code], env=dict(os.environ), on_output=heard.append)
     return exit_code, b"".join(heard).decode()
 
 
@@ -69,31 +69,15 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
     process.stdout.close()
 
 
-def test_exception_in_the_middle_ends_the_child_before_it_is_passed_on(tmp_path: Path) -> None:
-    code = f"""
-import os, signal, sys, time
-from flows.child import run_child
-def stop(*_): raise KeyboardInterrupt
-signal.signal(signal.SIGTERM, stop)
-waits = "import os, time; open({str(tmp_path / "pid")!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-run_child([sys.executable, "-c", waits], env=dict(os.environ), hear=lambda _: None)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), seconds=60, what="the child runs")
-    child = psutil.Process(int((tmp_path / "pid").read_text()))
-    parent.terminate()
-    _, said = parent.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in said
-    assert living([child]) == []
-
-
-def test_asked_again_and_again_the_child_still_gets_its_time_to_save(tmp_path: Path) -> None:
+def test_a_child_is_ended_before_an_exception_is_passed_on_and_has_its_time_to_save_however_often_it_is_asked(
+    tmp_path: Path,
+) -> None:
     saves = """
-import signal, sys, time
+import os, signal, sys, time
 def save(*_):
     time.sleep(1); open("saved.txt", "w").close(); sys.exit(75)
 signal.signal(signal.SIGTERM, save)
-open("up.txt", "w").close()
+open("pid", "w").write(str(os.getpid()))
 while True: time.sleep(0.1)
 """
     code = f"""
@@ -101,15 +85,18 @@ import os, signal, sys
 from flows.child import run_child
 def stop(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGTERM, stop)
-run_child([sys.executable, "-c", {saves!r}], env=dict(os.environ), hear=lambda _: None)
+run_child([sys.executable, "-c", {saves!r}], env=dict(os.environ), on_output=lambda _: None)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "up.txt").exists(), seconds=60, what="the child runs")
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), seconds=60, what="the child runs")
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
     for _ in range(8):
         parent.terminate()
         time.sleep(0.1)
-    parent.communicate(timeout=60)
+    _, said = parent.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
     assert (tmp_path / "saved.txt").exists()
+    assert living([child]) == []
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -118,7 +105,7 @@ def test_child_has_a_terminal_exactly_where_we_have_one(is_terminal: bool) -> No
     code = (
         "import os, sys\nfrom flows.child import run_child\n"
         "asks = 'import sys; print(\"terminal\", sys.stdout.isatty())'\n"
-        "run_child([sys.executable, '-c', asks], env=dict(os.environ), hear=lambda heard: os.write(1, heard))"
+        "run_child([sys.executable, '-c', asks], env=dict(os.environ), on_output=lambda chunk: os.write(1, chunk))"
     )
     subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=writing, check=True, timeout=120)
     time.sleep(0.1)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.output import VERBOSE, StageOutput
+from flows.child import VERBOSE
+from flows.output import StageOutput
 from tests.conftest import PROJECT
 
 
@@ -22,7 +23,7 @@ def test_log_gets_a_bounded_number_of_lines_and_how_many_were_left_out(tmp_path:
     sent: list[str] = []
     output = StageOutput(tmp_path / "logs" / "train.log", send=sent.append)
     for number in range(5_000):
-        output.hear(f"line {number}\n".encode())
+        output.write(f"line {number}\n".encode())
     output.close()
     assert sent[:100] == [f"line {number}" for number in range(100)]
     # 100 at once and 10 a second: 5,000 lines take well under 10 s.
@@ -38,7 +39,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
         sent: list[str] = []
         output = StageOutput(tmp_path / f"{size}.log", send=sent.append)
         for start in range(0, len(text), size):
-            output.hear(text[start : start + size])
+            output.write(text[start : start + size])
         output.close()
         assert sent == ["erste Zeile: größer", "zweite", "dritte", "letzte ohne Ende"], size
 
@@ -46,10 +47,10 @@ def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
 def test_progress_bar_that_draws_itself_over_and_over_is_one_line_every_few_seconds(tmp_path: Path) -> None:
     sent: list[str] = []
     output = StageOutput(tmp_path / "train.log", send=sent.append)
-    output.hear(b"start\n")
+    output.write(b"start\n")
     for percent in range(100):
-        output.hear(f"\r\x1b[2Ktraining {percent} %".encode())
-    output.hear(b"\r\x1b[2Ktraining 100 %\ndone\n")
+        output.write(f"\r\x1b[2Ktraining {percent} %".encode())
+    output.write(b"\r\x1b[2Ktraining 100 %\ndone\n")
     output.close()
     assert sent[0] == "start"
     assert sent[-2:] == ["training 100 %", "done"]
@@ -68,7 +69,7 @@ def test_terminal_does_not_get_what_dvc_says_of_its_work_and_the_file_does(
 ) -> None:
     output = StageOutput(tmp_path / "slice.log", send=lambda _: None)
     for start in range(0, len(_DVC_AND_STAGE), size):
-        output.hear(_DVC_AND_STAGE[start : start + size])
+        output.write(_DVC_AND_STAGE[start : start + size])
     output.close()
     assert capfd.readouterr().err == "12:00:00 slice 0-5: made\nUse the cells\n\r50 %"
     assert output.first_lines[0] == "Running stage 'slice':"
@@ -86,13 +87,13 @@ def test_of_a_stage_that_dvc_runs_on_a_terminal_only_the_stages_own_words_are_sh
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "DVC_NO_ANALYTICS": "1"}
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=tmp_path, env=environment, check=True)
     reading, writing = pty.openpty()
-    command = [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", "one"]
+    command = [sys.executable, "-m", "flows.child", str(os.getpid()), "repro", "--single-item", "one"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=writing, stderr=writing):
         os.close(writing)
         output = StageOutput(tmp_path / "one.log", send=lambda _: None)
         with contextlib.suppress(OSError):  # how Linux says that nobody has the other end open any more
             while chunk := os.read(reading, 65_536):
-                output.hear(chunk)
+                output.write(chunk)
         output.close()
     os.close(reading)
     # The last of what DVC does is to set the colours of the terminal back.

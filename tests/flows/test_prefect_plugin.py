@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.prefect_plugin import expand_deployment_name
-from flows.server_address import LOCK, SERVED, read_served_environment
+from flows.server import LOCK, SERVED, read_served_environment
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import places
-from flows.places import Stage
+from flows import trials
 from flows.search import choose_promoted, rank
-from flows.trials import Trial, find_path, read_command
+from flows.trials import Stage, Trial, find_path, read_command
 from tasks.params import Params
 from tasks.params.search import Configuration
 from tasks.process.failure import ResourceError
@@ -48,7 +47,7 @@ def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(
 ) -> None:
     left, ours = Stage(), Stage()
     left.start(["sleep", "600"], os.environ, tmp_path)
-    monkeypatch.setattr(places, "_SECONDS_TO_SAVE", 0.2)
+    monkeypatch.setattr(trials, "_SECONDS_TO_SAVE", 0.2)
     with pytest.raises(ResourceError, match="another search trains there"):
         ours.start(["true"], os.environ, tmp_path)
     left.end()
@@ -72,15 +71,15 @@ def test_a_run_folder_that_was_exchanged_with_another_trials_is_not_taken_for_it
         facts = json.loads((made / cell / "run.json").read_bytes())
         segments = [entry | {"fingerprint": fingerprint} for entry in facts["segments"]]
         edit_json(made / cell / "run.json", segments=segments)
-        drawn = Configuration(learning_rate=1e-3, batch_size=4, weight_decay=0.0, warmup_steps=0)
+        configuration = Configuration(learning_rate=1e-3, batch_size=4, weight_decay=0.0, warmup_steps=0)
         trial = Trial(
-            name=cell, drawn=drawn, cell=cell, raw={},
+            name=cell, configuration=configuration, cell=cell, raw={},
             params=Params.model_validate(params), segments=[PlannedSegment(**entry, num_steps=2) for entry in segments],
         )  # fmt: skip
         shutil.copytree(made / cell, trial.locate_run(2))
         runs.append(trial)
-    assert [one.is_finished(2) for one in runs] == [True, True]
-    first, second = (one.locate_run(2) for one in runs)
+    assert [trial.is_finished(2) for trial in runs] == [True, True]
+    first, second = (trial.locate_run(2) for trial in runs)
     for whole in (False, True):
         one, other = (first, second) if whole else (first / "segments", second / "segments")
         one.rename(tmp_path / "aside")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.verdict import print_verdict
+from flows.__main__ import print_verdict
 
 
 def _cell(name: str, state: str, speedup: float | None, **others: Any) -> dict[str, Any]:

@@ -78,10 +78,10 @@ def test_the_log_of_a_stage_that_floods_is_bounded(tmp_path: Path, capfd: pytest
     output = StageOutput(tmp_path / "train.log", send=sent.append)
     line = b"z" * 999 + b"\n"
     for _ in range(300):
-        output.hear(line * 64)  # 19 MB
+        output.write(line * 64)  # 19 MB
     for _ in range(40):
-        output.hear(b"w" * 65_536)  # one line of 2.6 MB
-    output.hear(b"\nthe end\n")
+        output.write(b"w" * 65_536)  # one line of 2.6 MB
+    output.write(b"\nthe end\n")
     output.close()
     capfd.readouterr()
     assert _size(tmp_path) <= 11_000_000

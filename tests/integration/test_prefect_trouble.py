@@ -56,7 +56,7 @@ def test_kill_of_dvc_ends_the_training_and_a_second_comparison_is_refused_meanwh
         )
         assert ", since 20" in line
         seen = training.last_step()
-        os.kill(find(mark, "flows.tied_dvc"), signal.SIGKILL)
+        os.kill(find(mark, "flows.child"), signal.SIGKILL)
         ranks = [pid for pid, words in left_of(mark).items() if "flows" not in words]
         wait_for(lambda: not set(ranks) & set(left_of(mark)), seconds=30, what="nobody is left of the training")
         assert flow.wait(timeout=60) not in (0, None)

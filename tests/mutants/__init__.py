@@ -213,7 +213,7 @@ MUTANTS = [
         "tasks.reporting.history:History.regression",
         _return(None),
         "tasks/reporting/test_changes.py",
-        "flows/test_rebench.py",
+        "flows/test_ddp_compare.py",
     ),
     _mutant("tasks.reporting.render:escape", _first, "tasks/reporting/test_render.py"),
     # tasks/store, inputs, train
@@ -259,15 +259,15 @@ MUTANTS = [
         "flows/test_search.py",
     ),
     _mutant(
-        "flows.dvc_stage:explain_failure",
+        "flows.pipeline:explain_failure",
         lambda of, lines, dvc_code: (of(lines, dvc_code)[0], 1),
-        "flows/test_dvc_stage.py",
+        "flows/test_pipeline.py",
     ),
     _mutant(
         "flows.child:make_environment",
         lambda of, interpreter: {**__import__("os").environ},
         "flows/test_child.py",
-        "flows/test_dvc_stage.py",
+        "flows/test_pipeline.py",
     ),
     # training
     _mutant(

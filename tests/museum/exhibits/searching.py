@@ -6,12 +6,12 @@ from tests.museum.exhibit import show
 from tests.mutants.patching import Patch
 
 
-def _train_longer(of, trial, epochs: int, place, devices) -> None:
+def _train_longer(of, trial, epochs: int, slot, devices) -> None:
     """Ask for one epoch more of every other trial, in the folder of as many as the others have."""
     run = trial.locate_run(epochs)
     more = int(trial.name[-1]) % 2
     object.__setattr__(trial, "locate_run", lambda _: run)
-    of(trial, epochs + more, place, devices)
+    of(trial, epochs + more, slot, devices)
     object.__delattr__(trial, "locate_run")
 
 

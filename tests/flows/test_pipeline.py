@@ -1,5 +1,6 @@
-"""What DVC finds changed, and what is read from the last words of a stage that failed."""
+"""What DVC finds changed, what is said before a comparison starts, and how a stage that failed is explained."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_stage import explain_failure
-from flows.pipeline import list_changes as reasons_by_stage
+from flows.pipeline import StageFailed, describe_plan, explain_failure, list_changes, list_stages, remember_seconds
+from tasks.reporting.provenance import STAGE_SECONDS
 from tests.flows.toy_project import ToyProject, make_toy_project
+
+STAGES = list_stages(["1proc", "2proc"])
 
 
 def reasons_to_run(stage: str) -> list[str]:
-    return reasons_by_stage(stage)[stage]
+    return list_changes(stage)[stage]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +65,6 @@ def test_what_changed_is_named(toy: ToyProject, file: str, old: str, new: str, e
     path.write_bytes(before)
 
 
-def test_missing_output_is_named(toy: ToyProject) -> None:
-    output = toy.folder / "data/runs/2proc.txt"
-    content = output.read_bytes()
-    output.unlink()
-    assert reasons_to_run("train@2proc") == ["data/runs/2proc.txt (deleted)"]
-    output.write_bytes(content)
-
-
 _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m tasks.train 2proc, exited with "
 
 
@@ -78,7 +73,7 @@ _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m 
     [
         (["> python -m tasks.train", "step 3", "train: loss is NaN", _DVC_SAYS + "5"], ("train: loss is NaN", 5)),
         (["Running stage 'train@2proc':", "> python", _DVC_SAYS + "6"], ("its command exited with 6", 6)),
-        (["ValueError: 3", _DVC_SAYS + "-9"], ("ValueError: 3", 137)),
+        (["ValueError: 3", _DVC_SAYS + "-9"], ("ValueError: 3", -9)),
         (["ERROR: data/slices is missing"], ("data/slices is missing", 1)),
         (["ERROR: 'data/slices' is busy, it is", "  (PID 7): dvc"], ("'data/slices' is busy, it is   (PID 7): dvc", 4)),
         ([], ("DVC ended with 255", 1)),
@@ -86,12 +81,43 @@ _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m 
 )
 def test_failure_is_the_stages_own_line_and_exit_code(lines: list[str], expected: tuple[str, int]) -> None:
     assert explain_failure(lines, 255) == expected
+    assert StageFailed(*expected).exit_code == (137 if expected[1] == -9 else expected[1])
 
 
-def test_project_without_the_stage_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dvc.exceptions import DvcException
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
-    toy = make_toy_project(tmp_path / "toy")
-    monkeypatch.chdir(toy.folder)
-    with pytest.raises(DvcException, match="deploy"):
-        reasons_to_run("deploy")
+
+def test_first_run_runs_all_and_knows_no_times(empty_folder: Path) -> None:
+    assert describe_plan(STAGES, {}) == (
+        "9 of 9 stages to run, some for the first time (`measure` will tell how long the trainings take): "
+        "fingerprint, download, slice, measure, train@1proc, train@2proc, evaluate, report, upload"
+    )
+
+
+def test_later_run_goes_on_from_the_first_that_changed_and_says_how_long_those_took(empty_folder: Path) -> None:
+    for stage in STAGES:
+        remember_seconds(stage, 3600.0 if stage == "measure" else 30.0)
+    changes = {"fingerprint": ["always changed"], "download": [], "train@2proc": ["params.yaml (modified)"]}
+    changes |= {stage: [] for stage in STAGES if stage not in changes}
+    assert re.fullmatch(
+        r"4 of 9 stages to run, which took 0:02:00 last time \(h:min:s\), so until [A-Z][a-z]{2} \d\d:\d\d: "
+        "train@2proc, evaluate, report, upload",
+        describe_plan(STAGES, changes),
+    )
+    assert "7200" not in STAGE_SECONDS.read_text()
+
+
+def test_where_nothing_has_changed_nothing_is_announced() -> None:
+    changes = {stage: [] for stage in STAGES} | {"fingerprint": ["always changed"]}
+    assert describe_plan(STAGES, changes) == "9 stages, in none of which anything has changed so far"
+
+
+def test_a_damaged_file_of_times_is_none(empty_folder: Path) -> None:
+    remember_seconds("upload", 5.0)
+    STAGE_SECONDS.write_text('{"upload": ')
+    assert "for the first time" in describe_plan(STAGES, {})
+    remember_seconds("upload", 5.0)
+    assert '"upload": 5.0' in STAGE_SECONDS.read_text()

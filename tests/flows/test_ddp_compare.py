@@ -1,0 +1,94 @@
+"""The flow and dvc.yaml name the same stages; a re-benchmark measures anew, and fails where a cell became slower."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+from dvc.repo import Repo
+from prefect import Task
+
+from flows import ddp_compare
+from flows.pipeline import StageFailed
+from tasks.fingerprint import TRIAL, read_trial
+from tasks.params import load_params
+from tasks.reporting.history import make_history
+from tests.tasks.reporting.test_changes import pair
+
+Asked = dict[str, tuple[Task[Any, Any], Mapping[str, str]]]
+
+
+def _run(project: Path, monkeypatch: pytest.MonkeyPatch, *, rebench: bool = False) -> Asked:
+    """Return stage -> the task that it is, and what its command gets, in the order of the flow."""
+    asked: Asked = {}
+    monkeypatch.setattr(
+        ddp_compare, "run_stage", lambda this, stage, environment, **_: asked.update({stage: (this, environment)})
+    )
+    ddp_compare.run_stages(load_params(project / "params.yaml"), rebench=rebench)
+    return asked
+
+
+def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = list(_run(project, monkeypatch))
+    with Repo(str(project)) as repo:
+        graph = nx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)
+    assert sorted(stages) == sorted(graph.nodes)
+    for stage, needed in graph.edges:
+        assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
+
+
+def test_only_transfers_are_tried_again_and_every_stage_has_its_time(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {stage: this for stage, (this, _) in _run(project, monkeypatch).items()}
+    assert {stage for stage, this in asked.items() if this.retries} == {"download", "upload"}
+    assert all(this.timeout_seconds for this in asked.values())
+    waits = asked["download"].retry_delay_seconds
+    assert isinstance(waits, list)
+    assert waits == sorted(set(waits)), "each wait is longer than the last"
+
+
+def _write_results(folder: Path, speedup: float) -> Path:
+    before, now = pair(2.0, speedup, width=0.01)
+    path = folder / "results.json"
+    path.write_text(json.dumps({"history": make_history([before, now], [now]).model_dump(mode="json")}))
+    return path
+
+
+def test_a_regression_fails_in_one_line_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed) as failed:
+        ddp_compare.require_no_regression(_write_results(tmp_path, 1.5))
+    assert failed.value.exit_code == 7
+    assert str(failed.value).startswith("rebench: slower than in the last comparable record: speedup of 2gpu 2.00x")
+    assert "\n" not in str(failed.value)
+
+
+def test_no_difference_and_no_history_fail_nothing(tmp_path: Path) -> None:
+    ddp_compare.require_no_regression(_write_results(tmp_path, 2.0))
+    (tmp_path / "results.json").write_text("{}")
+    ddp_compare.require_no_regression(tmp_path / "results.json")
+
+
+def test_every_rebench_has_a_trial_of_its_own_that_is_kept_until_another_one_is_asked_for(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "trial.json"
+    monkeypatch.delenv(TRIAL, raising=False)
+    assert read_trial(file) is None
+    assert not any(environment for _, environment in _run(project, monkeypatch).values())
+    trials = []
+    for _ in range(2):
+        asked = {stage: environment for stage, (_, environment) in _run(project, monkeypatch, rebench=True).items()}
+        environment = asked.pop("fingerprint")
+        assert not any(asked.values())
+        monkeypatch.setattr(os, "environ", os.environ | dict(environment))
+        file.write_text(json.dumps({"trial": read_trial(file)}))
+        monkeypatch.delenv(TRIAL)
+        trials.append(read_trial(file))
+    assert trials == [trials[0], environment[TRIAL]]
+    assert trials[0] != trials[1]
