@@ -22,7 +22,6 @@ from tasks.params import Params, load_params
 from tasks.params.packages import read_package_versions
 from tasks.params.prompts import FILE
 from tasks.params.source_digest import digest_source
-from tasks.params.sources import Source
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import InputsFile, SourceDigest, SourcesFile, TrialFile
@@ -94,25 +93,14 @@ def require_folder_for_dvc(folder: Path) -> None:
         )
 
 
-def _source_digest(source: Source | None) -> SourceDigest | None:
-    if source is None or source.kind != "path":
-        return None
-    return SourceDigest(digest=digest_source(Path(source.location)))
-
-
-def _template_digest(params: Params) -> SourceDigest | None:
-    template = params.dataset.template
-    if template is None or not template.startswith(FILE):
-        return None
-    return SourceDigest(digest=digest_source(Path(template.removeprefix(FILE))))
+def _digest_local(path: str | None) -> SourceDigest | None:
+    return None if path is None else SourceDigest(digest=digest_source(Path(path)))
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
-    parser.add_argument("--machine", type=Path, required=True)
-    parser.add_argument("--sources", type=Path, required=True)
-    parser.add_argument("--trial", type=Path, required=True)
-    parser.add_argument("--stages", type=Path, required=True)
+    for name in ("machine", "sources", "trial", "stages"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
     for folder in (Path("data"), Path("reports")):
@@ -120,11 +108,14 @@ def _main() -> None:
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
     machine.write(arguments.machine)
+    sources = {"model": params.model, "dataset": params.dataset, "heldout": params.dataset.of_heldout}
+    template = params.dataset.template
     SourcesFile(
-        model=_source_digest(params.model),
-        dataset=_source_digest(params.dataset),
-        heldout=_source_digest(params.dataset.of_heldout),
-        template=_template_digest(params),
+        **{
+            name: _digest_local(source.location if source and source.kind == "path" else None)
+            for name, source in sources.items()
+        },
+        template=_digest_local(template.removeprefix(FILE) if template and template.startswith(FILE) else None),
     ).write(arguments.sources)
     note_versions(_VERSIONS)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)

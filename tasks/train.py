@@ -5,12 +5,12 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
-import dataclasses
+import contextlib
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +26,10 @@ from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_sp
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_machine
+from tasks.process.progress import show_progress
 from tasks.process.stopping import stop_on_signals
 from tasks.process.wording import format_plural
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
-from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import MachineFile
@@ -192,16 +192,14 @@ class CellTraining:
             )
             for part, chosen in zip(self.segments, drawn, strict=True)
         )  # fmt: skip
-        told = make_ranks_config(
-            self.cell, self.params, device=self.device, base_model=base_model, work=self.work, segments=segments
-        )
-        told = dataclasses.replace(told, max_check_gib=verify.max_gib)
-        if not train.eval_every_steps:
-            return told
-        heldout = slices / self.params.heldout_name
-        return dataclasses.replace(
-            told, heldout_dir=heldout.resolve(), heldout_digest=SliceManifest.read(heldout).digest
-        )
+        others: dict[str, Any] = {"max_check_gib": verify.max_gib}
+        if train.eval_every_steps:
+            heldout = slices / self.params.heldout_name
+            others |= {"heldout_dir": heldout.resolve(), "heldout_digest": SliceManifest.read(heldout).digest}
+        return make_ranks_config(
+            self.cell, self.params, device=self.device, base_model=base_model, work=self.work, segments=segments,
+            **others,
+        )  # fmt: skip
 
 
 def _main() -> None:
@@ -211,8 +209,26 @@ def _main() -> None:
     parser.add_argument("--segments", type=int, metavar="N", help="train the first N segments alone, of the same plan")
     arguments = parser.parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
-    params = settle_micro_batch(params, machine=MachineFile.read(arguments.machine), base_model=arguments.base_model)
-    run = _describe(arguments, params)
+    cell, machine = arguments.cell, MachineFile.read(arguments.machine)
+    params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
+    if cell not in params.cells:
+        raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
+    own, base_model = params.alone(cell), BaseModelManifest.read(arguments.base_model)
+    segments = plan_segments(
+        cell, own, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
+        machine=machine.digest,
+    )  # fmt: skip
+    if arguments.segments is not None and not 1 <= arguments.segments <= len(segments):
+        raise ConfigurationError(f"--segments: got {arguments.segments}; allowed: 1 to {len(segments)}, the cell's")
+    run = CellTraining(
+        params=own,
+        cell=cell,
+        device=choose_device(cell, own, machine),
+        base_model=base_model,
+        machine_digest=machine.digest,
+        segments=segments[: arguments.segments],
+        work=(arguments.work or _WORK / cell).resolve(),
+    )
     _train_or_reuse(run, arguments, params, snapshot)
     _assemble(run, arguments.run)
 
@@ -263,10 +279,10 @@ def explain_left_work(work: Path, *, world_size: int) -> str | None:
 
     `work`: the cell's folder, where the ranks of every start find what they are told (run_ranks).
     """
-    told = work / "config.json"
-    if not told.is_file():
+    config = work / "config.json"
+    if not config.is_file():
         return None
-    last = json.loads(told.read_bytes())
+    last = json.loads(config.read_bytes())
     begun = [part for part in last["segments"] if any((work / "partial" / part["fingerprint"]).glob("step-*"))]
     if not begun or last["world_size"] == world_size:
         return None
@@ -277,39 +293,15 @@ def explain_left_work(work: Path, *, world_size: int) -> str | None:
     )
 
 
-def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
-    cell = arguments.cell
-    if cell not in params.cells:
-        raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
-    params = params.alone(cell)
-    machine = MachineFile.read(arguments.machine)
-    base_model = BaseModelManifest.read(arguments.base_model)
-    segments = plan_segments(
-        cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
-        machine=machine.digest,
-    )  # fmt: skip
-    if arguments.segments is not None and not 1 <= arguments.segments <= len(segments):
-        raise ConfigurationError(f"--segments: got {arguments.segments}; allowed: 1 to {len(segments)}, the cell's")
-    return CellTraining(
-        params=params,
-        cell=cell,
-        device=choose_device(cell, params, machine),
-        base_model=base_model,
-        machine_digest=machine.digest,
-        segments=segments[: arguments.segments],
-        work=(arguments.work or _WORK / cell).resolve(),
-    )
-
-
 def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
     with (
-        TrainingProgress(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as progress,
+        show_training(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as show,
         UpdateReplayer(run.work) as replayer,
     ):
 
         def follow(events: list[dict[str, Any]]) -> None:
-            progress.show(events)
+            show(events)
             follower.send(events)
             replayer.follow(events)
 
@@ -319,6 +311,35 @@ def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_st
                 launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
                 watchdog_seconds=run.params.train.watchdog_seconds, nodes=find_nodes(run.cell, run.params),
             )  # fmt: skip
+
+
+@contextlib.contextmanager
+def show_training(cell: str, *, total_steps: int, unit: str) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Yield a function that takes the ranks' new events into a progress bar, or elsewhere into a line now and then."""
+    with show_progress(cell, total_steps) as advance:
+        text = ", ranks are starting"
+
+        def show(events: list[dict[str, Any]]) -> None:
+            nonlocal text
+            num_steps = 0
+            for event in events:
+                where = f"{event.get('range')} epoch {event.get('epoch')}"
+                if event["event"] == "step":
+                    num_steps += 1
+                    rate = event["num_tokens"] / (event["seconds"] or float("inf"))
+                    text = f", {where}, loss {event['loss']:.3f}, {rate:,.0f} {unit}s/s"
+                elif event["event"] == "segment_started":
+                    num_steps += event.get("resumed_at_step") or 0
+                elif event["event"] == "segment_finished":
+                    _log.info(
+                        "%s %s: trained %d steps in %.1f s, %.0f %ss/s, mean loss %.3f", cell, where,
+                        event["num_steps"], event["train_seconds"], event["tokens_per_second"], unit, event["loss"],
+                    )  # fmt: skip
+                elif event["event"] == "checkpoint_not_used":
+                    _log.warning("%s: NOT USED: %s: %s", cell, event["folder"], event["problem"])
+            advance(num_steps, text)
+
+        yield show
 
 
 def _assemble(run: CellTraining, output: Path) -> None:

@@ -1,6 +1,7 @@
 """The ranks of a cell: on which device, and how a stage starts them, follows what they say and ends them."""
 
 import datetime
+import json
 import logging
 import shutil
 import tempfile
@@ -24,9 +25,7 @@ from tasks.process.failure import (
     ResourceError,
     StageError,
 )
-from tasks.ranks.code import make_code_arguments
-from tasks.ranks.launchers import Launch, Nodes, load_launcher
-from tasks.ranks.live import EventReader
+from tasks.ranks.launchers import Launch, Nodes, load_launcher, make_code_arguments
 from tasks.ranks.watchdog import Watchdog
 from tasks.records.fingerprint import MachineFile
 from training.config import LOSS_CHUNK_ROWS, SegmentConfig, TrainingConfig
@@ -80,8 +79,9 @@ def make_ranks_config(
     base_model: Path,
     work: Path,
     segments: Iterable[SegmentConfig],
+    **others: Any,
 ) -> TrainingConfig:
-    """Return what the ranks of a cell are told."""
+    """Return what the ranks of a cell are told; `others`: fields of TrainingConfig that are not params.yaml's."""
     spread, train = params.cells[cell], params.train_of(cell)
     return TrainingConfig(
         **train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),
@@ -97,10 +97,35 @@ def make_ranks_config(
         model_name=params.model.name,
         work_dir=work,
         segments=tuple(segments),
-        heldout_dir=Path(),
-        heldout_digest="",
         statistics_rows=params.count_statistics_rows(cell),
+        **{"heldout_dir": Path(), "heldout_digest": "", **others},
     )
+
+
+class EventReader:
+    """The events of a JSON-lines file that another process appends to, each given once and only when whole."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._path = path
+        self._position = 0
+        self.last: dict[str, Any] = {}
+        """The newest event that was read; empty before the first."""
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the events that came since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                block = file.read()
+        except FileNotFoundError:
+            return []
+        whole = block[: block.rfind(b"\n") + 1]
+        self._position += len(whole)
+        events = [json.loads(line) for line in whole.splitlines()]
+        if events:
+            self.last = events[-1]
+        return events
 
 
 def find_nodes(cell: str, params: Params) -> Nodes | None:
@@ -200,26 +225,20 @@ def _make_failure_error(cell: str, last: dict[str, Any], launch: Launch, *, work
     failures = read_failures(work / FAILURES) if launch.find_killed_rank() is None else []
     if not failures and last.get("event") == "stopped":
         failures = [{**last, "rank": 0}]
-    if failures:
-        return _make_reported_error(cell, failures[0], launch)
-    first, _, words = launch.explain_end().partition("\n")
+    failure = failures[0] if failures else None
+    first, _, words = launch.explain_end(rank=failure and failure["rank"]).partition("\n")
+    kind = _KINDS.get(failure["exit_code"] if failure else launch.exit_code(), DistributedError)
+    if failure and failure["error"] == "OutOfMemoryError":
+        kind = OutOfMemoryError
+    if failure is None or kind is DistributedError:
+        _log.error("%s\n%s", first, words)
+    if failure:
+        return kind(f"cell {cell}: {failure['reason']} ({first})")
     # A disk too full for a checkpoint may have been too full for the words that would have said so.
-    kind = _KINDS.get(launch.exit_code(), DistributedError)
-    _log.error("%s\n%s", first, words)
     if kind is DistributedError and _is_full(work):
         kind = ResourceError
     remedy = f"make room on the disk of {work} and run again" if kind is ResourceError else "run again"
     return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
-
-
-def _make_reported_error(cell: str, failure: dict[str, Any], launch: Launch) -> StageError:
-    first, _, words = launch.explain_end(rank=failure["rank"]).partition("\n")
-    kind = _KINDS.get(failure["exit_code"], DistributedError)
-    if failure["error"] == "OutOfMemoryError":
-        kind = OutOfMemoryError
-    if kind is DistributedError:
-        _log.error("%s\n%s", first, words)
-    return kind(f"cell {cell}: {failure['reason']} ({first})")
 
 
 _SMALL_FILE_BYTES = 64 * 1024
