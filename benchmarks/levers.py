@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ranks import run_to_end
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import average_pairs, compute_ratio
 from benchmarks.throughput.rows import write_tiny_training
 from tasks.data.builtin.corpus import read_corpus
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
+from tasks.ranks.launchers.torchrun import RanksHere
 from training.config import SegmentConfig
 from training.process.files import write_json
 
@@ -90,7 +91,17 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     write_json(work / "config.json", told.as_json())
     arms = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    run_to_end(work / "config.json", world_size=ranks, module="benchmarks.levers_rank")
+    launch = RanksHere(
+        work / "config.json", world_size=ranks, threads_per_rank=1, log_folder=work / "logs",
+        module="benchmarks.levers_rank",
+    )  # fmt: skip
+    try:
+        while launch.is_running:
+            time.sleep(0.1)
+        if launch.exit_code() != 0:
+            raise RuntimeError(f"the ranks did not end well: {launch.explain_end()}")
+    finally:
+        launch.stop(grace_seconds=0.0)
     found = json.loads((work / "found.json").read_bytes())
     return [compute_gain(*(found[json.dumps(side)] for side in (one.without, one.overrides))) for one in levers]
 

@@ -7,16 +7,10 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tasks.measuring.intervals import estimate_ratio
 from tasks.measuring.turns import generate_turns
 from tasks.records.estimate import Estimate
-
-if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
-    from tasks.measuring.arms import Arm
-    from tasks.measuring.bench import Bench
-    from tasks.measuring.turns import TimedTurns
 
 _log = logging.getLogger(__name__)
 
@@ -46,28 +40,9 @@ def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, c
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
 
-def run_round(bench: "Bench", arms: "Sequence[Arm]", order: Iterator[list[str]], timed_turns: "TimedTurns") -> None:
-    """Run one round; each half on steps of its own. `order`: of generate_turns."""
-    bench.run_turn(arms, order, timed_turns)
-    bench.run_turn(arms, order, timed_turns)
-
-
-def list_by_round(timed_turns: "TimedTurns", arm: str) -> list[float]:
-    """Return the arm's seconds per step round by round, the mean of its two blocks."""
-    return average_pairs(timed_turns.list_by_turn(arm))
-
-
 def average_pairs(blocks: Sequence[float]) -> list[float]:
     """Return the means of an arm's blocks round by round: of the first and the second, the third and the fourth."""
     return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
-
-
-def average_blocks(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
-    """Return the value of each arm in a round: the mean of its blocks; `seconds[i]` belongs to the block `order[i]`."""
-    blocks: dict[str, list[float]] = {}
-    for arm, block in zip(order, seconds, strict=True):
-        blocks.setdefault(arm, []).append(block)
-    return {arm: math.fsum(values) / len(values) for arm, values in blocks.items()}
 
 
 @dataclass(kw_only=True)

@@ -5,11 +5,10 @@ import time
 from typing import Any
 
 from benchmarks.gpu_day.day import Day
-from benchmarks.throughput.contest import OURS, hold_contest
+from benchmarks.throughput.contest import OURS, PEERS, format_ratio, hold_contest
 from benchmarks.throughput.groups import write_job
 from benchmarks.throughput.job import BY_LENGTH
 from benchmarks.throughput.peers import published, published_fp32
-from benchmarks.throughput.targets import PEERS, format_ratio
 
 _OURS = {"packing": True, "micro_batch_size": 64}
 _FED = {"collator": "padding", "order": BY_LENGTH, "micro_batch_size": 16}

@@ -1,32 +1,26 @@
-"""`make bench-growth`: seconds and memory of a comparison's parts against rows, steps, epochs; two fixed budgets.
+"""`make bench-growth`: seconds and memory of a comparison's parts against rows, steps, epochs.
 
-Writes benchmarks/results/<date>_<machine>_growth.{json,md,svg}.
+Writes benchmarks/results/<date>_<machine>_growth.{json,md}.
 """
 
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import linear_regression
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.growth.chart import draw
-from benchmarks.growth.fit import exponent
 from benchmarks.growth.parts import PARTS, ROWS_PER_STEP, SEQ_LEN, rows_file
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.throughput.groups import Setup
-from benchmarks.throughput.rows import (
-    DATA_VARIABLE,
-    abstract_texts,
-    data_folder,
-    place_qwen2_tokenizer,
-)
 from tasks.records.sources import BaseModelManifest
 from training.process.files import digest_file, digest_json, write_json
 
@@ -51,7 +45,6 @@ _MOST_MIB = 64.0
 """What the largest size may take more than the smallest."""
 _EPOCHS = (10, 100, 1_000)
 _STEPS = (100, 1_000, 10_000, 100_000)
-_NUM_ABSTRACTS, _MOST_SLICE_SECONDS, _MOST_REPORT_SECONDS = 25_000, 20.0, 10.0
 _HEADINGS = ["part", "size", "seconds", "MiB", "exponent", "last exponent", "linear or better", "more memory"]
 _HEADINGS += [f"at most {_MOST_MIB:.0f} MiB more"]
 Points = dict[str, dict[int, dict[str, float]]]
@@ -87,20 +80,16 @@ def ready(work: Path, num_rows: int) -> None:
     work.mkdir(parents=True, exist_ok=True)
     write_texts(rows_file(work), num_rows)
     write_tiny_qwen2(work / "model", itertools.islice(read_corpus(), NUM_TOKENIZER_ROWS))
-    _write_manifest(work / "model")
+    files = {file.name: digest_file(file) for file in (work / "model").iterdir()}
+    BaseModelManifest(
+        source="builtin:tiny-qwen2", kind="builtin", revision=None, commit=None, label="", num_parameters=0,
+        model_type="qwen2", is_random_weights=True, digest=digest_json(files), files=files,
+    ).write(work / "model")  # fmt: skip
     setup = Setup(
         name="growth", model_dir=work / "model", slice_dir=work / "slice", num_rows=num_rows, world_size=1,
         global_batch_size=ROWS_PER_STEP, seq_len=SEQ_LEN, steps_per_block=1,
     )  # fmt: skip
     write_json(work / "training.json", setup.training(work) | {"micro_batch_size": 4})
-
-
-def _write_manifest(model: Path) -> None:
-    files = {file.name: digest_file(file) for file in model.iterdir()}
-    BaseModelManifest(
-        source="builtin:tiny-qwen2", kind="builtin", revision=None, commit=None, label="", num_parameters=0,
-        model_type="qwen2", is_random_weights=True, digest=digest_json(files), files=files,
-    ).write(model)  # fmt: skip
 
 
 def measure(part: str, work: Path, size: int) -> dict[str, float]:
@@ -134,20 +123,16 @@ def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Seq
     return points
 
 
-def slice_abstracts(data: Path, work: Path) -> dict[str, float]:
-    """Return the seconds of placing and tokenising so many abstracts with the Qwen2 tokenizer."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
+    """Return b of value = a * size^b through the points, by least squares of the logarithms; 1.0 is linear.
 
-    work.mkdir(parents=True)
-    texts = abstract_texts(data, _NUM_ABSTRACTS)
-    pq.write_table(pa.table({"text": texts}), rows_file(work))
-    place_qwen2_tokenizer(data, work / "model")
-    config = (data / "configs/Qwen2-0.5B-Instruct/config.json").read_bytes()
-    (work / "model" / "config.json").write_bytes(config)
-    _write_manifest(work / "model")
-    parts = {part: measure(part, work, len(texts)) for part in ("download", "slice")}
-    return {part: found["seconds"] for part, found in parts.items()}
+    Raises ValueError for fewer than two sizes or a value that is not above 0.
+    """
+    if len(set(sizes)) < 2 or len(sizes) != len(values) or min([*sizes, *values]) <= 0:
+        raise ValueError(
+            f"exponent: got sizes {list(sizes)} and values {list(values)}; needed: two or more, all above 0"
+        )
+    return linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope
 
 
 def rows_of(points: Points) -> list[list[str]]:
@@ -176,35 +161,6 @@ def judgement(found: dict[int, dict[str, float]], unit: str) -> list[str]:
     return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", grown, "yes" if is_little else "no"]
 
 
-def budgets(points: Points, sliced: dict[str, float] | None) -> list[str]:
-    """Return the two fixed budgets and the most memory that more rows take, in a line each."""
-    most = max(points["report_epochs"], default=0)
-    lines = []
-    grown = []
-    for part in _BY_ROWS:
-        if len(sizes := sorted(points[part])) > 1:
-            more = points[part][sizes[-1]]["memory_mib"] - points[part][sizes[0]]["memory_mib"]
-            grown.append((more, f"at {sizes[-1]:,} rows than at {sizes[0]:,} ({_LABELS[part]})"))
-    if grown:
-        more, where = max(grown)
-        lines.append(f"- Memory: at most {more:.0f} MiB more {where}.")
-    if most:
-        seconds = points["report_epochs"][most]["seconds"]
-        verdict = "reached" if seconds <= _MOST_REPORT_SECONDS else "missed"
-        verdict = verdict if most >= max(_EPOCHS) else "too few epochs to judge"
-        lines.append(f"- Report over {most:,} epochs (target: 1,000 in at most 10 s): {seconds:.1f} s: {verdict}.")
-    if sliced is None:
-        lines.append(f"- Abstracts were not sliced: no data folder (${DATA_VARIABLE}).")
-    else:
-        total = sum(sliced.values())
-        verdict = "reached" if total <= _MOST_SLICE_SECONDS else "missed"
-        lines.append(
-            f"- {_NUM_ABSTRACTS:,} abstracts with the Qwen2 tokenizer (target: at most 20 s on 2 cores): {total:.1f} s "
-            f"(placed {sliced['download']:.1f}, tokenised {sliced['slice']:.1f}): {verdict}."
-        )
-    return lines
-
-
 def _shown(found: dict[str, float]) -> str:
     return f"{found['seconds']:.3f} s, {found['memory_mib']:.0f} MiB"
 
@@ -222,29 +178,25 @@ _METHOD = (
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.growth", description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--epochs", type=int, nargs="*", default=list(_EPOCHS))
     parser.add_argument("--steps", type=int, nargs="*", default=list(_STEPS))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    console, load_before, data = Console(), os.getloadavg()[0], data_folder(arguments.data)
+    console, load_before = Console(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as scratch:
         points = grow(
             Path(scratch), rows=arguments.rows, epochs=arguments.epochs, steps=arguments.steps, console=console
         )
-        sliced = slice_abstracts(data, Path(scratch) / "abstracts") if data else None
     table = Table(*_HEADINGS, title="Growth")
     for row in rows_of(points):
         table.add_row(*row)
     console.print(table)
-    console.print("\n".join(budgets(points, sliced)), highlight=False)
     path = write_results(
         "growth", title="How cost grows", method=_METHOD, headings=_HEADINGS, rows=rows_of(points),
-        summary="\n".join(budgets(points, sliced)), found={"points": points, "abstracts": sliced},
+        summary="Not claimed: anything about other machines.", found={"points": points},
         load_before=load_before, folder=arguments.results,
     )  # fmt: skip
-    draw(points, _LABELS, path.with_suffix(".svg"), over=(*_BY_ROWS, "log_points"))
     console.print(f"written: {path}")
 
 

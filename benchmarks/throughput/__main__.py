@@ -16,11 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.throughput.contest import OURS, Found, hold_contest
+from benchmarks.throughput.contest import OURS, Found, hold_contest, judge_contest, list_contest_rows
 from benchmarks.throughput.groups import Setup
-from benchmarks.throughput.rows import DATA_VARIABLE, data_folder
-from benchmarks.throughput.sizes import SIZES, Size
-from benchmarks.throughput.targets import judge_contest, list_contest_rows
+from benchmarks.throughput.rows import DATA_VARIABLE, SIZES, Size, data_folder
 from benchmarks.throughput.trying import list_settings, select_best, try_settings
 
 _PEERS = {"causal_lm": ("published", "trainer", "accelerated")}

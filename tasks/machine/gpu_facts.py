@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,14 @@ _PEER_STATES = {
     5: "no peer to peer: not supported",
 }
 """NVML_P2P_STATUS_*."""
+_SLOWDOWNS = {
+    0x8: "slowed down by the hardware (heat or power supply)",
+    0x40: "too hot (hardware)",
+    0x20: "too hot (driver)",
+    0x80: "power brake of the power supply",
+}
+"""Of nvmlClocksEventReasons those that cost speed."""
+_MIG_ON = 1
 _READING_PEERS = 0
 """NVML_P2P_CAPS_INDEX_READ, which is a tuple in nvidia-ml-py (13.x: `= 0,`), so that no call takes it."""
 SWITCHED_OFF = _PEER_STATES[4]
@@ -115,42 +123,48 @@ def read_gpu(handle: Any, index: int) -> GpuMoment:
     import pynvml as nvml
 
     total, used = read_memory_gib(handle)
-    processes = ask_nvml(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    links = [ask_nvml(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    processes = ask_nvml("DeviceGetComputeRunningProcesses", handle)
+    links = [ask_nvml("DeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in links if state is not None]
-    limit = ask_nvml(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    default_limit = ask_nvml(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    utilisation = ask_nvml(nvml.nvmlDeviceGetUtilizationRates, handle)
+    utilisation = ask_nvml("DeviceGetUtilizationRates", handle)
     return GpuMoment(
         index=index,
-        name=ask_nvml(nvml.nvmlDeviceGetName, handle) or "unnamed GPU",
+        name=ask_nvml("DeviceGetName", handle) or "unnamed GPU",
         utilisation=None if utilisation is None else utilisation.gpu / 100,
-        processes=None if processes is None else tuple(_make_process(one) for one in processes),
+        processes=None
+        if processes is None
+        else tuple(
+            GpuProcess(pid=process.pid, memory_gib=_divide(process.usedGpuMemory, 2**30)) for process in processes
+        ),
         memory_total_gib=total,
         memory_used_gib=used,
-        pcie_generation=ask_nvml(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_generation_max=ask_nvml(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_width=ask_nvml(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_width_max=ask_nvml(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        performance_state=ask_nvml(nvml.nvmlDeviceGetPerformanceState, handle),
-        sm_clock_mhz=ask_nvml(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=ask_nvml(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        pcie_generation=ask_nvml("DeviceGetCurrPcieLinkGeneration", handle),
+        pcie_generation_max=ask_nvml("DeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=ask_nvml("DeviceGetCurrPcieLinkWidth", handle),
+        pcie_width_max=ask_nvml("DeviceGetMaxPcieLinkWidth", handle),
+        performance_state=ask_nvml("DeviceGetPerformanceState", handle),
+        sm_clock_mhz=ask_nvml("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=ask_nvml("DeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         slowdowns=read_slowdowns(handle),
-        power_limit_watts=None if limit is None else limit / 1000,
-        power_limit_default_watts=None if default_limit is None else default_limit / 1000,
-        temperature_celsius=ask_nvml(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        power_limit_watts=_divide(ask_nvml("DeviceGetEnforcedPowerLimit", handle), 1000),
+        power_limit_default_watts=_divide(ask_nvml("DeviceGetPowerManagementDefaultLimit", handle), 1000),
+        temperature_celsius=ask_nvml("DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         nvlinks_active=sum(known) if known else None,
         nvlinks=len(known) if known else None,
     )
+
+
+def _divide(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
 
 
 def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts:
     """Return what NVML says of the way between two GPUs."""
     import pynvml as nvml
 
-    nvlink = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    peer = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, _READING_PEERS)
-    level = ask_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
+    nvlink = ask_nvml("DeviceGetP2PStatus", first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    peer = ask_nvml("DeviceGetP2PStatus", first, second, _READING_PEERS)
+    level = ask_nvml("DeviceGetTopologyCommonAncestor", first, second)
     return LinkFacts(
         first=indices[0],
         second=indices[1],
@@ -162,56 +176,37 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
 
 def read_slowdowns(handle: Any) -> tuple[str, ...] | None:
     """Return why the clock is held down now, in plain words; a limit of power is no such reason."""
-    import pynvml as nvml
-
-    reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    reasons = ask_nvml("DeviceGetCurrentClocksEventReasons", handle)
     if reasons is None:  # the name that drivers before 535 know
-        reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    return None if reasons is None else describe_slowdowns(reasons)
-
-
-def describe_slowdowns(reasons: int) -> tuple[str, ...]:
-    """Return the words for NVML's bits of reasons for which a clock is held down, those that cost speed."""
-    import pynvml as nvml
-
-    words = {
-        nvml.nvmlClocksEventReasonHwSlowdown: "slowed down by the hardware (heat or power supply)",
-        nvml.nvmlClocksEventReasonHwThermalSlowdown: "too hot (hardware)",
-        nvml.nvmlClocksEventReasonSwThermalSlowdown: "too hot (driver)",
-        nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake of the power supply",
-    }
-    return tuple(text for bit, text in words.items() if reasons & bit)
+        reasons = ask_nvml("DeviceGetCurrentClocksThrottleReasons", handle)
+    return None if reasons is None else tuple(words for bit, words in _SLOWDOWNS.items() if reasons & bit)
 
 
 def read_memory_gib(handle: Any) -> tuple[float | None, float | None]:
     """Return total and used memory, GiB; without the driver's own share where it tells."""
-    import pynvml as nvml
+    import pynvml
 
-    memory = ask_nvml(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    memory = memory or ask_nvml(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask_nvml("DeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
+    memory = memory or ask_nvml("DeviceGetMemoryInfo", handle)
     return (None, None) if memory is None else (memory.total / 2**30, memory.used / 2**30)
 
 
 def read_compute_capability(handle: Any) -> str | None:
     """Return what NVIDIA calls the generation of a GPU, such as 9.0; a slice has that of its GPU."""
-    import pynvml as nvml
-
-    whole = ask_nvml(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
-    found = ask_nvml(nvml.nvmlDeviceGetCudaComputeCapability, whole)
-    return None if found is None else ".".join(map(str, found))
+    whole = ask_nvml("DeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
+    version = ask_nvml("DeviceGetCudaComputeCapability", whole)
+    return None if version is None else ".".join(map(str, version))
 
 
-def _make_process(process: Any) -> GpuProcess:
-    memory = process.usedGpuMemory
-    return GpuProcess(pid=process.pid, memory_gib=None if memory is None else memory / 2**30)
+def ask_nvml(question: str, *arguments: Any) -> Any:
+    """Return what NVML's function of that name, without `nvml` before it, answers.
 
-
-def ask_nvml(question: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer; None where this GPU, driver or container gives none."""
+    None where this GPU, driver or container gives no answer.
+    """
     import pynvml
 
     try:
-        return question(*arguments)
+        return getattr(pynvml, f"nvml{question}")(*arguments)
     except pynvml.NVMLError:
         return None
 
@@ -236,16 +231,19 @@ def open_gpus() -> Iterator[OpenGpus]:
         every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         slices = [_list_slices(handle) for handle in every]
         choice = os.environ.get("CUDA_VISIBLE_DEVICES")
+        problem = f"CUDA_VISIBLE_DEVICES={choice} leaves none of {len(slices)} GPUs"
+        if [] in slices:
+            problem = "MIG is on and no slice is there; make one (nvidia-smi mig -cgi ... -C), or switch MIG off"
         chosen = select_visible(
             [pynvml.nvmlDeviceGetUUID(handle) for handle in every],
             choice,
-            slices=[None if own is None else [pynvml.nvmlDeviceGetUUID(one) for one in own] for own in slices],
+            slices=[None if own is None else [pynvml.nvmlDeviceGetUUID(part) for part in own] for own in slices],
         )
         yield OpenGpus(
             handles=tuple(every[gpu] if part is None else (slices[gpu] or [])[part] for gpu, part in chosen),
             every=tuple(every),
             driver=str(pynvml.nvmlSystemGetDriverVersion()),
-            problem=None if chosen else _explain_none(choice, slices),
+            problem=None if chosen else problem,
             is_slice=bool(chosen) and chosen[0][1] is not None,
         )
     finally:
@@ -254,20 +252,12 @@ def open_gpus() -> Iterator[OpenGpus]:
 
 def _list_slices(handle: Any) -> list[Any] | None:
     """Return the handles of a GPU's MIG slices; None where it is whole."""
-    import pynvml
-
-    modes = ask_nvml(pynvml.nvmlDeviceGetMigMode, handle)
-    if modes is None or modes[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+    modes = ask_nvml("DeviceGetMigMode", handle)
+    if modes is None or modes[0] != _MIG_ON:
         return None
-    places = range(ask_nvml(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
-    found = [ask_nvml(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places]
-    return [one for one in found if one is not None]
-
-
-def _explain_none(choice: str | None, slices: Sequence[Sequence[Any] | None]) -> str:
-    if any(own is not None and not own for own in slices):
-        return "MIG is on and no slice is there; make one (nvidia-smi mig -cgi ... -C), or switch MIG off"
-    return f"CUDA_VISIBLE_DEVICES={choice} leaves none of {len(slices)} GPUs"
+    places = range(ask_nvml("DeviceGetMaxMigDeviceCount", handle) or 0)
+    handles = [ask_nvml("DeviceGetMigDeviceHandleByIndex", handle, place) for place in places]
+    return [part for part in handles if part is not None]
 
 
 def select_visible(
@@ -281,18 +271,14 @@ def select_visible(
     """
     slices = slices or [None] * len(uuids)
     wanted: list[tuple[int, int | None]] = []
-    for entry in _list_entries(len(uuids), choice):
-        found = _find_entry(entry, uuids, slices)
-        if found is None:
+    for entry in map(str, range(len(uuids))) if choice is None else choice.split(","):
+        place = _find_entry(entry.strip(), uuids, slices)
+        if place is None:
             break
-        wanted.append(found)
+        wanted.append(place)
     shown = [(gpu, 0 if part is None and slices[gpu] else part) for gpu, part in wanted if slices[gpu] != []]
-    first = next((one for one in shown if one[1] is not None), None)
-    return shown if first is None else [first]
-
-
-def _list_entries(num_gpus: int, choice: str | None) -> list[str]:
-    return [str(index) for index in range(num_gpus)] if choice is None else [part.strip() for part in choice.split(",")]
+    first = next(([(gpu, part)] for gpu, part in shown if part is not None), None)
+    return first or shown
 
 
 def _find_entry(

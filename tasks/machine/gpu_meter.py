@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from tasks.machine.gpu_facts import ask_nvml, open_gpus, read_memory_gib, read_slowdowns
 
+_MULTIPROCESSORS = 1
+"""NVML_CLOCK_SM."""
 SAMPLE_SECONDS = 0.1
 """Time between two readings: drivers renew power every 20 to 100 ms and utilisation every 170 to 1,000 ms."""
 
@@ -178,22 +180,19 @@ class NvmlGpu:
     """A GPU that NVML reads."""
 
     def __init__(self, handle: Any) -> None:
-        import pynvml
-
-        self._nvml = pynvml
         self._handle = handle
-        self.name: str = ask_nvml(pynvml.nvmlDeviceGetName, handle) or "unnamed GPU"
+        self.name: str = ask_nvml("DeviceGetName", handle) or "unnamed GPU"
 
     def read(self) -> Reading:
         """Return what it says now; None for what it does not tell."""
         at = time.perf_counter()
-        energy_millijoules = ask_nvml(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
-        power_milliwatts = ask_nvml(self._nvml.nvmlDeviceGetPowerUsage, self._handle)
-        utilisation = ask_nvml(self._nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        energy_millijoules = ask_nvml("DeviceGetTotalEnergyConsumption", self._handle)
+        power_milliwatts = ask_nvml("DeviceGetPowerUsage", self._handle)
+        utilisation = ask_nvml("DeviceGetUtilizationRates", self._handle)
         _, used = read_memory_gib(self._handle)
-        clock = ask_nvml(self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM)
+        clock = ask_nvml("DeviceGetClockInfo", self._handle, _MULTIPROCESSORS)
         slowdowns = read_slowdowns(self._handle)
-        processes = ask_nvml(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        processes = ask_nvml("DeviceGetComputeRunningProcesses", self._handle)
         return Reading(
             at=at,
             utilisation=None if utilisation is None else utilisation.gpu / 100,
@@ -211,11 +210,13 @@ def compute_gpu_figures(readings: Sequence[Reading], *, index: int, name: str) -
 
     A counter that runs backwards was reset, so that the power is integrated (trapezoidal rule) instead.
     """
-    utilisations = [reading.utilisation for reading in readings if reading.utilisation is not None]
-    memories = [reading.memory_gib for reading in readings if reading.memory_gib is not None]
-    clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
-    slowed = [reading.is_slowed for reading in readings if reading.is_slowed is not None]
-    processes = [reading.num_processes for reading in readings if reading.num_processes is not None]
+
+    def known(name: str) -> list[float]:
+        return [value for reading in readings if (value := getattr(reading, name)) is not None]
+
+    def mean(name: str) -> float | None:
+        return sum(known(name)) / len(known(name)) if known(name) else None
+
     energy, energy_from = _count_energy(readings), "counter"
     if energy is None:
         energy, energy_from = _integrate_power(readings), "integrated power"
@@ -223,15 +224,15 @@ def compute_gpu_figures(readings: Sequence[Reading], *, index: int, name: str) -
     return GpuFigures(
         index=index,
         name=name,
-        utilisation=sum(utilisations) / len(utilisations) if utilisations else None,
+        utilisation=mean("utilisation"),
         power_watts=energy / seconds if energy is not None and seconds > 0 else None,
         energy_joules=energy,
         energy_from=None if energy is None else energy_from,
-        peak_memory_gib=max(memories, default=None),
+        peak_memory_gib=max(known("memory_gib"), default=None),
         num_readings=len(readings),
-        clock_mhz=sum(clocks) / len(clocks) if clocks else None,
-        slowed_share=sum(slowed) / len(slowed) if slowed else None,
-        num_processes=max(processes, default=None),
+        clock_mhz=mean("clock_mhz"),
+        slowed_share=mean("is_slowed"),
+        num_processes=int(max(known("num_processes"))) if known("num_processes") else None,
     )
 
 

@@ -66,7 +66,7 @@ def count_physical_cores(cpus: list[int]) -> int | None:
     for cpu in cpus:
         topology = _ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = _read_text(topology / "core_cpus_list") or _read_text(topology / "thread_siblings_list")
-        if siblings is None:
+        if not siblings:
             return None
         cores.add(siblings)
     return len(cores)
@@ -74,7 +74,7 @@ def count_physical_cores(cpus: list[int]) -> int | None:
 
 def is_virtual_machine() -> bool:
     """Return True if the CPU says that it runs under a hypervisor."""
-    words = (_read_text(_ROOT / "proc/cpuinfo") or "").split()
+    words = _read_text(_ROOT / "proc/cpuinfo").split()
     return "hypervisor" in words
 
 
@@ -82,12 +82,9 @@ def read_cpu_quota() -> float | None:
     """Return the cores' worth of CPU time that the control groups of this process allow; None if all."""
     quotas = []
     for folder in _list_cgroups("cpu"):
-        quota, _, period = (_read_text(folder / "cpu.max") or "").partition(" ")  # version 2
+        quota, _, period = _read_text(folder / "cpu.max").partition(" ")  # version 2
         if not period:
-            quota, period = (
-                _read_text(folder / "cpu.cfs_quota_us") or "",
-                _read_text(folder / "cpu.cfs_period_us") or "",
-            )
+            quota, period = _read_text(folder / "cpu.cfs_quota_us"), _read_text(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():  # unlimited is "max" or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -101,7 +98,7 @@ def read_free_memory_bytes() -> tuple[int, str]:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, usage = _read_text(folder / limit_name) or "", _read_text(folder / usage_name) or ""
+            limit, usage = _read_text(folder / limit_name), _read_text(folder / usage_name)
             if limit.isdigit() and usage.isdigit():
                 cache = _read_table(folder / "memory.stat").get(cache_name, 0)  # given back when it is needed
                 free.append((int(limit) - int(usage) + cache, "of the control group"))
@@ -115,16 +112,13 @@ def read_cpu_frequency(cpus: list[int]) -> CpuFrequency:
     for cpu in cpus:
         folder = _ROOT / f"sys/devices/system/cpu/cpu{cpu}"
         scaling = folder / "cpufreq"
-        driver = driver or _read_text(scaling / "scaling_driver")
+        driver = driver or _read_text(scaling / "scaling_driver") or None
         if governor := _read_text(scaling / "scaling_governor"):
             governors.add(governor)
-        highest, hardware = (
-            _read_text(scaling / "scaling_max_freq") or "",
-            _read_text(scaling / "cpuinfo_max_freq") or "",
-        )
+        highest, hardware = _read_text(scaling / "scaling_max_freq"), _read_text(scaling / "cpuinfo_max_freq")
         if highest.isdigit() and hardware.isdigit() and int(hardware):
             caps.append(int(highest) / int(hardware))
-        if (count := _read_text(folder / "thermal_throttle/core_throttle_count") or "").isdigit():
+        if (count := _read_text(folder / "thermal_throttle/core_throttle_count")).isdigit():
             throttled.append(int(count))
     return CpuFrequency(
         governors=tuple(sorted(governors)),
@@ -194,7 +188,7 @@ def _read_process_seconds() -> Mapping[int, tuple[str, float]]:
 def _list_cgroups(controller: str) -> list[Path]:
     """Return the folders of the control groups that this process is in, for version 1 and 2, innermost first."""
     folders = []
-    for line in (_read_text(_ROOT / "proc/self/cgroup") or "").splitlines():
+    for line in _read_text(_ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -206,12 +200,13 @@ def _list_cgroups(controller: str) -> list[Path]:
 
 def _read_table(file: Path) -> dict[str, int]:
     """Return the numbers of a file of `name number` lines."""
-    pairs = (line.split() for line in (_read_text(file) or "").splitlines())
+    pairs = (line.split() for line in _read_text(file).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _read_text(file: Path) -> str | None:
+def _read_text(file: Path) -> str:
+    """Return what the file holds; nothing where it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        return None
+        return ""

@@ -30,13 +30,18 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     Nothing is asked where there is no GPU. Where there are some of which none can be used, that is a ResourceError too,
     unless CUDA_VISIBLE_DEVICES says so.
     """
+    if not machine.gpus and os.environ.get("CUDA_VISIBLE_DEVICES") in _CHOICES_OF_NONE:
+        return
+    with open_gpus() as opened:
+        names = [str(ask_nvml("DeviceGetName", handle)) for handle in opened.every]
+        driver_cuda = ask_nvml("SystemGetCudaDriverVersion") if names else None
     if not machine.gpus:
-        _require_no_gpu()
+        if names:
+            raise ResourceError(f"{opened.problem}; or {_CPU}")
         return
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
-    names, driver_cuda, is_slice = _read_driver()
     problem = (
-        explain_too_few(params, machine, num_there=len(names), is_slice=is_slice)
+        explain_too_few(params, machine, num_there=len(names), is_slice=opened.is_slice)
         or explain_order(names, os.environ)
         or explain_unfit(used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda)
     )
@@ -45,23 +50,6 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     problem = explain_slow(params, used)
     if problem:
         raise ConfigurationError(problem)
-
-
-def _require_no_gpu() -> None:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in _CHOICES_OF_NONE:
-        return
-    with open_gpus() as opened:
-        if opened.every:
-            raise ResourceError(f"{opened.problem}; or {_CPU}")
-
-
-def _read_driver() -> tuple[list[str], int | None, bool]:
-    """Return the names of all GPUs, in the driver's order, the newest CUDA that it runs, and if a slice is shown."""
-    import pynvml
-
-    with open_gpus() as opened:
-        names = [str(ask_nvml(pynvml.nvmlDeviceGetName, handle)) for handle in opened.every]
-        return names, ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion), opened.is_slice
 
 
 def explain_too_few(params: Params, machine: MachineFile, *, num_there: int, is_slice: bool) -> str | None:

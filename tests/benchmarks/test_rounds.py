@@ -1,9 +1,7 @@
 import itertools
 import math
 
-import pytest
-
-from benchmarks.rounds import GROWTH, LOOK_CONFIDENCE, Stopping, average_blocks, generate_rounds
+from benchmarks.rounds import GROWTH, LOOK_CONFIDENCE, Stopping, generate_rounds
 from tasks.records.estimate import Estimate
 
 ARMS = ["1gpu", "1gpu-ddp", "2gpu"]
@@ -25,14 +23,6 @@ def test_a_round_is_an_order_of_all_arms_and_its_mirror_image() -> None:
     for order in itertools.islice(generate_rounds(ARMS, seed=0), 50):
         assert sorted(order[:3]) == sorted(ARMS)
         assert order == order[::-1]
-
-
-def test_a_linear_drift_cancels_within_a_round() -> None:
-    order = next(generate_rounds(ARMS, seed=3))
-    values = average_blocks(order, [1.0 + 0.1 * position for position in range(6)])
-    assert values == pytest.approx(dict.fromkeys(ARMS, 1.25))
-    with pytest.raises(ValueError, match="zip"):
-        average_blocks(order, [1.0])
 
 
 def test_it_looks_only_at_fixed_numbers_of_rounds() -> None:

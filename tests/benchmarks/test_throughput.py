@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.throughput import targets
-from benchmarks.throughput.contest import Found, hold_contest
+from benchmarks.throughput.contest import Found, hold_contest, judge_contest
 from benchmarks.throughput.groups import Blocks, Setup, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
@@ -101,7 +100,7 @@ def test_figures_of_a_contest_are_those_worked_out_by_hand(setup: Setup) -> None
     assert found.num_rounds == 6
     assert found.units_per_second("ours") == 2_000
     assert found.units_per_second("published") == pytest.approx(666.67, abs=0.01)
-    speed, loss = targets.judge_contest(found)
+    speed, loss = judge_contest(found)
     assert speed.row()[1:] == [">= 2.5x", "3.00x (3.00 to 3.00)", "reached"]
     assert loss.is_reached
 
@@ -109,7 +108,7 @@ def test_figures_of_a_contest_are_those_worked_out_by_hand(setup: Setup) -> None
 def test_no_speed_counts_where_the_losses_differ(setup: Setup) -> None:
     found = _make_found(setup, ours=[0.5] * 12, theirs=[5.0] * 12, losses=[2.0] * 11 + [2.001])
     assert found.largest_loss_difference == pytest.approx(5e-4)
-    assert [one.is_reached for one in targets.judge_contest(found)] == [False, False]
+    assert [one.is_reached for one in judge_contest(found)] == [False, False]
 
 
 @pytest.mark.slow
