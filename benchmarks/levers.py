@@ -85,10 +85,10 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     work = folder / str(ranks)
     work.mkdir()
     segment = SegmentConfig(range=name, epoch=1, fingerprint="benchmark", slice_dir=(folder / name).resolve())
-    told = make_ranks_config(
+    config = make_ranks_config(
         str(ranks), comparison(), device="cpu", base_model=folder / "base_model", work=work, segments=[segment]
     )
-    write_json(work / "config.json", told.as_json())
+    write_json(work / "config.json", config.as_json())
     arms = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
     launch = RanksHere(
@@ -102,8 +102,8 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
             raise RuntimeError(f"the ranks did not end well: {launch.explain_end()}")
     finally:
         launch.stop(grace_seconds=0.0)
-    found = json.loads((work / "found.json").read_bytes())
-    return [compute_gain(*(found[json.dumps(side)] for side in (one.without, one.overrides))) for one in levers]
+    content = json.loads((work / "found.json").read_bytes())
+    return [compute_gain(*(content[json.dumps(side)] for side in (lever.without, lever.overrides))) for lever in levers]
 
 
 def compute_gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
@@ -121,17 +121,17 @@ def compute_gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, A
     }
 
 
-def _row(lever: Lever, found: dict[str, Any]) -> list[str]:
+def _row(lever: Lever, results: dict[str, Any]) -> list[str]:
     notes = []
-    if found["positions_per_token"][0] != found["positions_per_token"][1]:
-        notes.append("positions per token {:.2f} -> {:.2f}".format(*found["positions_per_token"]))
+    if results["positions_per_token"][0] != results["positions_per_token"][1]:
+        notes.append("positions per token {:.2f} -> {:.2f}".format(*results["positions_per_token"]))
     if lever.overrides.get("compile"):
-        pays = found["break_even_steps"]
+        pays = results["break_even_steps"]
         back = f"won back after {pays:,.0f} steps" if pays else "never won back"
-        notes.append(f"compiling {found['more_warm_up_seconds']:.0f} s, {back}")
+        notes.append(f"compiling {results['more_warm_up_seconds']:.0f} s, {back}")
     return [
-        lever.name, str(lever.ranks), "{:.3f} ({:.3f} to {:.3f})".format(*found["gain"]),
-        " -> ".join(f"{1e3 * seconds:.0f}" for seconds in found["step_seconds"]), "; ".join(notes),
+        lever.name, str(lever.ranks), "{:.3f} ({:.3f} to {:.3f})".format(*results["gain"]),
+        " -> ".join(f"{1e3 * seconds:.0f}" for seconds in results["step_seconds"]), "; ".join(notes),
     ]  # fmt: skip
 
 
@@ -149,10 +149,10 @@ def _main() -> None:
         texts = list(itertools.islice(read_corpus(), _NUM_ROWS))
         rows = write_tiny_training(folder / "base_model", folder / f"0-{_NUM_ROWS}", texts)
         groups = [list(group) for _, group in itertools.groupby(levers, lambda lever: lever.ranks)]
-        found = [
-            one
+        results = [
+            item
             for group in groups
-            for one in measure(group, folder, num_rounds=arguments.rounds, num_steps=arguments.steps)
+            for item in measure(group, folder, num_rounds=arguments.rounds, num_steps=arguments.steps)
         ]
     path = write_results(
         "levers",
@@ -165,9 +165,13 @@ def _main() -> None:
             f"{arguments.steps} steps of each side in mirrored order, those of as many ranks in one process group."
         ),
         headings=["lever", "ranks", "gain", "ms per step", "notes"],
-        rows=[_row(*pair) for pair in zip(levers, found, strict=True)],
+        rows=[_row(*pair) for pair in zip(levers, results, strict=True)],
         summary="Not claimed: anything about GPUs, where 16 bit, compiling and variable-length attention weigh more.",
-        found={"levers": [{"name": one.name, "ranks": one.ranks, **of} for one, of in zip(levers, found, strict=True)]},
+        results={
+            "levers": [
+                {"name": lever.name, "ranks": lever.ranks, **of} for lever, of in zip(levers, results, strict=True)
+            ]
+        },
         load_before=load_before,
         folder=arguments.results,
     )

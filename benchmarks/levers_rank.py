@@ -45,12 +45,12 @@ def main() -> None:
         made = {
             name: build_variant(Variant(overrides=changes), config, ranks) for name, changes in asked["arms"].items()
         }
-        found: dict[str, Any] = {
-            name: {"seconds": [], "positions": 0.0, "warm_up_seconds": one.warm_up_seconds}
-            for name, one in made.items()
+        results: dict[str, Any] = {
+            name: {"seconds": [], "positions": 0.0, "warm_up_seconds": item.warm_up_seconds}
+            for name, item in made.items()
         }
         order, random = generate_rounds(list(made), seed=1), np.random.default_rng(1)
-        num_steps = min(len(one.source) // one.config.global_batch_size for one in made.values())
+        num_steps = min(len(item.source) // item.config.global_batch_size for item in made.values())
         for _ in range(asked["rounds"]):
             names = next(order)
             for half in (names[: len(made)], names[len(made) :]):
@@ -58,10 +58,10 @@ def main() -> None:
                 steps = [(start + turn) % num_steps + 1 for turn in range(asked["steps"])]
                 for name in half:
                     seconds, positions = run_block(made[name], ranks, steps)
-                    found[name]["seconds"].append(seconds)
-                    found[name]["positions"] = positions
+                    results[name]["seconds"].append(seconds)
+                    results[name]["positions"] = positions
         if ranks.is_first:
-            (config.work_dir / "found.json").write_text(json.dumps(found))
+            (config.work_dir / "found.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class Switch:
             optimizer._global_optimizer_post_hooks,
         ]
         self._before = [dict(vars(place)) for place in self._places]
-        self._found: list[tuple[Any, str, Any, Any]] = []
+        self._patched: list[tuple[Any, str, Any, Any]] = []
         self._kept: list[dict[Any, Any]] = []
         self._is_on = True
 
@@ -79,16 +79,16 @@ class Switch:
         for place, before in zip(self._places, self._before, strict=True):
             for name, now in vars(place).items():
                 if isinstance(now, FunctionType) and "ddp_audit.observer" in now.__code__.co_filename:
-                    self._found.append((place, name, before.get(name), now))
+                    self._patched.append((place, name, before.get(name), now))
         self._kept = [dict(hooks) for hooks in self._hooks]
-        assert {name for _, name, _, _ in self._found} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
+        assert {name for _, name, _, _ in self._patched} >= {"backward", "__call__", "cross_entropy", "perf_counter"}
 
     def turn(self, *, on: bool) -> None:
         """Have the observer watch from now on, or nobody."""
         if on == self._is_on:
             return
         self._is_on = on
-        for place, name, before, now in self._found:
+        for place, name, before, now in self._patched:
             if on or before is not None:
                 setattr(place, name, now if on else before)
             else:
@@ -128,23 +128,23 @@ def _run_blocks(folder: Path, *, width: int, blocks: int, steps: int) -> dict[st
     training = Training(width=width, most_steps=_WARM_UP + blocks * 4 * (steps + _STEPS_BETWEEN))
     training.run(_WARM_UP)
     switch.learn()
-    found: dict[str, list[float]] = {"bare": [], "observed": []}
+    results: dict[str, list[float]] = {"bare": [], "observed": []}
     orders = generate_rounds(["bare", "observed"], seed=0)
     for _ in range(blocks):
         for arm in next(orders):
             switch.turn(on=arm == "observed")
             training.run(_STEPS_BETWEEN)
-            found[arm].append(training.run(steps)[1])
-    return found
+            results[arm].append(training.run(steps)[1])
+    return results
 
 
 def measure_in_process(width: int, *, blocks: int, steps: int) -> dict[str, Any]:
     """Return the ratio of observed to bare blocks of one process, the bare step's seconds and what was charged."""
-    found, rank = _in_child(lambda folder: _run_blocks(folder, width=width, blocks=blocks, steps=steps))
+    child, rank = _in_child(lambda folder: _run_blocks(folder, width=width, blocks=blocks, steps=steps))
     num_observed = 2 * blocks * (steps + _STEPS_BETWEEN) + _WARM_UP
     if len(rank.steps) != num_observed:
         raise ChildProcessError(f"{len(rank.steps)} of {num_observed} steps were observed")
-    return {"how": "one process", "width": width, **_summarise(found, rank.steps[_WARM_UP:])}
+    return {"how": "one process", "width": width, **_summarise(child, rank.steps[_WARM_UP:])}
 
 
 def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tuple[float, int]:
@@ -161,7 +161,7 @@ def _run_whole(folder: Path, *, is_observed: bool, width: int, steps: int) -> tu
 def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
     """Return the same of processes of their own, as many of each arm as there are rounds, twice."""
     orders = generate_rounds(["bare", "observed"], seed=0)
-    found: dict[str, list[float]] = {"bare": [], "observed": []}
+    results: dict[str, list[float]] = {"bare": [], "observed": []}
     faults: dict[str, list[int]] = {"bare": [], "observed": []}
     observed: list[Any] = []
     for _ in range(rounds):
@@ -172,31 +172,31 @@ def measure_processes(width: int, *, rounds: int, steps: int) -> dict[str, Any]:
                     folder, is_observed=is_observed, width=width, steps=steps
                 )
             )
-            found[arm].append(processor)
+            results[arm].append(processor)
             faults[arm].append(num_faults)
             observed += rank.steps[_WARM_UP:]
-    return {"how": "its own processes", "width": width, "faults": faults, **_summarise(found, observed)}
+    return {"how": "its own processes", "width": width, "faults": faults, **_summarise(results, observed)}
 
 
-def _summarise(found: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
-    of_rounds = {arm: average_pairs(runs) for arm, runs in found.items()}
+def _summarise(results: dict[str, list[float]], observed: list[Any]) -> dict[str, Any]:
+    of_rounds = {arm: average_pairs(runs) for arm, runs in results.items()}
     return {
-        "processor_seconds": found,
+        "processor_seconds": results,
         "step_seconds": statistics.median(of_rounds["bare"]),
         "ratio": dataclasses.asdict(compute_ratio(of_rounds["observed"], of_rounds["bare"])),
         "charged_seconds": statistics.fmean(step["seconds"].get("observer", 0.0) for step in observed),
     }
 
 
-def _tell(found: dict[str, Any]) -> list[str]:
-    value, low, high = (found["ratio"][name] - 1 for name in ("value", "low", "high"))
-    step = found["step_seconds"]
+def _format_row(results: dict[str, Any]) -> list[str]:
+    value, low, high = (results["ratio"][name] - 1 for name in ("value", "low", "high"))
+    step = results["step_seconds"]
     return [
-        found["how"],
+        results["how"],
         f"{step * 1000:.1f} ms",
         f"{value:+.2%} ({low:+.2%} to {high:+.2%})",
         f"{value * step * 1e6:+.0f} µs ({low * step * 1e6:+.0f} to {high * step * 1e6:+.0f})",
-        f"{found['charged_seconds'] * 1e6:.0f} µs ({found['charged_seconds'] / step:.2%})",
+        f"{results['charged_seconds'] * 1e6:.0f} µs ({results['charged_seconds'] / step:.2%})",
     ]
 
 
@@ -217,14 +217,14 @@ def main() -> None:
     importlib.import_module("benchmarks.observed_training")
     keep_freed_memory()
     load = os.getloadavg()[0]
-    found = []
+    results = []
     for width in arguments.widths:
         seconds, _ = _in_child(lambda folder, width=width: _run_whole(folder, is_observed=False, width=width, steps=20))
         steps = max(4, round(_BLOCK_SECONDS / seconds[0]))
         blocks = max(6, round(arguments.seconds / (4 * (steps + _STEPS_BETWEEN) * seconds[0])))
-        found.append(measure_in_process(width, blocks=blocks, steps=steps))
+        results.append(measure_in_process(width, blocks=blocks, steps=steps))
     if arguments.rounds:
-        found.append(measure_processes(arguments.widths[0], rounds=arguments.rounds, steps=150))
+        results.append(measure_processes(arguments.widths[0], rounds=arguments.rounds, steps=150))
     path = write_results(
         "observer",
         title="What the observer of make audit costs",
@@ -239,9 +239,9 @@ def main() -> None:
             "That is, per step (95 %)",
             "Counted by itself",
         ],
-        rows=[_tell(one) for one in found],
+        rows=[_format_row(result) for result in results],
         summary="The last column is what the observer itself counted: all but the wrappers around calls.",
-        found=found,
+        results=results,
         load_before=load,
         folder=arguments.results,
     )

@@ -20,7 +20,7 @@ def write_results(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     summary: str,
-    found: Any,
+    results: Any,
     load_before: float,
     folder: Path = RESULTS,
 ) -> Path:
@@ -47,6 +47,6 @@ def write_results(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     write_json(
-        path.with_suffix(".json"), {"date": date, "machine": machine, "load_before": load_before, "found": found}
+        path.with_suffix(".json"), {"date": date, "machine": machine, "load_before": load_before, "found": results}
     )
     return path

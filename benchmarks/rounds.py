@@ -101,5 +101,5 @@ class Stopping:
         if not math.isfinite(widest):
             return f"{spent} after {num_rounds} rounds; a value of 0 has no relative width"
         needed = math.ceil(num_rounds * (widest / self.target_half_width) ** 2)
-        found = f"{spent} at +-{widest:.1%} after {num_rounds} rounds; about {needed} would be needed"
-        return f"{found} for +-{self.target_half_width:.1%}".replace("%", " %")
+        text = f"{spent} at +-{widest:.1%} after {num_rounds} rounds; about {needed} would be needed"
+        return f"{text} for +-{self.target_half_width:.1%}".replace("%", " %")

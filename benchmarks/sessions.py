@@ -89,22 +89,24 @@ class Scatter:
     """Sessions whose interval contains the mean of the others of every kind."""
 
 
-def find_scatter(kind: str, found: Sequence[SessionSpeedup]) -> Scatter:
+def find_scatter(kind: str, speedups: Sequence[SessionSpeedup]) -> Scatter:
     """Return how the sessions of a kind lie; NaN where fewer than two have a speedup."""
-    told = [one for one in found if one.interval is not None]
-    mine = [one.interval for one in told if one.kind == kind and one.interval is not None]
+    texts = [result for result in speedups if result.interval is not None]
+    mine = [item.interval for item in texts if item.kind == kind and item.interval is not None]
     logs = np.log([interval.value for interval in mine])
     covering = 0
-    for one in told:
-        if one.kind == kind and one.interval is not None and len(told) > 1:
-            others = np.log([other.interval.value for other in told if other is not one and other.interval is not None])
-            covering += one.interval.contains(float(np.exp(others.mean())))
+    for entry in texts:
+        if entry.kind == kind and entry.interval is not None and len(texts) > 1:
+            others = np.log(
+                [other.interval.value for other in texts if other is not entry and other.interval is not None]
+            )
+            covering += entry.interval.contains(float(np.exp(others.mean())))
     return Scatter(
-        num_sessions=sum(one.kind == kind for one in found),
+        num_sessions=sum(result.kind == kind for result in speedups),
         num_told=len(mine),
         mean=float(np.exp(logs.mean())) if len(mine) else float("nan"),
         scatter=float(logs.std(ddof=1)) if len(mine) > 1 else float("nan"),
-        half_width=float(np.sqrt(np.mean([one.relative_half_width**2 for one in mine]))) if mine else float("nan"),
+        half_width=float(np.sqrt(np.mean([item.relative_half_width**2 for item in mine]))) if mine else float("nan"),
         num_covering=covering,
     )
 
@@ -185,12 +187,14 @@ def _main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
-    found: list[SessionSpeedup] = []
+    speedups: list[SessionSpeedup] = []
     for number in track(range(arguments.sessions), description="sessions", console=Console(stderr=True)):
-        found += measure_session((_QUIET, _BESIDE)[number % 2], number + 1)
-        print(_row(found[-1]), file=sys.stderr, flush=True)
-    cell = found[-1].cell
-    scatters = {kind: find_scatter(kind, [one for one in found if one.cell == cell]) for kind in (_QUIET, _BESIDE)}
+        speedups += measure_session((_QUIET, _BESIDE)[number % 2], number + 1)
+        print(_row(speedups[-1]), file=sys.stderr, flush=True)
+    cell = speedups[-1].cell
+    scatters = {
+        kind: find_scatter(kind, [result for result in speedups if result.cell == cell]) for kind in (_QUIET, _BESIDE)
+    }
     path = write_results(
         "sessions",
         title="Sessions of one comparison",
@@ -201,17 +205,17 @@ def _main() -> int:
             "turns, the loud ones too, which is not published."
         ),
         headings=["session", "cell", "company", "speedup (95 %)", "quiet turns", "seconds", "of all turns"],
-        rows=[_row(one) for one in found],
-        summary="\n\n".join(_explain(kind, one) for kind, one in scatters.items()),
-        found={
-            "sessions": [dataclasses.asdict(one) for one in found],
-            "scatter": {kind: dataclasses.asdict(one) for kind, one in scatters.items()},
+        rows=[_row(result) for result in speedups],
+        summary="\n\n".join(_explain(kind, scatter) for kind, scatter in scatters.items()),
+        results={
+            "sessions": [dataclasses.asdict(result) for result in speedups],
+            "scatter": {kind: dataclasses.asdict(scatter) for kind, scatter in scatters.items()},
         },
         load_before=load_before,
         folder=arguments.results,
     )
     print(path.read_text(encoding="utf-8"))
-    return 0 if all(_is_honest(one) for one in scatters.values()) else 1
+    return 0 if all(_is_honest(scatter) for scatter in scatters.values()) else 1
 
 
 def _is_honest(scatter: Scatter) -> bool:
@@ -230,12 +234,12 @@ def _explain(kind: str, scatter: Scatter) -> str:
     )
 
 
-def _row(one: SessionSpeedup) -> list[str]:
-    told = one.interval
-    speedup = "none" if told is None else f"{told.value:.3f} ({told.low:.3f} to {told.high:.3f})"
+def _row(item: SessionSpeedup) -> list[str]:
+    interval = item.interval
+    speedup = "none" if interval is None else f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
     return [
-        str(one.number), one.cell, one.kind, speedup, f"{one.num_quiet} of {one.num_turns}", f"{one.seconds:.0f}",
-        f"{one.all_turns:.3f}",
+        str(item.number), item.cell, item.kind, speedup, f"{item.num_quiet} of {item.num_turns}", f"{item.seconds:.0f}",
+        f"{item.all_turns:.3f}",
     ]  # fmt: skip
 
 

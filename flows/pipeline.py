@@ -46,7 +46,7 @@ def list_upstream() -> dict[str, list[str]]:
     """Return for each stage those that dvc.yaml has it depend on; raises DvcException as DVC does."""
     with Repo() as repo:
         graph = repo.index.graph
-        return {stage.addressing: [one.addressing for one in graph.successors(stage)] for stage in graph}
+        return {stage.addressing: [successor.addressing for successor in graph.successors(stage)] for stage in graph}
 
 
 def describe_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:

@@ -184,9 +184,9 @@ def _update_progress(cell: str, is_over: threading.Event) -> None:
             elif percent > shown and not is_last:
                 # Keys take lower-case letters, digits and dashes.
                 key = "train-" + re.sub("[^a-z0-9]", "-", cell.lower())
-                found = create_progress_artifact(percent, key=key, description=f"Training of cell {cell}")
-                assert isinstance(found, UUID)  # outside of an event loop it is no coroutine
-                artifact = found
+                result = create_progress_artifact(percent, key=key, description=f"Training of cell {cell}")
+                assert isinstance(result, UUID)  # outside of an event loop it is no coroutine
+                artifact = result
             shown = max(shown, percent)
             if is_last:
                 return

@@ -81,7 +81,7 @@ def run_day(
 
 def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) -> Ended:
     """Run a part to its end or to that of its time; whenever it finds something, `keep` is told of it."""
-    found, log = day.out / "found.json", day.out / "log.txt"
+    out, log = day.out / "found.json", day.out / "log.txt"
     started, limit = time.monotonic(), day.seconds_left
     if limit < _LEAST_SECONDS:
         return Ended(name=day.part, how="not begun: no time was left")
@@ -94,8 +94,8 @@ def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) 
     try:
         while day.seconds_left > 0 and process.poll() is None:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            if found.exists() and found.stat().st_mtime_ns != stamp:
-                stamp = found.stat().st_mtime_ns
+            if out.exists() and out.stat().st_mtime_ns != stamp:
+                stamp = out.stat().st_mtime_ns
                 keep(_make_ended(day, RUNNING, started))
         if process.poll() is not None:
             how = "finished" if process.returncode == 0 else f"failed: {find_reason(log)}"
@@ -107,10 +107,10 @@ def run_part(day: Day, command: Sequence[str], keep: Callable[[Ended], object]) 
 
 
 def _make_ended(day: Day, how: str, started: float) -> Ended:
-    found = day.out / "found.json"
+    out = day.out / "found.json"
     return Ended(
         name=day.part, how=how, seconds=time.monotonic() - started,
-        found=json.loads(found.read_bytes()) if found.exists() else {},
+        results=json.loads(out.read_bytes()) if out.exists() else {},
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _SECONDS_TO_END = 3.0
 
 def run(day: Day) -> None:
     """Hold a contest with every peer that is installed; each has an equal part of the time that is left."""
-    setup, found, lines = day.make_setup(), dict[str, Any](), list[str]()
+    setup, results, lines = day.make_setup(), dict[str, Any](), list[str]()
     job = write_job(setup, "published", day.scratch / day.part)
     settings = {
         "trainer": _FED, "accelerated": _FED, "published": published.settings(job)[0],
@@ -32,12 +32,14 @@ def run(day: Day) -> None:
             lines.append(f"{PEERS[peer]}: {_NEEDS[peer]} is not installed")
             continue
         seconds = day.seconds_left / (len(_PEERS) - number) - _SECONDS_TO_END
-        one = hold_contest(
+        contest = hold_contest(
             setup, peer, day.scratch / day.part / peer, settings={OURS: _OURS, peer: settings[peer]},
             max_seconds=seconds, ends_at=time.monotonic() + (0.0 if day.is_short else seconds),
         )  # fmt: skip
-        found[peer] = one.as_json()
-        speeds = ", ".join(f"{one.units_per_second(name):,.0f}" for name in (OURS, peer))
-        agree = "" if one.losses_agree else f"; LOSSES DIFFER by {one.largest_loss_difference:.1e}"
-        lines.append(f"ours / {PEERS[peer]}: {format_ratio(one)} ({speeds} tokens/s, {one.num_rounds} rounds){agree}")
-        day.write(contests=found, lines=lines)
+        results[peer] = contest.as_json()
+        speeds = ", ".join(f"{contest.units_per_second(name):,.0f}" for name in (OURS, peer))
+        agree = "" if contest.losses_agree else f"; LOSSES DIFFER by {contest.largest_loss_difference:.1e}"
+        lines.append(
+            f"ours / {PEERS[peer]}: {format_ratio(contest)} ({speeds} tokens/s, {contest.num_rounds} rounds){agree}"
+        )
+        day.write(contests=results, lines=lines)

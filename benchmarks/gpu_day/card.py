@@ -24,7 +24,7 @@ def run(day: Day) -> None:
         "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
         "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
     }  # fmt: skip
-    found = {
+    results = {
         "card": card.name,
         "num_cards": torch.cuda.device_count(),
         "capability": [card.major, card.minor],
@@ -32,7 +32,7 @@ def run(day: Day) -> None:
         "versions": versions,
         **_measure(),
     }
-    day.write(**found)
+    day.write(**results)
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi", "-q"], check=False)
     write_random_model(day.scratch / "model", json.loads((day.prepared / "config.json").read_bytes()), device="cuda")

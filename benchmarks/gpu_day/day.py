@@ -38,10 +38,10 @@ class Day:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return what as_text() gave."""
-        told: dict[str, Any] = json.loads(text)
+        payload: dict[str, Any] = json.loads(text)
         for name in ("prepared", "scratch", "out"):
-            told[name] = Path(told[name])
-        return cls(**told)
+            payload[name] = Path(payload[name])
+        return cls(**payload)
 
     def as_text(self) -> str:
         """Return it as one word of a command line."""
@@ -52,26 +52,26 @@ class Day:
         """Until the part is ended."""
         return self.ends_at - time.monotonic()
 
-    def write(self, **found: Any) -> None:
+    def write(self, **result: Any) -> None:
         """Leave what was found so far; it is in the archive a moment later. A number that is none becomes null."""
-        write_json(self.out / "found.json", json.loads(json.dumps(found), parse_constant=lambda _: None))
+        write_json(self.out / "found.json", json.loads(json.dumps(result), parse_constant=lambda _: None))
 
     def make_setup(self, **changes: Any) -> "Setup":
         """Return the model and the rows, 64 per step in bf16 on one GPU, changed so."""
         from benchmarks.throughput.groups import Setup
 
         facts = json.loads((self.prepared / "facts.json").read_bytes())
-        told = {
+        payload = {
             "name": "1 GPU", "model_dir": self.scratch / "model", "slice_dir": self.prepared / "rows",
             "num_rows": facts["num_rows"], "world_size": 1, "global_batch_size": ROWS_PER_STEP,
             "seq_len": facts["seq_len"], "steps_per_block": 1, "device": "cuda", "precision": "bf16", "threads": 4,
         }  # fmt: skip
-        return Setup(**{**told, **changes})
+        return Setup(**{**payload, **changes})
 
     def make_config(self, **changes: Any) -> dict[str, Any]:
         """Return what ranks are told (training/config.py): packs of a whole step, changed so."""
-        told = self.make_setup().training(self.scratch / self.part)
-        return {**told, "micro_batch_size": ROWS_PER_STEP, "packing": True, **changes}
+        text = self.make_setup().training(self.scratch / self.part)
+        return {**text, "micro_batch_size": ROWS_PER_STEP, "packing": True, **changes}
 
     def compute_mfu(self, tokens_per_second: float, *, gpu: str, precision: str) -> float | None:
         """Return the share of the card's peak that the documents' own operations take; None where that is not known.

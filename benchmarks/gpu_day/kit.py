@@ -53,18 +53,18 @@ def rehearse(prepared: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
     day = Day(part="kit", prepared=prepared, scratch=prepared, out=prepared, ends_at=0.0, is_short=False)
     cards = [CARDS[name] for name in _CARDS if name in CARDS]
-    found: dict[str, dict[str, dict[str, Any]]] = {card.name: {} for card in cards}
+    results: dict[str, dict[str, dict[str, Any]]] = {card.name: {} for card in cards}
     for name, changes in (each for settings in SETTINGS.values() for each in settings.items()):
         config = parse_config(day.make_config(model_dir=str(prepared), **changes))
         step = rehearse_step(config, capability=cards[0].capability)
         for card in cards:
             speed = model_tokens_per_second(weigh_step(config, step), card)
-            found[card.name][name] = {"peak_gib": step.total_bytes / 2**30} | (
+            results[card.name][name] = {"peak_gib": step.total_bytes / 2**30} | (
                 {}
                 if speed is None
                 else {"lowest_tokens_per_second": speed.low, "highest_tokens_per_second": speed.high}
             )
-    return found
+    return results
 
 
 def count_bytes(tree: Path, folder: Path) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import traceback
 from ddp_audit.process.lifeline import end_with_parent
 
 
-def main(module: str, told: str) -> int:
+def main(module: str, text: str) -> int:
     """Run the part; return the exit code."""
     end_with_parent()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "4"}
@@ -17,7 +17,7 @@ def main(module: str, told: str) -> int:
     from benchmarks.gpu_day.day import Day
 
     try:
-        importlib.import_module(f"benchmarks.gpu_day.{module}").run(Day.parse(told))
+        importlib.import_module(f"benchmarks.gpu_day.{module}").run(Day.parse(text))
     except Exception:
         traceback.print_exc()
         return 1

@@ -22,12 +22,12 @@ Kernel = tuple[str, float, float]
 
 def run(day: Day) -> None:
     """Profile one step of each."""
-    config, found = parse_config(day.make_config()), dict[str, Any]()
+    config, results = parse_config(day.make_config()), dict[str, Any]()
     with join_ranks(config) as ranks:
         for setting, part in _NAMES.items():
-            found[setting] = summarize(_record(config, ranks, SETTINGS[part][setting]))
-            lines = [f"{name}: {_format(one)}" for name, one in found.items()]
-            day.write(profiles=found, lines=lines)
+            results[setting] = summarize(_record(config, ranks, SETTINGS[part][setting]))
+            lines = [f"{name}: {_format(result)}" for name, result in results.items()]
+            day.write(profiles=results, lines=lines)
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -48,7 +48,7 @@ def summarize(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """Return milliseconds from the first kernel to the last, how many of them none ran in, and the longest by name."""
     busy, end = 0.0, float("-inf")
     by_name, number = dict[str, float](), Counter[str]()
-    for name, start, microseconds in sorted(kernels, key=lambda one: one[1]):
+    for name, start, microseconds in sorted(kernels, key=lambda item: item[1]):
         busy += max(0.0, start + microseconds - max(start, end))
         end = max(end, start + microseconds)
         by_name[name] = by_name.get(name, 0.0) + microseconds
@@ -60,13 +60,15 @@ def summarize(kernels: Sequence[Kernel]) -> dict[str, Any]:
         "idle_ms": (span - busy) / 1e3,
         "longest": [
             {"kernel": name[:160], "number": number[name], "ms": microseconds / 1e3}
-            for name, microseconds in sorted(by_name.items(), key=lambda one: -one[1])[:_MOST_KERNELS]
+            for name, microseconds in sorted(by_name.items(), key=lambda item: -item[1])[:_MOST_KERNELS]
         ],
     }
 
 
-def _format(found: dict[str, Any]) -> str:
+def _format(results: dict[str, Any]) -> str:
     """Return the summary in a line, with the three longest."""
-    longest = "; ".join(f"{one['ms']:.1f} ms in {one['number']} x {one['kernel'][:60]}" for one in found["longest"][:3])
-    idle = f"{found['idle_ms']:.1f} of {found['span_ms']:.1f} ms"
-    return f"{found['num_kernels']:,} kernels, none running in {idle}; {longest}"
+    longest = "; ".join(
+        f"{item['ms']:.1f} ms in {item['number']} x {item['kernel'][:60]}" for item in results["longest"][:3]
+    )
+    idle = f"{results['idle_ms']:.1f} of {results['span_ms']:.1f} ms"
+    return f"{results['num_kernels']:,} kernels, none running in {idle}; {longest}"

@@ -22,17 +22,17 @@ def run(day: Day) -> None:
     work = day.scratch / day.part
     num_rows = _NUM_STEPS * ROWS_PER_STEP
     rows = write_first_rows(day.scratch / "training-rows", day.prepared / "rows", num_rows)
-    told = day.make_config(log_every_steps=1)
-    told["segments"] = [{**told["segments"][0], "range": f"0-{num_rows}", "slice_dir": str(rows)}]
+    text = day.make_config(log_every_steps=1)
+    text["segments"] = [{**text["segments"][0], "range": f"0-{num_rows}", "slice_dir": str(rows)}]
     config = day.scratch / "training.json"
-    write_json(config, told)
+    write_json(config, text)
     first = _launch(config, work, stops_after=_STOP_AFTER)
     saved = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
     day.write(first=first, saved_bytes=saved)
     if first["exit_code"] != EXIT_PREEMPTED:
         raise RuntimeError(f"the training that was asked to stop ended with {first['exit_code']}")
     second = _launch(config, work)
-    (facts,) = (json.loads(found.read_bytes()) for found in work.glob("segments/*/segment.json"))
+    (facts,) = (json.loads(file.read_bytes()) for file in work.glob("segments/*/segment.json"))
     line = (
         f"stopped after step {first['last_step']}, saved {saved / 2**30:.1f} GiB and gone "
         f"{first['seconds_to_end']:.1f} s later; first step {first['seconds_to_first_step']:.1f} s after the start, "

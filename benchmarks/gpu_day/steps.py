@@ -35,7 +35,7 @@ _SHARE_OF_BLOCKS = 0.6
 
 def run(day: Day) -> None:
     """Time every setting of the part. RuntimeError if one failed, after all others."""
-    config, found = parse_config(day.make_config()), dict[str, Any]()
+    config, results = parse_config(day.make_config()), dict[str, Any]()
     torch.set_num_threads(config.threads_per_rank)
     settings = SETTINGS[day.part]
     with join_ranks(config) as ranks:
@@ -43,17 +43,17 @@ def run(day: Day) -> None:
             runner = BlockRunner(config, ranks)
             try:
                 seconds = day.seconds_left / (len(settings) - number)
-                found[name] = _time_setting(day, runner, ranks, config, changes, seconds=seconds)
-                day.write(settings=found)
-                found[name]["host_ms"] = _time_host(day, runner, changes)
+                results[name] = _time_setting(day, runner, ranks, config, changes, seconds=seconds)
+                day.write(settings=results)
+                results[name]["host_ms"] = _time_host(day, runner, changes)
             except (RuntimeError, ValueError) as error:
                 traceback.print_exc()
-                found[name] = {**found.get(name, {}), "failed": f"{type(error).__name__}: {error}"[:200]}
+                results[name] = {**results.get(name, {}), "failed": f"{type(error).__name__}: {error}"[:200]}
             runner.forget()
-            day.write(settings=found)
-    failed = [name for name, one in found.items() if "failed" in one]
+            day.write(settings=results)
+    failed = [name for name, result in results.items() if "failed" in result]
     if failed:
-        raise RuntimeError(f"{failed[0]}: {found[failed[0]]['failed']}")
+        raise RuntimeError(f"{failed[0]}: {results[failed[0]]['failed']}")
 
 
 def _time_setting(

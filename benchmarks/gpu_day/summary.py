@@ -27,7 +27,7 @@ class Ended:
     """`finished`, or why not, in a line."""
     seconds: float = 0.0
     """Of the whole process."""
-    found: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     """What it wrote; {} if nothing."""
 
 
@@ -36,21 +36,25 @@ def format_summary(ended: Sequence[Ended], rehearsed: dict[str, Any], *, is_phan
 
     `rehearsed`: card -> setting -> what was foretold. Of a phantom, which computes nothing, neither times nor losses.
     """
-    card = next((part.found for part in ended if part.name == "card"), {})
+    card = next((part.results for part in ended if part.name == "card"), {})
     foretold = rehearsed.get(card.get("card", ""), {})
-    settings = {name: one for part in ended for name, one in part.found.get("settings", {}).items()}
+    settings = {name: item for part in ended for name, item in part.results.get("settings", {}).items()}
     if is_phantom:
         settings = {
-            name: {key: value for key, value in one.items() if key not in _TIMED} for name, one in settings.items()
+            name: {key: value for key, value in setting.items() if key not in _TIMED}
+            for name, setting in settings.items()
         }
     parts = [f"- {part.name}: {part.how} ({part.seconds:.0f} s)" for part in ended]
-    lines = [] if is_phantom else [f"- {line}" for part in ended for line in part.found.get("lines", [])]
+    lines = [] if is_phantom else [f"- {line}" for part in ended for line in part.results.get("lines", [])]
     return "\n".join(
         [
             "# A day on a GPU", "", _describe(card, is_phantom=is_phantom), "", *parts, "",
             f"| {' | '.join(_HEADINGS)} |",
             f"|{' --- |' * len(_HEADINGS)}",
-            *(f"| {' | '.join(_make_row(name, one, foretold.get(name, {})))} |" for name, one in settings.items()),
+            *(
+                f"| {' | '.join(_make_row(name, setting, foretold.get(name, {})))} |"
+                for name, setting in settings.items()
+            ),
             "", *lines, *([""] if lines else []),
             "Steps of 64 rows of 512 tokens at most; MFU: operations of the documents alone against the peak of the "
             "precision. Host ms: a step whose rows are cut to 8 tokens. Rehearsed: modelled without a card.",
@@ -74,8 +78,8 @@ def write_archive(archive: Path, results: Path, ended: Sequence[Ended], summary:
 def read_rehearsed(prepared: Path) -> dict[str, Any]:
     """Return what the kit foretold; {} where it did not."""
     path = prepared / "rehearsed.json"
-    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    return found
+    results: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return results
 
 
 def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
@@ -89,15 +93,16 @@ def _describe(card: dict[str, Any], *, is_phantom: bool) -> str:
     return f"{what} Copies {copied:.2f} TB/s (read and written), a product of 8192 in bf16 {product:.0f} TFLOP/s."
 
 
-def _make_row(name: str, found: dict[str, Any], foretold: dict[str, Any]) -> list[str]:
+def _make_row(name: str, results: dict[str, Any], foretold: dict[str, Any]) -> list[str]:
     speeds = [_format(foretold.get(key), ",.0f") for key in ("lowest_tokens_per_second", "highest_tokens_per_second")]
     return [
-        name if "failed" not in found else f"{name}: {found['failed'].replace('|', '/')}",
-        _format(found.get("tokens_per_second"), ",.0f"), " to ".join(speeds) if all(speeds) else "",
-        _format(found.get("mfu"), ".1%"), _format(found.get("step_ms"), ",.1f"), _format(found.get("host_ms"), ",.1f"),
-        _format(found.get("positions_per_token"), ".2f"), _format(found.get("allocated_gib"), ".2f"),
-        _format(foretold.get("peak_gib"), ".2f"), _format(found.get("reserved_gib"), ".2f"),
-        _format(found.get("warm_up_seconds"), ".1f"), _format(found.get("loss"), ".4f"),
+        name if "failed" not in results else f"{name}: {results['failed'].replace('|', '/')}",
+        _format(results.get("tokens_per_second"), ",.0f"), " to ".join(speeds) if all(speeds) else "",
+        _format(results.get("mfu"), ".1%"), _format(results.get("step_ms"), ",.1f"),
+        _format(results.get("host_ms"), ",.1f"),
+        _format(results.get("positions_per_token"), ".2f"), _format(results.get("allocated_gib"), ".2f"),
+        _format(foretold.get("peak_gib"), ".2f"), _format(results.get("reserved_gib"), ".2f"),
+        _format(results.get("warm_up_seconds"), ".1f"), _format(results.get("loss"), ".4f"),
     ]  # fmt: skip
 
 

@@ -34,25 +34,25 @@ def run(day: Day) -> None:
     model = write_random_model(day.scratch / "small", {**shape, **_SMALL, "vocab_size": vocab_size})
     num_rows = _STEPS * _ROWS_PER_STEP
     rows = write_first_rows(day.scratch / "few-rows", day.prepared / "rows", num_rows, vocab_size=vocab_size)
-    launches, told = dict[str, RanksHere](), dict[str, dict[str, Any]]()
+    launches, payload = dict[str, RanksHere](), dict[str, dict[str, Any]]()
     for name, strategy in _STRATEGIES.items():
-        told[name] = _make_config(day, model, rows, strategy=strategy)
+        payload[name] = _make_config(day, model, rows, strategy=strategy)
         if name == _CHECKED:
-            told[name]["segments"][0]["checked_steps"] = list(range(1, _STEPS + 1))
-        folder = Path(told[name]["work_dir"])
-        write_json(folder / "config.json", told[name])
+            payload[name]["segments"][0]["checked_steps"] = list(range(1, _STEPS + 1))
+        folder = Path(payload[name]["work_dir"])
+        write_json(folder / "config.json", payload[name])
         launches[name] = RanksHere(
-            folder / "config.json", world_size=told[name]["world_size"], threads_per_rank=2,
+            folder / "config.json", world_size=payload[name]["world_size"], threads_per_rank=2,
             log_folder=folder / "logs",
         )  # fmt: skip
     try:
-        found, failed = _follow(day, launches, told[_CHECKED])
-        base = {name: read_end(Path(told[name]["work_dir"])) for name in found}
-        compared = {name: _compare(base[name], base["1 rank"]) for name in found if "1 rank" in base}
-        day.write(ended=found, compared=compared, lines=_format(compared, []))
-        if _CHECKED in found:
+        result, failed = _follow(day, launches, payload[_CHECKED])
+        base = {name: read_end(Path(payload[name]["work_dir"])) for name in result}
+        compared = {name: _compare(base[name], base["1 rank"]) for name in result if "1 rank" in base}
+        day.write(ended=result, compared=compared, lines=_format(compared, []))
+        if _CHECKED in result:
             updates = base[_CHECKED]["updates"]
-            day.write(ended=found, compared=compared, updates=updates, lines=_format(compared, updates))
+            day.write(ended=result, compared=compared, updates=updates, lines=_format(compared, updates))
         if failed:
             raise RuntimeError(f"{failed[0]}: {launches[failed[0]].explain_end()}")
     finally:
@@ -66,8 +66,8 @@ def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[st
         model_dir=model, slice_dir=rows, num_rows=num_rows, global_batch_size=_ROWS_PER_STEP, precision="fp32",
         world_size=1 if strategy == "single" else 2, threads=2,
     )  # fmt: skip
-    told = setup.training(day.scratch / day.part / strategy)
-    return {**told, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
+    text = setup.training(day.scratch / day.part / strategy)
+    return {**text, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
 
 
 def _follow(day: Day, launches: dict[str, RanksHere], checked: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
@@ -86,15 +86,15 @@ def _follow(day: Day, launches: dict[str, RanksHere], checked: dict[str, Any]) -
     return ended, failed
 
 
-def _replay(told: dict[str, Any]) -> None:
+def _replay(payload: dict[str, Any]) -> None:
     """Compute the update that the ranks wait for, if they do."""
-    folder = Path(told["work_dir"]) / UPDATES_FOLDER
+    folder = Path(payload["work_dir"]) / UPDATES_FOLDER
     if not (folder / FACTS).exists() or (folder / RESULT).exists():
         return
     # Here: seconds of imports, while the ranks start.
     from tasks.equivalence.reference.update import OneProcess
 
-    config = parse_config(told)
+    config = parse_config(payload)
     write_json(folder / RESULT, dataclasses.asdict(check_update(config, OneProcess(config), folder)))
 
 
@@ -107,25 +107,27 @@ def read_end(work: Path) -> dict[str, Any]:
     return {"losses": losses, "weights": load_tensors(weights), "updates": updates}
 
 
-def _compare(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+def _compare(results: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     """Return the largest relative difference of a loss, and that of the weights."""
     losses = [
-        abs(one - other) / max(other, 1e-9) for one, other in zip(found["losses"], expected["losses"], strict=True)
+        abs(loss - other) / max(other, 1e-9) for loss, other in zip(results["losses"], expected["losses"], strict=True)
     ]
     differences = Differences()
     for name, part in expected["weights"].items():
-        differences.add(name, found["weights"][name], part, since=0 * part)
+        differences.add(name, results["weights"][name], part, since=0 * part)
     weights = differences.relative_l2
     return {"loss": max(losses), "weights": weights, "is_equal": max(losses) < _MOST_LOSS and weights < _MOST_WEIGHTS}
 
 
 def _format(compared: dict[str, dict[str, Any]], updates: list[dict[str, Any]]) -> list[str]:
     lines = [
-        f"{name}: {'equal' if one['is_equal'] else 'NOT EQUAL'}, loss {one['loss']:.1e} and weights "
-        f"{one['weights']:.1e} from 1 rank's"
-        for name, one in compared.items() if name != "1 rank"
+        f"{name}: {'equal' if item['is_equal'] else 'NOT EQUAL'}, loss {item['loss']:.1e} and weights "
+        f"{item['weights']:.1e} from 1 rank's"
+        for name, item in compared.items() if name != "1 rank"
     ]  # fmt: skip
-    for one in updates:
-        found = "; ".join(f"{kind} {its['difference']:.1e}" for kind, its in one["compared"].items())
-        lines.append(f"{_CHECKED}, update {one['step']} a second time: {one['verdict']} {one['problem'] or found}")
+    for update in updates:
+        text = "; ".join(f"{kind} {its['difference']:.1e}" for kind, its in update["compared"].items())
+        lines.append(
+            f"{_CHECKED}, update {update['step']} a second time: {update['verdict']} {update['problem'] or text}"
+        )
     return lines

@@ -99,8 +99,8 @@ def measure(part: str, work: Path, size: int) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{part} at {size}: {done.stderr[-2_000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Sequence[int], console: Console) -> Points:
@@ -138,31 +138,31 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 def rows_of(points: Points) -> list[list[str]]:
     """Return the table: a row per part and size, the judgement beside the largest."""
     rows = []
-    for part, found in points.items():
-        sizes = sorted(found)
+    for part, point in points.items():
+        sizes = sorted(point)
         for size in sizes:
-            unit, one = _UNITS.get(part, "row"), found[size]
-            judged = judgement(found, unit) if size == sizes[-1] and len(sizes) > 1 else [""] * 5
+            unit, result = _UNITS.get(part, "row"), point[size]
+            judged = judgement(point, unit) if size == sizes[-1] and len(sizes) > 1 else [""] * 5
             rows.append(
-                [_LABELS[part], f"{size:,} {unit}s", f"{one['seconds']:.3f}", f"{one['memory_mib']:.0f}", *judged]
+                [_LABELS[part], f"{size:,} {unit}s", f"{result['seconds']:.3f}", f"{result['memory_mib']:.0f}", *judged]
             )
     return rows
 
 
-def judgement(found: dict[int, dict[str, float]], unit: str) -> list[str]:
+def judgement(results: dict[int, dict[str, float]], unit: str) -> list[str]:
     """Return both exponents of the seconds and whether the steeper one is linear; what memory grows by and whether
     that is little."""
-    sizes = sorted(found)
-    seconds = [found[size]["seconds"] for size in sizes]
+    sizes = sorted(results)
+    seconds = [results[size]["seconds"] for size in sizes]
     whole, last = exponent(sizes, seconds), exponent(sizes[-2:], seconds[-2:])
-    more = found[sizes[-1]]["memory_mib"] - found[sizes[0]]["memory_mib"]
+    more = results[sizes[-1]]["memory_mib"] - results[sizes[0]]["memory_mib"]
     is_linear, is_little = max(whole, last) <= _LINEAR, more <= _MOST_MIB
     grown = f"{round(more):+d} MiB, {round(more * 2**20 / (sizes[-1] - sizes[0])):+,d} B per {unit}"
     return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", grown, "yes" if is_little else "no"]
 
 
-def _shown(found: dict[str, float]) -> str:
-    return f"{found['seconds']:.3f} s, {found['memory_mib']:.0f} MiB"
+def _shown(results: dict[str, float]) -> str:
+    return f"{results['seconds']:.3f} s, {results['memory_mib']:.0f} MiB"
 
 
 _METHOD = (
@@ -194,7 +194,7 @@ def _main() -> None:
     console.print(table)
     path = write_results(
         "growth", title="How cost grows", method=_METHOD, headings=_HEADINGS, rows=rows_of(points),
-        summary="Not claimed: anything about other machines.", found={"points": points},
+        summary="Not claimed: anything about other machines.", results={"points": points},
         load_before=load_before, folder=arguments.results,
     )  # fmt: skip
     console.print(f"written: {path}")

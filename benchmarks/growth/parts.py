@@ -92,13 +92,13 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
 
-    def one(number: int) -> None:
+    def item(number: int) -> None:
         step = plan.step(number)
         parts = list(make_micro_batches(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
 
-    one(1)
-    return lambda: [one(number) for number in numbers]
+    item(1)
+    return lambda: [item(number) for number in numbers]
 
 
 def _record_of(work: Path, num_steps: int) -> Any:
@@ -258,9 +258,9 @@ PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
 
 def resident_mib(field: str) -> float:
     """Return VmRSS (now) or VmHWM (most so far) of this process."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def measured(run: Callable[[], object]) -> dict[str, float]:

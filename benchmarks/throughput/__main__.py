@@ -51,7 +51,7 @@ def run_contests(
     sizes: Sequence[Size], work: Path, *, data: Path | None, seconds: float, say: Callable[[str], None]
 ) -> tuple[list[Found], dict[str, Any]]:
     """Return the contest with every peer in every setup, and the models and settings that were tried."""
-    found, more = list[Found](), dict[str, Any](models={}, tried={})
+    results, more = list[Found](), dict[str, Any](models={}, tried={})
     for size in sizes:
         folder = work / size.name
         more["models"][size.name] = size.write(folder, data=data)
@@ -65,9 +65,9 @@ def run_contests(
                     continue
                 settings = {name: select_best(tried[name]) for name in (OURS, peer)}
                 place = folder / f"{setup.name}, {peer}"
-                found.append(hold_contest(setup, peer, place, settings=settings, max_seconds=seconds))
-                say(f"{setup.name}, {peer}: {found[-1].stopped_because}")
-    return found, more
+                results.append(hold_contest(setup, peer, place, settings=settings, max_seconds=seconds))
+                say(f"{setup.name}, {peer}: {results[-1].stopped_because}")
+    return results, more
 
 
 def _make_setup(size: Size, folder: Path, world_size: int) -> Setup:
@@ -94,18 +94,18 @@ def _main() -> None:
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as scratch:
-        found, more = run_contests(
+        contests, more = run_contests(
             sizes, Path(scratch), data=data, seconds=arguments.seconds,
             say=lambda text: console.print(text, markup=False, highlight=False),
         )  # fmt: skip
-    judged = [target for one in found for target in judge_contest(one)]
-    rows, targets = list_contest_rows(found), [one.row() for one in judged]
+    judged = [target for result in contests for target in judge_contest(result)]
+    rows, targets = list_contest_rows(contests), [item.row() for item in judged]
     for title, headings, lines in (("Throughput", _HEADINGS, rows), ("Targets", _TARGET_HEADINGS, targets)):
         table = Table(*headings, title=title)
         for line in lines:
             table.add_row(*line)
         console.print(table)
-    loads = ", ".join(f"{one.load:.1f} ({one.num_rounds} rounds)" for one in found)
+    loads = ", ".join(f"{result.load:.1f} ({result.num_rounds} rounds)" for result in contests)
     models = "; ".join(f"{name}: {what}" for name, what in more["models"].items())
     method = f"{models}. {_METHOD} Load average of five minutes at the end of each contest, its own included: {loads}."
     path = write_results(
@@ -115,12 +115,12 @@ def _main() -> None:
         headings=_HEADINGS,
         rows=rows,
         summary="\n".join(
-            [f"| {' | '.join(one)} |" for one in (_TARGET_HEADINGS, ["---"] * 4, *targets)] + ["", _NOT_CLAIMED]
+            [f"| {' | '.join(target)} |" for target in (_TARGET_HEADINGS, ["---"] * 4, *targets)] + ["", _NOT_CLAIMED]
         ),
-        found={
+        results={
             **more,
             "targets": [dataclasses.asdict(target) for target in judged],
-            "contests": [one.as_json() for one in found],
+            "contests": [result.as_json() for result in contests],
         },
         load_before=load_before,
         folder=arguments.results,

@@ -115,9 +115,9 @@ def hold_contest(
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def look(confidence: float) -> dict[str, Estimate]:
-        found = _estimate({name: one.seconds for name, one in blocks.items()}, peer, confidence=confidence)
-        assert found is not None
-        return {peer: found}
+        result = _estimate({name: block.seconds for name, block in blocks.items()}, peer, confidence=confidence)
+        assert result is not None
+        return {peer: result}
 
     with groups(setup, names, work) as running:
         for name in names:
@@ -135,9 +135,9 @@ def hold_contest(
             if not stopping.goes_on(num_rounds, seconds=seconds, look=look):
                 reason = stopping.reason
                 break
-    found = stopping.intervals.get(peer) or _estimate({name: one.seconds for name, one in blocks.items()}, peer)
+    outcome = stopping.intervals.get(peer) or _estimate({name: block.seconds for name, block in blocks.items()}, peer)
     return Found(
-        setup=setup, peer=peer, settings=settings, blocks=blocks, ratio=found, stopped_because=reason,
+        setup=setup, peer=peer, settings=settings, blocks=blocks, ratio=outcome, stopped_because=reason,
         load=os.getloadavg()[1],
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ class Judged:
     """What was measured, where."""
     target: str
     """What was asked."""
-    found: str
+    result: str
     """What came out."""
     is_reached: bool | None
     """Whether it is; None: not shown either way."""
@@ -164,63 +164,63 @@ class Judged:
     def row(self) -> list[str]:
         """Return the row of a table."""
         words = {True: "reached", False: "missed", None: "no interval"}
-        return [self.what, self.target, self.found, words[self.is_reached]]
+        return [self.what, self.target, self.result, words[self.is_reached]]
 
 
-def judge_contest(found: Found) -> list[Judged]:
+def judge_contest(result: Found) -> list[Judged]:
     """Return the targets of a contest: speed, equal work, memory."""
-    where, peer, ratio = found.setup.name, PEERS[found.peer], found.ratio
-    least = _LEAST_RATIOS[found.setup.device][found.peer]
+    where, peer, ratio = result.setup.name, PEERS[result.peer], result.ratio
+    least = _LEAST_RATIOS[result.setup.device][result.peer]
     judged = [
         Judged(
-            what=f"{where}: {found.setup.unit}s/s against {peer}", target=f">= {least}x", found=format_ratio(found),
-            is_reached=None if ratio is None else found.losses_agree and ratio.low >= least,
+            what=f"{where}: {result.setup.unit}s/s against {peer}", target=f">= {least}x", result=format_ratio(result),
+            is_reached=None if ratio is None else result.losses_agree and ratio.low >= least,
         ),
         Judged(
-            what=f"{where}: same loss as {peer}", target="within 1e-4", found=f"{found.largest_loss_difference:.1e}",
-            is_reached=found.losses_agree,
+            what=f"{where}: same loss as {peer}", target="within 1e-4", result=f"{result.largest_loss_difference:.1e}",
+            is_reached=result.losses_agree,
         ),
     ]  # fmt: skip
-    if found.peer == "trainer":
-        ours, theirs = (found.blocks[name].peak_memory_bytes / 2**20 for name in (OURS, "trainer"))
+    if result.peer == "trainer":
+        ours, theirs = (result.blocks[name].peak_memory_bytes / 2**20 for name in (OURS, "trainer"))
         judged.append(
             Judged(
                 what=f"{where}: peak memory against (b)",
                 target="<= 100 %",
-                found=f"{ours / theirs:.0%} ({ours:,.0f} of {theirs:,.0f} MiB)",
+                result=f"{ours / theirs:.0%} ({ours:,.0f} of {theirs:,.0f} MiB)",
                 is_reached=ours <= theirs,
             )
         )
     return judged
 
 
-def format_ratio(found: Found) -> str:
+def format_ratio(result: Found) -> str:
     """Return ours / theirs, with the interval if there is one."""
-    if found.ratio is None:
-        return f"{found.units_per_second(OURS) / found.units_per_second(found.peer):.2f}x"
-    return _format_interval(found.ratio)
+    if result.ratio is None:
+        return f"{result.units_per_second(OURS) / result.units_per_second(result.peer):.2f}x"
+    return _format_interval(result.ratio)
 
 
 def _format_interval(interval: Estimate) -> str:
     return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
-def list_contest_rows(found: Sequence[Found]) -> list[list[str]]:
+def list_contest_rows(results: Sequence[Found]) -> list[list[str]]:
     """Return the table of all contests, a row for each of both."""
     rows = []
-    for one in found:
-        for name, blocks in one.blocks.items():
+    for result in results:
+        for name, blocks in result.blocks.items():
             is_ours = name == OURS
             rows.append(
                 [
-                    one.setup.name,
+                    result.setup.name,
                     "ours" if is_ours else PEERS[name],
-                    ", ".join(f"{key} {value}" for key, value in one.settings[name].items()),
-                    f"{one.units_per_second(name):,.0f}",
-                    "" if is_ours else format_ratio(one),
-                    "" if is_ours or one.cpu_ratio is None else _format_interval(one.cpu_ratio),
+                    ", ".join(f"{key} {value}" for key, value in result.settings[name].items()),
+                    f"{result.units_per_second(name):,.0f}",
+                    "" if is_ours else format_ratio(result),
+                    "" if is_ours or result.cpu_ratio is None else _format_interval(result.cpu_ratio),
                     f"{blocks.peak_memory_bytes / 2**20:,.0f}",
-                    "" if is_ours else f"{one.largest_loss_difference:.0e}",
+                    "" if is_ours else f"{result.largest_loss_difference:.0e}",
                 ]
             )
     return rows

@@ -127,8 +127,8 @@ class Group:
 
     def __init__(self, setup: Setup, peer: str, work: Path) -> None:
         self.job = write_job(setup, peer, work)
-        told = dataclasses.replace(self.job.training, cell=f"{setup.name}, {peer}")
-        self._workers = Workers(told, launcher="torchrun", stop=threading.Event(), module="benchmarks.throughput.rank")
+        text = dataclasses.replace(self.job.training, cell=f"{setup.name}, {peer}")
+        self._workers = Workers(text, launcher="torchrun", stop=threading.Event(), module="benchmarks.throughput.rank")
         self._block = 0
 
     def ready(self) -> None:
@@ -137,19 +137,19 @@ class Group:
 
     def use(self, setting: Mapping[str, Any], *, first_block: int = 0) -> None:
         """Build what the setting asks for; blocks go on from `first_block`."""
-        told = {"setting": dict(setting), "first_block": first_block}
-        self._workers.ask("use", **told, doing=f"building {dict(setting)}")
+        payload = {"setting": dict(setting), "first_block": first_block}
+        self._workers.ask("use", **payload, doing=f"building {dict(setting)}")
         self._block = first_block
 
     def run(self, blocks: Blocks) -> float:
         """Run the next block and enter what it came to; return its seconds."""
-        found = self._workers.ask("run", block=self._block, doing="running a block")
-        seconds = max(one["seconds"] for one in found)
+        outcome = self._workers.ask("run", block=self._block, doing="running a block")
+        seconds = max(result["seconds"] for result in outcome)
         blocks.seconds.append(seconds)
-        blocks.cpu_seconds.append(sum(one["cpu_seconds"] for one in found))
-        blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_targets(self._block))
+        blocks.cpu_seconds.append(sum(result["cpu_seconds"] for result in outcome))
+        blocks.losses.append(sum(result["loss_sum"] for result in outcome) / self.job.num_targets(self._block))
         blocks.num_units.append(self.job.num_units(self._block))
-        blocks.peak_memory_bytes = sum(one["peak_memory_bytes"] for one in found)
+        blocks.peak_memory_bytes = sum(result["peak_memory_bytes"] for result in outcome)
         self._block += 1
         return seconds
 
@@ -162,10 +162,10 @@ class Group:
 def groups(setup: Setup, peers: Sequence[str], work: Path) -> Iterator[dict[str, Group]]:
     """Yield the waiting processes of every peer, and end them afterwards."""
     with contextlib.ExitStack() as stack:
-        found = {}
+        results = {}
         for peer in peers:
-            found[peer] = Group(setup, peer, work / peer)
-            stack.callback(found[peer].close)
-        for group in found.values():
+            results[peer] = Group(setup, peer, work / peer)
+            stack.callback(results[peer].close)
+        for group in results.values():
             group.ready()
-        yield found
+        yield results

@@ -67,8 +67,8 @@ class Job:
     def tokens(self, row: int) -> np.ndarray:
         """Return the tokens of a row of text, cut to the sequence length: (length,) int32."""
         texts: Any = self.source
-        found: np.ndarray = texts.row(row, self.training.seq_len)
-        return found
+        result: np.ndarray = texts.row(row, self.training.seq_len)
+        return result
 
     def rows_by_length(self, rows: np.ndarray) -> np.ndarray:
         """Return the rows, longest first."""

@@ -27,43 +27,43 @@ def try_settings(
     A setting that does not run stands last with its reason (`failed`). Raises ResourceError if none runs.
     """
     tried: list[dict[str, Any]] = [{"setting": setting, "seconds": []} for setting in settings]
-    left = [(one, visit) for turn, visit in enumerate(_VISITS) for one in (tried[::-1] if turn % 2 else tried)]
+    left = [(item, visit) for turn, visit in enumerate(_VISITS) for item in (tried[::-1] if turn % 2 else tried)]
     while left:
-        with groups(setup, [peer], work) as found:
-            one, visit = left[0]
+        with groups(setup, [peer], work) as result:
+            other, visit = left[0]
             try:
                 # The first steps of a process cost more, whatever the setting.
-                _run_visit(found[peer], one["setting"], visit)
+                _run_visit(result[peer], other["setting"], visit)
                 while left:
-                    one, visit = left[0]
-                    one["seconds"] += _run_visit(found[peer], one["setting"], visit)
+                    other, visit = left[0]
+                    other["seconds"] += _run_visit(result[peer], other["setting"], visit)
                     del left[0]
             except (ResourceError, DistributedError) as error:
-                del one["seconds"]
-                one["failed"] = str(error)
-                say(f"{setup.name}, {peer}: {one['setting']} does not run: {error}")
-                left = [turn for turn in left if turn[0] is not one]
-    ran = [one for one in tried if "seconds" in one]
+                del other["seconds"]
+                other["failed"] = str(error)
+                say(f"{setup.name}, {peer}: {other['setting']} does not run: {error}")
+                left = [turn for turn in left if turn[0] is not other]
+    ran = [item for item in tried if "seconds" in item]
     if not ran:
         raise ResourceError(f"{setup.name}: no setting of {peer} runs: {tried[-1]['failed']}")
-    for one, behind in zip(ran, find_behind([one["seconds"] for one in ran]), strict=True):
-        one["behind"] = behind
-        say(f"{setup.name}, {peer}: {one['setting']} takes {behind:.3f} times the fastest")
-    return sorted(ran, key=lambda one: float(one["behind"])) + [one for one in tried if "failed" in one]
+    for other, behind in zip(ran, find_behind([item["seconds"] for item in ran]), strict=True):
+        other["behind"] = behind
+        say(f"{setup.name}, {peer}: {other['setting']} takes {behind:.3f} times the fastest")
+    return sorted(ran, key=lambda item: float(item["behind"])) + [item for item in tried if "failed" in item]
 
 
 def find_behind(seconds: Sequence[Sequence[float]]) -> list[float]:
     """Return for each row its median ratio to the least of the same block; `seconds`: a row per setting."""
     least = [min(block) for block in zip(*seconds, strict=True)]
-    return [statistics.median(one / best for one, best in zip(row, least, strict=True)) for row in seconds]
+    return [statistics.median(item / best for item, best in zip(row, least, strict=True)) for row in seconds]
 
 
 def select_best(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest setting, or one within 1 % of it that has smaller micro-batches: memory is judged too."""
-    ran = [one for one in tried if "behind" in one]
-    most = _NEARLY * min(one["behind"] for one in ran)
-    near = [one for one in ran if one["behind"] <= most]
-    best: dict[str, Any] = min(near, key=lambda one: (one["setting"]["micro_batch_size"], one["behind"]))["setting"]
+    ran = [item for item in tried if "behind" in item]
+    most = _NEARLY * min(item["behind"] for item in ran)
+    near = [item for item in ran if item["behind"] <= most]
+    best: dict[str, Any] = min(near, key=lambda item: (item["setting"]["micro_batch_size"], item["behind"]))["setting"]
     return best
 
 

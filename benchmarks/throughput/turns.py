@@ -20,9 +20,9 @@ class Turns:
     first_block = 0
 
     def __init__(self, address: str, *, rank: int, device: torch.device) -> None:
-        plug = socket(AF_UNIX, SOCK_STREAM)
-        plug.connect(address)
-        self._line = Connection(plug.detach())
+        connection = socket(AF_UNIX, SOCK_STREAM)
+        connection.connect(address)
+        self._line = Connection(connection.detach())
         self._rank = rank
         self._device = device
         self._asked: dict[str, Any] | None = None
@@ -31,7 +31,7 @@ class Turns:
 
     def setting(self) -> dict[str, Any] | None:
         """Wait to be told a setting and return it; None once nobody is there any more."""
-        asked = self._asked or self._hear()
+        asked = self._asked or self._receive()
         self._asked = None
         if asked is None:
             return None
@@ -46,7 +46,7 @@ class Turns:
         if self._answer_due:
             self._answer_due = False
             self._say({})
-        asked = self._hear()
+        asked = self._receive()
         if asked is None:
             return None
         if asked["command"] == "run":
@@ -66,14 +66,14 @@ class Turns:
         self._synchronize()
         seconds, cpu_seconds = time.perf_counter() - self._started, time.process_time() - self._cpu_started
         total = float(torch.stack([loss.detach().double().cpu() for loss in losses]).sum()) if losses else 0.0
-        found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
-        self._say({**found, "peak_memory_bytes": peak_memory_bytes(self._device)})
+        results = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
+        self._say({**results, "peak_memory_bytes": peak_memory_bytes(self._device)})
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _hear(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any] | None:
         try:
             asked: dict[str, Any] = json.loads(self._line.recv_bytes())
         except EOFError:
@@ -90,6 +90,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory so far: allocated on the GPU; on the CPU resident, imports included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024

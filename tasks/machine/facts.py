@@ -33,7 +33,10 @@ def collect_machine_facts() -> MachineFile:
         num_cpus=len(list_usable_cpus()),
         os=platform.system(),
         architecture=platform.machine(),
-        versions={"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in PACKAGES}},
+        versions={
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in PACKAGES},
+        },
     )
     return facts.model_copy(update={"digest": digest_json(facts.content(exclude={"digest"}))})
 

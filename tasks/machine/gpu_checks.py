@@ -77,7 +77,7 @@ def check_others(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     name = "other processes on the GPUs"
     if all(gpu.processes is None and gpu.utilisation is None for gpu in gpus):
         return PreflightCheck.not_checked(name, "not_shown", "the driver shows neither processes nor utilisation")
-    ours, found, code = list_our_pids(), [], ""
+    ours, results, code = list_our_pids(), [], ""
     for gpu in gpus:
         others = [process for process in gpu.processes or () if process.pid not in ours]
         used = gpu.memory_used_gib or 0.0
@@ -91,13 +91,13 @@ def check_others(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         if gpu.utilisation is not None:
             words.append(f"busy {gpu.utilisation:.0%} of the time")
             code = code or "busy" * (gpu.utilisation > LARGEST_UTILISATION)
-        found.append(f"GPU {gpu.index}: {', '.join(words)}")
+        results.append(f"GPU {gpu.index}: {', '.join(words)}")
     remedy = "end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES"
-    told = explain(
-        code, "{gpus}", gpus="; ".join(found), utilisations=[gpu.utilisation for gpu in gpus],
+    finding = explain(
+        code, "{gpus}", gpus="; ".join(results), utilisations=[gpu.utilisation for gpu in gpus],
         used_gib=[gpu.memory_used_gib for gpu in gpus],
     )  # fmt: skip
-    return PreflightCheck.judge(name, told, remedy=remedy if code else None)
+    return PreflightCheck.judge(name, finding, remedy=remedy if code else None)
 
 
 def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -111,10 +111,10 @@ def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     ]
     if len(set(kinds)) == 1:
         return PreflightCheck.judge(name, explain("ok", "{number} x {kind}", number=len(gpus), kind=described[0]))
-    found = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
+    text = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
     return PreflightCheck.judge(
         name,
-        explain("gpus_differ", "{gpus}", gpus=found),
+        explain("gpus_differ", "{gpus}", gpus=text),
         remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike",
     )
 
@@ -132,10 +132,10 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
     kinds: dict[str, list[str]] = {}
     for link in links:
         kinds.setdefault(link.kind, []).append(f"{link.first}-{link.second}")
-    found = "; ".join(f"{', '.join(pairs)}: {kind}" for kind, pairs in kinds.items())
+    text = "; ".join(f"{', '.join(pairs)}: {kind}" for kind, pairs in kinds.items())
     active = {gpu.nvlinks_active for gpu in gpus}
     if any(gpu.nvlinks for gpu in gpus):
-        found += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
+        text += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
     code, remedy = "ok", None
     if any(link.peer == SWITCHED_OFF for link in links):
         code, remedy = "peer_switched_off", "switch peer to peer on again in the driver's registry settings"
@@ -144,8 +144,8 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
         remedy = "choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
     elif len(active) > 1:
         code, remedy = "nvlinks_down", "look for NVLinks that are down (nvidia-smi nvlink --status)"
-    told = explain(code, "{links}", links=found, nvlinks_active=[gpu.nvlinks_active for gpu in gpus])
-    return PreflightCheck.judge(name, told, remedy=remedy)
+    finding = explain(code, "{links}", links=text, nvlinks_active=[gpu.nvlinks_active for gpu in gpus])
+    return PreflightCheck.judge(name, finding, remedy=remedy)
 
 
 def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -153,7 +153,7 @@ def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     name = "PCIe links"
     if all(gpu.pcie_width is None or gpu.pcie_width_max is None for gpu in gpus):
         return PreflightCheck.not_checked(name, "not_shown", "the driver does not show generation and width")
-    found, code = [], ""
+    results, code = [], ""
     for gpu in gpus:
         words = (
             f"GPU {gpu.index}: {_describe_link(gpu.pcie_generation, gpu.pcie_width)} of "
@@ -165,10 +165,10 @@ def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         if is_slow and is_at_rest:
             words += ", slowed down while it is at rest"
         code = code or ("narrow_link" if is_narrow else "slow_link" * (is_slow and not is_at_rest))
-        found.append(words)
+        results.append(words)
     remedy = "seat the card in a slot with all lanes, and look at riser and BIOS settings"
-    told = explain(code, "{links}", links="; ".join(found), widths=[gpu.pcie_width for gpu in gpus])
-    return PreflightCheck.judge(name, told, remedy=remedy if code else None)
+    finding = explain(code, "{links}", links="; ".join(results), widths=[gpu.pcie_width for gpu in gpus])
+    return PreflightCheck.judge(name, finding, remedy=remedy if code else None)
 
 
 def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -178,7 +178,7 @@ def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         return PreflightCheck.not_checked(
             name, "not_shown", "the driver shows neither reasons for slowing down nor power limits"
         )
-    found, remedies, codes = [], [], []
+    results, remedies, codes = [], [], []
     for gpu in gpus:
         words = [f"{_format_number(gpu.sm_clock_mhz)} of {_format_number(gpu.sm_clock_max_mhz)} MHz"]
         if gpu.temperature_celsius is not None:
@@ -193,12 +193,12 @@ def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         if limit is not None and usual is not None and limit < SMALLEST_POWER_LIMIT * usual:
             codes.append("power_limit")
             remedies.append(f"set the usual power limit (nvidia-smi -i {gpu.index} --power-limit={usual:.0f})")
-        found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    told = explain(
-        codes[0] if codes else "ok", "{clocks}", clocks="; ".join(found),
+        results.append(f"GPU {gpu.index}: {', '.join(words)}")
+    finding = explain(
+        codes[0] if codes else "ok", "{clocks}", clocks="; ".join(results),
         celsius=[gpu.temperature_celsius for gpu in gpus], power_limits=[gpu.power_limit_watts for gpu in gpus],
     )  # fmt: skip
-    return PreflightCheck.judge(name, told, remedy="; ".join(dict.fromkeys(remedies)) or None)
+    return PreflightCheck.judge(name, finding, remedy="; ".join(dict.fromkeys(remedies)) or None)
 
 
 def check_memory(
@@ -207,26 +207,26 @@ def check_memory(
     """Judge whether the ranks of all cells fit on the GPUs, one rank of every cell that reaches so far."""
     name = "free GPU memory"
     per_rank = GIB_PER_CONTEXT + BYTES_PER_PARAMETER * (num_parameters or 0) / 2**30
-    found, warned, num_known = [], False, 0
+    results, warned, num_known = [], False, 0
     for gpu in gpus:
         if gpu.memory_total_gib is None or gpu.memory_used_gib is None:
-            found.append(f"GPU {gpu.index}: not shown")
+            results.append(f"GPU {gpu.index}: not shown")
             continue
         num_known += 1
         # With more ranks than GPUs they go round.
         num_ranks = sum(-(-(size - gpu.index) // len(gpus)) for size in world_sizes if size > gpu.index)
         free, needed = gpu.memory_total_gib - gpu.memory_used_gib, num_ranks * per_rank * (1 + SPARE_MEMORY)
         warned |= free < needed
-        found.append(
+        results.append(
             f"GPU {gpu.index}: {free:.1f} GiB free, {format_plural(num_ranks, 'rank')} side by side "
             f"need about {needed:.1f} GiB"
         )
-    text = "; ".join(found) + ("" if num_parameters else " without their models")
+    text = "; ".join(results) + ("" if num_parameters else " without their models")
     if not num_known:
         return PreflightCheck.not_checked(name, "not_shown", "the driver does not show it")
     remedy = "end other programs on the GPU, or measure fewer cells at once"
-    told = explain("too_little_memory", "{gpus}", gpus=text, needed_gib_per_rank=per_rank)
-    return PreflightCheck.judge(name, told, remedy=remedy if warned else None)
+    finding = explain("too_little_memory", "{gpus}", gpus=text, needed_gib_per_rank=per_rank)
+    return PreflightCheck.judge(name, finding, remedy=remedy if warned else None)
 
 
 def _describe_process(pid: int, memory_gib: float | None) -> str:

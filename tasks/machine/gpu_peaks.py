@@ -20,7 +20,7 @@ class Peak(NamedTuple):
     fp16: float | None = None
 
 
-_PEAKS = [Peak(**one) for one in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["peaks"]]
+_PEAKS = [Peak(**peak) for peak in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["peaks"]]
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GeForce)\s+", re.IGNORECASE)
 _MEMORY_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)
 
@@ -34,8 +34,8 @@ def find_peak(gpu_name: str) -> Peak | None:
     while (shorter := _VENDOR.sub("", name)) != name:
         name = shorter
     names = {name, _MEMORY_SIZE.sub("", name)}
-    found = [peak for peak in _PEAKS if any(re.fullmatch(peak.pattern, one, re.IGNORECASE) for one in names)]
-    return found[0] if len(found) == 1 else None
+    results = [peak for peak in _PEAKS if any(re.fullmatch(peak.pattern, item, re.IGNORECASE) for item in names)]
+    return results[0] if len(results) == 1 else None
 
 
 def find_peak_tflops(gpu_name: str, precision: str) -> float | None:

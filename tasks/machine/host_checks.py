@@ -84,24 +84,26 @@ def check_load(load: Load | None) -> PreflightCheck:
     if load is None:
         return PreflightCheck.not_checked(name, "not_counted", "the kernel does not count CPU time")
     share = load.others / load.num_cpus
-    found = explain(
+    finding = explain(
         "loud",
         "others used {others:.2f} of {cpus} CPUs ({share:.0%}) during {seconds:.1f} s"
         + ", {stolen:.2f} of it other virtual machines of the same host" * (load.stolen > 0.01),
         others=load.others, cpus=load.num_cpus, share=share, seconds=load.seconds, stolen=load.stolen,
     )  # fmt: skip
     if share <= LARGEST_LOAD:
-        return PreflightCheck.judge(name, found.extend("{sentence}; up to {most:.0%} is allowed", most=LARGEST_LOAD))
+        return PreflightCheck.judge(name, finding.extend("{sentence}; up to {most:.0%} is allowed", most=LARGEST_LOAD))
     if not load.busiest or load.busiest[0].cores < load.others / 10:
         none = "; short-lived processes, other containers or virtual machines, or the kernel: none to be named"
         return PreflightCheck.judge(
-            name, found.extend("{sentence}" + none), remedy="measure on a machine of your own, or when this one is idle"
+            name,
+            finding.extend("{sentence}" + none),
+            remedy="measure on a machine of your own, or when this one is idle",
         )
     top = load.busiest[0]
-    busiest = [f"{one.name} (pid {one.pid}, {one.cores:.2f} CPUs)" for one in load.busiest[:3]]
+    busiest = [f"{item.name} (pid {item.pid}, {item.cores:.2f} CPUs)" for item in load.busiest[:3]]
     return PreflightCheck.judge(
         name,
-        replace(found, code="loud_process").extend("{sentence}, most of all {busiest}", busiest=busiest),
+        replace(finding, code="loud_process").extend("{sentence}, most of all {busiest}", busiest=busiest),
         remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure",
     )
 
@@ -124,7 +126,7 @@ def check_cores(
     name = f"cores for {cell}"
     threads, loaders = world_size * threads_per_rank, world_size * LOADER_THREADS_PER_RANK
     needed = threads + (loaders if device == "cuda" else 0)
-    found = explain(
+    finding = explain(
         "too_few_cores",
         "world_size {world_size} x threads_per_rank {threads_per_rank} = {threads} to compute, {loaders} for data; "
         "{cpus:plural CPU} may be used"
@@ -145,7 +147,7 @@ def check_cores(
         remedy = (
             f"use a machine with {format_plural(needed, 'physical core')}; here {cell} cannot show what they would give"
         )
-    return PreflightCheck.judge(name, found, remedy=remedy)
+    return PreflightCheck.judge(name, finding, remedy=remedy)
 
 
 def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool) -> PreflightCheck:
@@ -156,8 +158,8 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
             name, "not_shown", "the kernel does not show which CPUs share a physical core"
         )
     if num_physical < num_cpus:  # check_cores says whether that matters
-        found = "{cpus} CPUs are hyper-threads of {physical:plural physical core}"
-        return PreflightCheck.judge(name, explain("ok", found, cpus=num_cpus, physical=num_physical))
+        text = "{cpus} CPUs are hyper-threads of {physical:plural physical core}"
+        return PreflightCheck.judge(name, explain("ok", text, cpus=num_cpus, physical=num_physical))
     if is_virtual:
         return PreflightCheck.not_checked(
             name,
@@ -172,8 +174,8 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
     """Judge whether the CPUs may run at their full clock; `before` and `after` enclose the watching of the load."""
     name = "CPU frequency"
     if is_on_battery:
-        found = explain("battery", "the machine runs on its battery, which slows CPUs down")
-        return PreflightCheck.judge(name, found, remedy="plug it in")
+        finding = explain("battery", "the machine runs on its battery, which slows CPUs down")
+        return PreflightCheck.judge(name, finding, remedy="plug it in")
     if not after.governors and after.capped_to is None and after.num_throttled is None:
         return PreflightCheck.not_checked(
             name, "not_shown", "the kernel shows neither governor nor throttling, as in most virtual machines"
@@ -187,7 +189,7 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
         code, remedy = "capped", "allow the highest clock (cpupower frequency-set --max)"
     elif new > 0:
         code, remedy = "throttled", "let the machine cool down or cool it better, then measure"
-    found = explain(
+    finding = explain(
         code,
         "governor {governor} ({driver})"
         + ", at most {capped_to:.0%} of the highest clock" * (after.capped_to is not None)
@@ -196,7 +198,7 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
         governor=", ".join(after.governors) or "not shown", driver=after.driver or "driver not shown",
         capped_to=after.capped_to, throttled=after.num_throttled, new=new,
     )  # fmt: skip
-    return PreflightCheck.judge(name, found, remedy=remedy)
+    return PreflightCheck.judge(name, finding, remedy=remedy)
 
 
 def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> PreflightCheck:
@@ -205,14 +207,14 @@ def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> 
     free, whose = read_free_memory_bytes()
     model = BYTES_PER_PARAMETER * (num_parameters or 0) if device == "cpu" else 0
     needed_gib = num_ranks * (GIB_PER_RANK + model / 2**30) * (1 + SPARE_MEMORY)
-    found = explain(
+    finding = explain(
         "too_little_memory",
         "{free_gib:.1f} GiB {whose} are free, {ranks:plural rank} side by side need about {needed_gib:.1f} GiB"
         + " without their models" * (device == "cpu" and num_parameters is None),
         free_gib=free / 2**30, whose=whose, ranks=num_ranks, needed_gib=needed_gib,
     )  # fmt: skip
     remedy = "end other programs, take a smaller model, or measure fewer cells at once"
-    return PreflightCheck.judge(name, found, remedy=None if free / 2**30 >= needed_gib else remedy)
+    return PreflightCheck.judge(name, finding, remedy=None if free / 2**30 >= needed_gib else remedy)
 
 
 def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
@@ -222,9 +224,9 @@ def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
     free_gib = psutil.disk_usage(str(there)).free / 2**30
     # The report is published: where the project stands on this machine is nobody's business.
     here = there.relative_to(Path.cwd()) if there.is_relative_to(Path.cwd()) else there
-    found = explain(
+    finding = explain(
         "too_little_disk", "{free_gib:.1f} GiB are free in {folder}, {needed_gib:.1f} GiB are needed",
         free_gib=free_gib, folder=str(here), needed_gib=needed_gib,
     )  # fmt: skip
     remedy = f"free {needed_gib - free_gib:.1f} GiB there, then measure"
-    return PreflightCheck.judge(name, found, remedy=None if free_gib >= needed_gib else remedy)
+    return PreflightCheck.judge(name, finding, remedy=None if free_gib >= needed_gib else remedy)

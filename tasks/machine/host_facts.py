@@ -160,7 +160,7 @@ def list_our_pids() -> set[int]:
     """Return the pids of this process, its descendants and the processes that it descends from."""
     me = psutil.Process()
     try:
-        return {me.pid, *(one.pid for one in me.children(recursive=True)), *(one.pid for one in me.parents())}
+        return {me.pid, *(child.pid for child in me.children(recursive=True)), *(parent.pid for parent in me.parents())}
     except psutil.Error:  # one of them ended meanwhile
         return {me.pid}
 
@@ -177,12 +177,12 @@ def _read_cpu_seconds(cpus: list[int]) -> dict[str, float] | None:
 
 def _read_process_seconds() -> Mapping[int, tuple[str, float]]:
     """Return name and CPU seconds so far of every process that we may see."""
-    found = {}
+    results = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
         times = process.info["cpu_times"]
         if times is not None:
-            found[process.pid] = (process.info["name"] or "?", times.user + times.system)
-    return found
+            results[process.pid] = (process.info["name"] or "?", times.user + times.system)
+    return results
 
 
 def _list_cgroups(controller: str) -> list[Path]:

@@ -52,11 +52,11 @@ def _read_kept(machine_digest: str) -> TorchFacts | None:
 
 
 def _ask_torch() -> TorchFacts:
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "tasks.machine.torch_facts"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=True,
     )  # fmt: skip
-    return TorchFacts.model_validate_json(found.stdout.splitlines()[-1])
+    return TorchFacts.model_validate_json(result.stdout.splitlines()[-1])
 
 
 def _collect_torch_facts() -> TorchFacts:

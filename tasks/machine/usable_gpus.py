@@ -59,7 +59,7 @@ def explain_too_few(params: Params, machine: MachineFile, *, num_there: int, is_
     GPU. Slices are no GPUs to several ranks: CUDA shows a process one of them, and NCCL joins ranks on slices from 2.31
     on only, as an experiment. Source: NVIDIA, NCCL user guide, "Using MIG instances".
     """
-    ranks = {cell: one.ranks_per_node for cell, one in params.cells.items() if not one.oversubscribe}
+    ranks = {cell: item.ranks_per_node for cell, item in params.cells.items() if not item.oversubscribe}
     cell = max(ranks, key=lambda name: ranks[name], default=None)
     if cell is None or ranks[cell] <= machine.num_gpus:
         return None
@@ -87,11 +87,11 @@ def explain_order(names: Sequence[str], environment: Mapping[str, str]) -> str |
     has_numbers = choice is None or any(entry.strip().isdigit() for entry in choice.split(","))
     if len(set(names)) < 2 or not has_numbers or environment.get("CUDA_DEVICE_ORDER") == _BY_ADDRESS:
         return None
-    kinds = {name: [str(index) for index, one in enumerate(names) if one == name] for name in dict.fromkeys(names)}
-    found = ", ".join(f"{name} ({', '.join(places)})" for name, places in kinds.items())
+    kinds = {name: [str(index) for index, item in enumerate(names) if item == name] for name in dict.fromkeys(names)}
+    text = ", ".join(f"{name} ({', '.join(places)})" for name, places in kinds.items())
     most = max(kinds.values(), key=len)
     return (
-        f"GPUs of {len(kinds)} kinds: {found}, which CUDA numbers otherwise than the driver; set "
+        f"GPUs of {len(kinds)} kinds: {text}, which CUDA numbers otherwise than the driver; set "
         f"CUDA_DEVICE_ORDER={_BY_ADDRESS}, and GPUs of one kind with CUDA_VISIBLE_DEVICES={','.join(most)} or the like"
     )
 
@@ -165,10 +165,10 @@ def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     NVIDIA, CUDA C++ Programming Guide, "Application Compatibility".
     """
     for name in arch_list:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-        if found is None:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+        if match is None:
             continue
-        kind, major, minor, suffix = found[1], int(found[2]), int(found[3]), found[4]
+        kind, major, minor, suffix = match[1], int(match[2]), int(match[3]), match[4]
         if suffix == "a":
             runs = capability == (major, minor)
         elif kind == "compute" and not suffix:

@@ -127,7 +127,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
 
 def explain_permission_denied(path: Path) -> str:
     """Return whose a path is that this user may not use, and how to get it: the end of a line that begins with it."""
-    there = next((found for found in (path, *path.absolute().parents) if os.access(found, os.F_OK)), Path("/"))
+    there = next((parent for parent in (path, *path.absolute().parents) if os.access(parent, os.F_OK)), Path("/"))
     with contextlib.suppress(KeyError, OSError):
         owner = there.owner()
         if os.stat(there).st_uid != os.geteuid():

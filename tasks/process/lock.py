@@ -56,15 +56,17 @@ def lock_machine(purpose: str) -> Iterator[None]:
     if others := [_user_in(other) for other in _names_like(name) if other != name]:
         who = f"of the user {', '.join(others[:_MOST_NAMED])}"
         _log.warning("%s: another comparison may be training on this machine (%s) and spoil the times", purpose, who)
-    with _taken(name, purpose) as door:
-        threading.Thread(target=_introduce, args=(door, _make_introduction(purpose)), name="lock", daemon=True).start()
+    with _taken(name, purpose) as listener:
+        threading.Thread(
+            target=_introduce, args=(listener, _make_introduction(purpose)), name="lock", daemon=True
+        ).start()
         _held.add(name)
         try:
             yield
         finally:
             _held.discard(name)
             with contextlib.suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
 
 
 def is_taken(name: str) -> bool:
@@ -77,37 +79,37 @@ def _names_like(name: str) -> list[str]:
     wanted = re.compile(rf"^.* @({re.escape(name[1:].rpartition('/')[0])}/\d{{1,10}})$", re.MULTILINE)
     with contextlib.suppress(OSError):
         text = Path("/proc/net/unix").read_text(errors="replace")
-        return [f"\0{found}" for found in sorted(set(wanted.findall(text)))]
+        return [f"\0{result}" for result in sorted(set(wanted.findall(text)))]
     return []
 
 
 def _taken(name: str, purpose: str) -> socket.socket:
     """Return a socket bound to the name; ResourceError if a process of this user has it already."""
-    door = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     while True:
         try:
-            door.bind(name)
-            door.listen(128)
-            return door
+            listener.bind(name)
+            listener.listen(128)
+            return listener
         except OSError as error:
             user, words = _find_holder(name) or (None, "")
             if user == os.geteuid():
-                door.close()
+                listener.close()
                 raise ResourceError(
                     f"another comparison is training on this machine: {words or _SILENT}; "
                     "wait for it or stop it, then run again (finished segments are kept)"
                 ) from None
             if error.errno != errno.EADDRINUSE or is_taken(name):
                 _log.warning("%s: going on without the machine's lock, whose name is not to be had", purpose)
-                return door
+                return listener
             time.sleep(0.02)
 
 
-def _introduce(door: socket.socket, introduction: str) -> None:
-    """Tell whoever of this user knocks who holds the lock, until it is given back; nothing is ever read."""
+def _introduce(listener: socket.socket, introduction: str) -> None:
+    """Tell whoever of this user connects who holds the lock, until it is given back; nothing is ever read."""
     with contextlib.suppress(OSError):
         while True:
-            caller, _ = door.accept()
+            caller, _ = listener.accept()
             with caller, contextlib.suppress(OSError):
                 if _get_peer_user(caller) == os.geteuid():
                     caller.sendall(introduction.encode())
@@ -157,7 +159,7 @@ def lock_workspace(purpose: str) -> contextlib.AbstractContextManager[None]:
     The same for a folder that this user may not write into as a whole, as after another user ran a comparison in it.
     """
     folder = Path.cwd()
-    below = (Path(found) for name in _WRITTEN for found, _, _ in os.walk(folder / name))
+    below = (Path(result) for name in _WRITTEN for result, _, _ in os.walk(folder / name))
     for path in (folder, folder / "dvc.lock", folder / "mlflow.db", *below):
         if path.exists() and not os.access(path, os.W_OK):
             raise ResourceError(f"{path}: {explain_permission_denied(path)}")

@@ -27,7 +27,7 @@ def run_within_memory(config: TrainingConfig, *, num_shares: int, **options: Any
 
     They go on from the last checkpoint; see try_within_memory.
     """
-    try_within_memory(config, lambda told: run_ranks(told, **options), num_shares=num_shares)
+    try_within_memory(config, lambda text: run_ranks(text, **options), num_shares=num_shares)
 
 
 def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig], Found], *, num_shares: int) -> Found:

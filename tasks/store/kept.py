@@ -53,10 +53,12 @@ def is_kept(folder: Path) -> bool:
     return is_whole
 
 
-def keep(found: StageFile, folder: Path) -> None:
+def keep(result: StageFile, folder: Path) -> None:
     """Write what was found as all that the folder is kept for."""
-    found.write(folder)
-    write_json(folder / MANIFEST, {"files": {name: digest_file(folder / name) for name in (found.NAME, *found.BESIDE)}})
+    result.write(folder)
+    write_json(
+        folder / MANIFEST, {"files": {name: digest_file(folder / name) for name in (result.NAME, *result.BESIDE)}}
+    )
 
 
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:

@@ -59,8 +59,8 @@ def test_of_several_errors_the_first_is_the_reason(tmp_path: Path) -> None:
 
 def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(tmp_path: Path) -> None:
     ended, kept = _run(_make_day(tmp_path, seconds=9.0), _FINDS_AND_HANGS)
-    assert (ended.how, ended.found) == ("ended after its 9 s", {"first": 1})
-    assert [(one.how, one.found) for one in kept] == [(RUNNING, {"first": 1})]
+    assert (ended.how, ended.results) == ("ended after its 9 s", {"first": 1})
+    assert [(one.how, one.results) for one in kept] == [(RUNNING, {"first": 1})]
     assert ended.seconds < 30
 
 
@@ -69,10 +69,10 @@ def test_a_part_is_not_begun_with_no_time_left(tmp_path: Path) -> None:
 
 
 _ENDED = [
-    Ended(name="card", how="finished", seconds=3.0, found=_CARD),
+    Ended(name="card", how="finished", seconds=3.0, results=_CARD),
     Ended(
         name="eager", how="finished", seconds=30.0,
-        found={
+        results={
             "lines": ["a line"],
             "settings": {
                 "packed": {"tokens_per_second": 1000.0, "mfu": 0.5, "loss": 2.0, "allocated_gib": 2.5},

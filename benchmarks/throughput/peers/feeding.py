@@ -53,8 +53,8 @@ class Images(nn.Module):
 def pad_to_longest(rows: Sequence[Row]) -> dict[str, Any]:
     """Return a micro-batch as long as its longest row, up to a multiple of 8; rows that have a class keep it."""
     tokens = [np.asarray(row["input_ids"]) for row in rows]
-    found = padded(tokens, length=max(len(row) for row in tokens), multiple_of=_LENGTH_MULTIPLE)
-    return found | ({"labels": _labels_of(rows)} if "labels" in rows[0] else {})
+    result = padded(tokens, length=max(len(row) for row in tokens), multiple_of=_LENGTH_MULTIPLE)
+    return result | ({"labels": _labels_of(rows)} if "labels" in rows[0] else {})
 
 
 def stack_images(rows: Sequence[Row]) -> dict[str, Any]:

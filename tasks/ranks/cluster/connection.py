@@ -17,7 +17,7 @@ from typing import Any
 from tasks.process.failure import ConfigurationError, DistributedError, ResourceError
 
 
-class RankLines:
+class RankConnections:
     """The lines over which ranks of another machine get blocks to run: each comes to a socket of their own user.
 
     It starts nothing, so that it may wait for all ranks at a time, each in a thread.
@@ -25,19 +25,19 @@ class RankLines:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ddp-")
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(f"{self._folder}/line")
-        self._door.listen(128)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{self._folder}/line")
+        self._listener.listen(128)
         self._lines: dict[int, Connection] = {}
 
-    def tell_address(self) -> str:
+    def get_address(self) -> str:
         """Return the path of the socket."""
         return f"{self._folder}/line"
 
     def accept(self, line: int) -> bytes:
         """Wait for a rank, which is this line from here on; return what it says first."""
-        plug, _ = self._door.accept()
-        self._lines[line] = Connection(plug.detach())
+        connection, _ = self._listener.accept()
+        self._lines[line] = Connection(connection.detach())
         return self._lines[line].recv_bytes()
 
     def exchange(self, line: int, message: bytes) -> bytes:
@@ -94,7 +94,7 @@ def connect(address: str) -> None:
             "RAY_AUTH_TOKEN; `ray get-auth-token --generate` makes one"
         )
     else:
-        # Ray tries so often to join, and waits so long for an answer after it has knocked for twice 5 seconds: half a
+        # Ray tries so often to join, and waits so long for an answer after it has tried for twice 5 seconds: half a
         # minute in all. By itself it tries for a quarter of an hour where the head has died.
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")
         os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
@@ -115,11 +115,11 @@ def connect(address: str) -> None:
 
 
 def require_head(who: str, *, seconds: float) -> None:
-    """Raise DistributedError if nobody is at the door of the cluster's head: Ray itself would go on waiting for it."""
+    """Raise DistributedError if nobody listens at the cluster's head: Ray itself would go on waiting for it."""
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    if (why := _knock(*address.rsplit(":", 1), seconds=seconds)) is not None:
+    if (why := _explain_refusal(*address.rsplit(":", 1), seconds=seconds)) is not None:
         raise DistributedError(
             f"{who}: the head of the Ray cluster at {address} is lost: {why}; all ranks were ended; run again, it goes "
             "on from the last checkpoint"
@@ -134,13 +134,13 @@ def list_nodes() -> list[dict[str, Any]]:
     # Ray holds one that was killed for alive for a while.
     alive = [
         node for node in ray.nodes() if node["Alive"]
-        and _knock(node["NodeManagerAddress"], node["NodeManagerPort"], seconds=_SECONDS_TO_OPEN) is None
+        and _explain_refusal(node["NodeManagerAddress"], node["NodeManagerPort"], seconds=_SECONDS_TO_OPEN) is None
     ]  # fmt: skip
     return sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
 
 
-def _knock(host: str, port: str | int, *, seconds: float) -> str | None:
-    """Return None if somebody is at the door, else why not."""
+def _explain_refusal(host: str, port: str | int, *, seconds: float) -> str | None:
+    """Return None if somebody listens there, else why not."""
     try:
         socket.create_connection((host, int(port)), timeout=seconds).close()
     except OSError as error:
@@ -157,9 +157,9 @@ def carry(lines: Any, line: int, address: str) -> None:
 
     with contextlib.suppress(OSError, EOFError, ray.exceptions.RayError):
         first = ray.get(lines.accept.remote(line))
-        plug = socket.socket(socket.AF_UNIX)
-        plug.connect(address)
-        with Connection(plug.detach()) as stage:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address)
+        with Connection(connection.detach()) as stage:
             stage.send_bytes(first)
             while True:
                 stage.send_bytes(ray.get(lines.exchange.remote(line, stage.recv_bytes())))

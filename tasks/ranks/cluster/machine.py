@@ -20,17 +20,24 @@ class Machine:
     """An actor of class `kind` on one node, which is made for `who`."""
 
     def __init__(
-        self, found: dict[str, Any], kind: type, *, who: str, number: int, silence_seconds: float, stop: threading.Event
+        self,
+        results: dict[str, Any],
+        kind: type,
+        *,
+        who: str,
+        number: int,
+        silence_seconds: float,
+        stop: threading.Event,
     ) -> None:
         """`found`: the node as Ray describes it; once `stop` is set, no answer is waited for."""
-        self.who, self.number, self.address = who, number, str(found["NodeManagerAddress"])
+        self.who, self.number, self.address = who, number, str(results["NodeManagerAddress"])
         self.facts: dict[str, Any] = {}
         self.asked: Any = None
         """The answer that is being waited for."""
         self.heard_at = time.monotonic()
         self.is_lost = False
         self.silence_seconds = silence_seconds
-        self._stop, self._id = stop, found["NodeID"]
+        self._stop, self._id = stop, results["NodeID"]
         self.actor = self.make(kind, silence_seconds)
 
     @property

@@ -38,7 +38,7 @@ class NodeRanks:
         # Held until the end of this process: by it a folder is told from one that was left by a killed actor.
         self._lock = (self._folder / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._found: dict[str, Path] = {}
+        self._places: dict[str, Path] = {}
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._told_failures: set[str] = set()
         self._work, self._logs = self._folder / "work", self._folder / "logs"
@@ -63,9 +63,9 @@ class NodeRanks:
                     shutil.rmtree(folder)
             for digest, place in files.values():
                 for file in (Path(place), self._files / digest):
-                    if digest not in self._found and file.is_file() and _digest(file) == digest:
-                        self._found[digest] = file
-            return sorted({digest for digest, _ in files.values()} - self._found.keys())
+                    if digest not in self._places and file.is_file() and _digest(file) == digest:
+                        self._places[digest] = file
+            return sorted({digest for digest, _ in files.values()} - self._places.keys())
 
     def write(self, digest: str, content: bytes, *, is_last: bool) -> None:
         """Append to the file with this sha256; raises ValueError if it is not that when it is whole."""
@@ -77,7 +77,7 @@ class NodeRanks:
                 arriving.unlink()
                 raise ValueError(f"a file did not arrive whole: its sha256 is not {digest[:12]}")
             if is_last:
-                self._found[digest] = arriving.rename(self._files / digest)
+                self._places[digest] = arriving.rename(self._files / digest)
 
     def prepare(self, files: dict[str, tuple[str, str]], *, project: str | None, **place: Any) -> dict[str, Any]:
         """Lay out the files below a folder of this launch; return it, and what this machine is.
@@ -88,7 +88,7 @@ class NodeRanks:
             self._is_shared = project is not None
             for name, (digest, _) in files.items():
                 (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (self._folder / name).symlink_to(self._found[digest])
+                (self._folder / name).symlink_to(self._places[digest])
             sys.path.insert(0, project or str(self._folder / "code"))
             from tasks.machine.facts import collect_node_facts, read_gpu_energy_joules
 
@@ -123,11 +123,11 @@ class NodeRanks:
             for local_rank, rank in enumerate(ranks):
                 folder = self._logs / str(rank)
                 folder.mkdir()
-                told = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(len(ranks))}
+                payload = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(len(ranks))}
                 with (folder / "stdout.log").open("ab") as out, (folder / "stderr.log").open("ab") as err:
                     self._ranks[rank] = subprocess.Popen(
                         [python, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-                        cwd=cwd, env={**base, **environment, **told},
+                        cwd=cwd, env={**base, **environment, **payload},
                         preexec_fn=partial(set_parent_death_signal, signal.SIGKILL, parent=me),
                     )  # fmt: skip
             self._cap = LogCap(self._logs)
@@ -135,7 +135,7 @@ class NodeRanks:
     def look(self) -> dict[str, Any]:
         """Return exit codes of ranks that have ended, and what those of another machine leave for the stage."""
         with self._asked():
-            codes = {rank: code for rank, one in self._ranks.items() if (code := one.poll()) is not None}
+            codes = {rank: code for rank, item in self._ranks.items() if (code := item.poll()) is not None}
             if self._dog is None:
                 return {"codes": codes, "at": {}, "failures": []}
             self._dog.look()
@@ -192,15 +192,15 @@ class NodeRanks:
 
     def _end(self) -> None:
         self._signal(signal.SIGKILL)
-        for one in self._ranks.values():
-            one.wait()
+        for rank in self._ranks.values():
+            rank.wait()
         if self._dog is not None:
             self._dog.file.unlink(missing_ok=True)
 
     def _signal(self, number: int) -> None:
-        for one in self._ranks.values():
+        for rank in self._ranks.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, number)
+                os.killpg(rank.pid, number)
 
 
 def _digest(file: Path) -> str:

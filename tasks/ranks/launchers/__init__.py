@@ -74,8 +74,8 @@ class Launcher(Protocol):
 
 def load_launcher(name: str) -> Launcher:
     """Return the file of this folder with that name."""
-    found: Launcher = import_file("tasks.ranks.launchers", name)
-    return found
+    launcher: Launcher = import_file("tasks.ranks.launchers", name)
+    return launcher
 
 
 def make_code_arguments() -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 from ddp_audit.process.torchrun import NO_SHARED_STORE, read_last_lines, tell_end
 from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
-from tasks.ranks.cluster.connection import RankLines, carry, connect, list_nodes, require_head
+from tasks.ranks.cluster.connection import RankConnections, carry, connect, list_nodes, require_head
 from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel
@@ -112,8 +112,8 @@ class _Launch:
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        found = next(self.log_folder.glob(f"node-*/{rank}/stderr.log"), None)
-        return read_last_lines(found) if found else ""
+        file = next(self.log_folder.glob(f"node-*/{rank}/stderr.log"), None)
+        return read_last_lines(file) if file else ""
 
     def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not ours."""
@@ -143,12 +143,12 @@ class _Launch:
     def _place(self) -> None:
         """Put an actor on every machine, the first one on this; the same machines for every cell."""
         wanted, deadline, has_asked = self._nodes.num_nodes, time.monotonic() + self._nodes.wait_seconds, False
-        while len(found := list_nodes()) < wanted:
+        while len(nodes := list_nodes()) < wanted:
             if time.monotonic() > deadline:
                 import ray
 
                 raise ResourceError(
-                    f"{self._who}: {len(found)} of {wanted} machines are in the Ray cluster after "
+                    f"{self._who}: {len(nodes)} of {wanted} machines are in the Ray cluster after "
                     f"{self._nodes.wait_seconds:.0f} s; on each of the others: RAY_AUTH_MODE=token ray start "
                     f"--address={ray.get_runtime_context().gcs_address} (docs/ray.md)"
                 )
@@ -157,12 +157,12 @@ class _Launch:
                 has_asked = True
             if self._stop.wait(1.0):
                 return
-        for number, there in enumerate(found[:wanted]):
+        for number, there in enumerate(nodes[:wanted]):
             silence, who = self._nodes.silence_seconds, self._who
             machine = Machine(there, NodeRanks, who=who, number=number, silence_seconds=silence, stop=self._stop)
             self._machines.append(machine)
             if self._is_serving and number > 0:
-                self._lines.append(machine.make(RankLines, threads=len(self._list_ranks(machine)) + 1))
+                self._lines.append(machine.make(RankConnections, threads=len(self._list_ranks(machine)) + 1))
 
     def _list_ranks(self, machine: Machine) -> range:
         size = self._world_size // self._nodes.num_nodes
@@ -173,31 +173,31 @@ class _Launch:
         parcel = Parcel(self._config) if self._nodes.num_nodes > 1 else None
         own = {"python": sys.executable, "cwd": os.getcwd(), "environment": dict(os.environ)}
         own["logs"] = str(self.log_folder.resolve() / "node-0")
-        told: list[dict[str, Any]] = [{"config": None, "own": own}]
+        payloads: list[dict[str, Any]] = [{"config": None, "own": own}]
         packages = parcel.packages if parcel is not None else []
         for machine in self._machines:
             files = parcel.files if parcel is not None and machine.number > 0 else {}
             folder = machine.prepare(files, like=self._machines[0].facts, packages=packages)
             if parcel is not None and machine.number > 0:
-                told.append({"config": parcel.make_config(folder), "own": None})
+                payloads.append({"config": parcel.make_config(folder), "own": None})
                 _log.info("%s: %s joins, %s", self._who, machine.name, machine.address)
         environment = self._make_environment()
-        for machine, own_config in zip(self._machines, told, strict=True):
+        for machine, own_config in zip(self._machines, payloads, strict=True):
             ranks, words = list(self._list_ranks(machine)), self._make_words(machine)
             if self._nodes.num_nodes > 1:
                 environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), machine.facts["interface"])
             machine.ask("start", ranks, words, environment, world_size=self._world_size, **own_config)
 
     def _make_environment(self) -> dict[str, str]:
-        told = {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
+        payload = {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
         # As ranks of torchrun have it, beside which these may be timed.
-        told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        told |= NO_SHARED_STORE
+        payload["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        payload |= NO_SHARED_STORE
         if self._nodes.num_nodes == 1:
-            return told | make_rendezvous(self._rendezvous)
+            return payload | make_rendezvous(self._rendezvous)
         address = self._machines[0].address
-        with socket.create_server((address, 0)) as plug:
-            return {**told, "MASTER_ADDR": address, "MASTER_PORT": str(plug.getsockname()[1])}
+        with socket.create_server((address, 0)) as connection:
+            return {**payload, "MASTER_ADDR": address, "MASTER_PORT": str(connection.getsockname()[1])}
 
     def _make_words(self, machine: Machine) -> list[str]:
         """Return what the Python of this machine is told, its files in the place of the stage's."""
@@ -209,9 +209,9 @@ class _Launch:
             if self._is_serving:
                 lines, at = self._lines[machine.number - 1], words.index("--serve") + 1
                 for rank in self._list_ranks(machine):
-                    told = (lines, rank, words[at])
-                    threading.Thread(target=carry, args=told, name="line", daemon=True).start()
-                words[at] = machine.get(lines.tell_address.remote())
+                    text = (lines, rank, words[at])
+                    threading.Thread(target=carry, args=text, name="line", daemon=True).start()
+                words[at] = machine.get(lines.get_address.remote())
         return words
 
     def _follow(self) -> None:
@@ -272,7 +272,7 @@ class _Launch:
                 self._look()
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         answers = [machine.actor.finish.remote() for machine in there]
-        if waited := [*answers, *(one.close.remote() for one in self._lines)]:
+        if waited := [*answers, *(line.close.remote() for line in self._lines)]:
             ray.wait(waited, num_returns=len(waited), timeout=_SECONDS_TO_FINISH)
         for machine, answer in zip(there, answers, strict=True):
             with contextlib.suppress(ray.exceptions.RayError):
@@ -288,7 +288,7 @@ class _Launch:
                 {"gpu_energy_joules": None, **machine.facts, "num_ranks": len(self._list_ranks(machine))}
                 for machine in self._machines
             ]
-            NodesFile(nodes=[NodeEntry(**one) for one in facts]).write(self._config.parent)
+            NodesFile(nodes=[NodeEntry(**fact) for fact in facts]).write(self._config.parent)
         with contextlib.suppress(Exception):
             require_head(self._who, seconds=self._nodes.silence_seconds)
             for actor in [*self._lines, *(machine.actor for machine in self._machines)]:

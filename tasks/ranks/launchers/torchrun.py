@@ -36,10 +36,10 @@ class RanksHere(Launch):
         """Start `python -m module --config config *arguments` as every rank."""
         self._rendezvous = log_folder.resolve() / "rendezvous"
         words = list_torchrun_words(self._rendezvous, world_size=world_size, logs=log_folder)
-        told = make_rendezvous(self._rendezvous)
+        rendezvous = make_rendezvous(self._rendezvous)
         super().__init__(
             [sys.executable, *words, "-m", module, "--config", str(config), *arguments],
-            log_folder=log_folder, environment={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **told},
+            log_folder=log_folder, environment={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **rendezvous},
         )  # fmt: skip
 
     def stop(self, *, grace_seconds: float) -> None:

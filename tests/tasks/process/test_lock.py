@@ -75,10 +75,10 @@ def _hold_as_nobody(ways: Connection, name: str | None, *, is_silent: bool) -> N
         if name is None:
             stack.enter_context(lock_machine("nobody's training"))
         else:
-            door = stack.enter_context(socket.socket(socket.AF_UNIX))
-            door.bind(name)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(name)
             if not is_silent:
-                door.listen()
+                listener.listen()
         ways.send("held")
         ways.recv()
 

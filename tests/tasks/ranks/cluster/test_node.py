@@ -29,7 +29,7 @@ def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_ref
     (here := tmp_path / "here").write_bytes(b"the stage's")
     digest = digest_file(here)
     assert node.list_missing({"a": (digest, str(here))}) == []
-    node._found.clear()
+    node._places.clear()
     here.write_bytes(b"another")
     assert node.list_missing({"a": (digest, str(here))}) == [digest]
     with pytest.raises(ValueError, match="did not arrive whole"):
