@@ -14,12 +14,7 @@ from flows.server import LOCK, SERVED, read_served_environment
     [
         ("prefect deployment run ddp-compare", "prefect deployment run ddp-compare/ddp-compare"),
         ("/venv/bin/prefect deployment run ddp-compare --watch", "... deployment run ddp-compare/ddp-compare --watch"),
-        (
-            "prefect --no-prompt deployment inspect ddp-compare",
-            "... --no-prompt deployment inspect ddp-compare/ddp-compare",
-        ),
         ("prefect deployment run rebench", "prefect deployment run ddp-compare/rebench"),
-        ("prefect deployment schedule ls ddp-compare", "prefect deployment schedule ls ddp-compare/ddp-compare"),
         (
             "prefect deployment schedule pause ddp-compare 12",
             "... deployment schedule pause ddp-compare/ddp-compare 12",
@@ -34,8 +29,6 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
 @pytest.mark.parametrize(
     "typed",
     [
-        "prefect",
-        "prefect deployment",
         "prefect deployment run",
         "prefect deployment ls ddp-compare",
         "prefect deployment run ddp-compare/ddp-compare",
@@ -43,7 +36,6 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
         "prefect deployment run other/ddp-compare",
         "prefect deployment run --id ddp-compare-id other ddp-compare",
         "prefect flow-run ls ddp-compare",
-        "prefect work-pool inspect ddp-compare",
         "pytest deployment run ddp-compare",
     ],
 )

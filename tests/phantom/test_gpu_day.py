@@ -106,13 +106,15 @@ def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measur
     for name in wrong:
         assert _SHOWN_BY_A_CARD_ALONE[name] in files[f"{name}/log-end.txt"].decode()
     assert {f"{name}/{file}" for name in PARTS for file in ("found.json", "log-end.txt")} <= files.keys()
-    settings = {name: one for part in parts.values() for name, one in part["found"].get("settings", {}).items()}
+    settings = {name: one for part in parts.values() for name, one in part["results"].get("settings", {}).items()}
     assert len(settings) == 7
     assert all(one["allocated_gib"] > 0 and one["host_ms"] > 0 for one in settings.values())
-    assert parts["tests"]["found"]["outcomes"]["passed"] > 0
-    assert parts["training"]["found"]["second"]["first_step"] == parts["training"]["found"]["first"]["last_step"] + 1
-    assert "1 rank" in parts["two-ranks"]["found"]["ended"]
-    assert set(parts["peers"]["found"]["contests"]) == {"trainer", "accelerated", "published", "published_fp32"}
+    assert parts["tests"]["results"]["outcomes"]["passed"] > 0
+    assert (
+        parts["training"]["results"]["second"]["first_step"] == parts["training"]["results"]["first"]["last_step"] + 1
+    )
+    assert "1 rank" in parts["two-ranks"]["results"]["ended"]
+    assert set(parts["peers"]["results"]["contests"]) == {"trainer", "accelerated", "published", "published_fp32"}
     # The summary stands last in the output, and is that of the archive.
     assert log.endswith(files["summary.md"].decode())
     assert "neither times nor losses" in log
@@ -135,7 +137,7 @@ def test_a_day_that_is_killed_leaves_a_whole_archive_of_all_before_and_no_proces
     files = dict(_read(archive))
     parts = _read_parts(files)
     assert parts["card"]["how"] == "finished"
-    assert parts["card"]["found"]["card"] == "NVIDIA H100 80GB HBM3"
+    assert parts["card"]["results"]["card"] == "NVIDIA H100 80GB HBM3"
     assert parts[part]["how"] in (RUNNING, "finished"), part
     assert "card/found.json" in files
     deadline = time.monotonic() + 60

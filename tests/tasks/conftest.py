@@ -1,6 +1,9 @@
 """The built-in model, made once for all tests of the stages."""
 
 import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,15 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]
     folder = tmp_path_factory.mktemp("tiny_qwen2")
     write_tiny_qwen2(folder, builtin_rows)
     return with_manifest(folder, num_parameters=0, model_type="qwen2")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte; skips where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
+        pytest.skip("no small tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -2,25 +2,12 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.process.failure import ResourceError
 from tasks.train import require_room, require_writable
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a megabyte; skips where none can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
-        pytest.skip("no small tmpfs can be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_said(small_disk: Path) -> None:

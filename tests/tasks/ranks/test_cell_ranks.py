@@ -2,9 +2,7 @@
 
 import contextlib
 import shutil
-import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,18 +28,6 @@ def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(proje
     raw["cells"]["2proc"]["oversubscribe"] = True
     assert choose_device("2proc", Params.model_validate(raw), machine) == "cuda"
     assert choose_device("2proc", params, make_machine(num_cpus=2)) == "cpu"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a megabyte; skips where none can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
-        pytest.skip("no small tmpfs can be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.slow
