@@ -22,9 +22,8 @@ from ddp_audit.process.torchrun import NO_SHARED_STORE, read_last_lines, tell_en
 from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
 from tasks.ranks.cluster.connection import RankConnections, carry, connect, list_nodes, require_head
-from tasks.ranks.cluster.machine import Machine
+from tasks.ranks.cluster.machine import JobBundle, Machine
 from tasks.ranks.cluster.node import NodeRanks
-from tasks.ranks.cluster.parcel import Parcel
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.launchers.torchrun import make_rendezvous
 from tasks.records.run import NodeEntry, NodesFile
@@ -170,16 +169,16 @@ class _Launch:
 
     def _begin(self) -> None:
         """Bring every machine what it lacks, then start all ranks."""
-        parcel = Parcel(self._config) if self._nodes.num_nodes > 1 else None
+        bundle = JobBundle(self._config) if self._nodes.num_nodes > 1 else None
         own = {"python": sys.executable, "cwd": os.getcwd(), "environment": dict(os.environ)}
         own["logs"] = str(self.log_folder.resolve() / "node-0")
         payloads: list[dict[str, Any]] = [{"config": None, "own": own}]
-        packages = parcel.packages if parcel is not None else []
+        packages = bundle.packages if bundle is not None else []
         for machine in self._machines:
-            files = parcel.files if parcel is not None and machine.number > 0 else {}
+            files = bundle.files if bundle is not None and machine.number > 0 else {}
             folder = machine.prepare(files, like=self._machines[0].facts, packages=packages)
-            if parcel is not None and machine.number > 0:
-                payloads.append({"config": parcel.make_config(folder), "own": None})
+            if bundle is not None and machine.number > 0:
+                payloads.append({"config": bundle.make_config(folder), "own": None})
                 _log.info("%s: %s joins, %s", self._who, machine.name, machine.address)
         environment = self._make_environment()
         for machine, own_config in zip(self._machines, payloads, strict=True):

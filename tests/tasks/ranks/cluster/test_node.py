@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.params.choices import list_file_names
+from tasks.ranks.cluster.machine import JobBundle, list_checkpoints
 from tasks.ranks.cluster.node import NodeRanks
-from tasks.ranks.cluster.parcel import Parcel, list_checkpoints
 from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
 from training.model.weights import compute_parameter_checksum
 from training.process.files import digest_file, write_json
@@ -55,7 +55,7 @@ def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(no
     assert node._folder.is_dir()
 
 
-def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
+def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
     model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40")
     told = make_config(tmp_path / "work", model, [rows], epochs=2)
     first, second = (segment["fingerprint"] for segment in told["segments"])
@@ -63,16 +63,16 @@ def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path)
     for folder, fingerprint in ((f"segments/{first}", first), (f"partial/{second}/step-00000004", second)):
         with seal_folder(tmp_path / "work" / folder, fingerprint=fingerprint, facts={}) as being_made:
             (being_made / "weights.pt").write_bytes(folder.encode())
-    parcel = Parcel(tmp_path / "config.json")
+    bundle = JobBundle(tmp_path / "config.json")
     assert {
         "code/training/loop.py",
         "code/tasks/ranks/cluster/node.py",
         "data/0/model.safetensors",
-    } <= parcel.files.keys()
+    } <= bundle.files.keys()
     assert {f"work/segments/{first}/receipt.json", f"work/partial/{second}/step-00000004/weights.pt"} <= set(
-        parcel.files
+        bundle.files
     )
-    config = parcel.make_config(Path("/there"))
+    config = bundle.make_config(Path("/there"))
     assert (config["work_dir"], config["model_dir"]) == ("/there/work", "/there/data/0")
     assert {segment["slice_dir"] for segment in config["segments"]} == {"/there/data/1"}
     # A checkpoint that is not whole is none.
@@ -93,12 +93,12 @@ def test_what_comes_over_is_all_that_a_machine_needs_of_a_workload(
     model, slices = make_tiny_workload(name, tmp_path / "here")
     checksum, size = compute_parameter_checksum(workload.load_model(model)), len(workload.open_slice(slices[1]))
     write_json(tmp_path / "config.json", make_config(tmp_path / "work", model, slices, workload=name))
-    parcel = Parcel(tmp_path / "config.json")
-    files = {name: told for name, told in parcel.files.items() if name.startswith("data/")}
+    bundle = JobBundle(tmp_path / "config.json")
+    files = {name: told for name, told in bundle.files.items() if name.startswith("data/")}
     for digest, place in files.values():
         node.write(digest, Path(place).read_bytes(), is_last=True)
     shutil.rmtree(tmp_path / "here")
     folder = Path(node.prepare(files, project=None, node_rank=1, address="")["folder"])
-    there = json.loads(json.dumps(parcel.make_config(folder)))
+    there = json.loads(json.dumps(bundle.make_config(folder)))
     assert compute_parameter_checksum(workload.load_model(Path(there["model_dir"]))) == checksum
     assert len(workload.open_slice(Path(there["segments"][1]["slice_dir"]))) == size
