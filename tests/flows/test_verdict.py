@@ -7,27 +7,28 @@ import pytest
 from flows.__main__ import print_verdict
 
 
-def _cell(name: str, state: str, speedup: float | None, **others: Any) -> dict[str, Any]:
-    whole = {"speedup": speedup, "parallel_efficiency": speedup and speedup / 2}
-    found = {"measured_speedup": None, "measured_efficiency": None, "is_baseline": False, **others}
-    return {"cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, "whole": whole, **found}
+def _cell(name: str, state: str, **others: Any) -> dict[str, Any]:
+    return {
+        "cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, "measured_speedup": None,
+        "measured_efficiency": None, "is_baseline": False, **others,
+    }  # fmt: skip
 
 
 RESULTS = {
     "verdict": "2proc trains 1.58x as fast as 1proc.",
     "cells": [
-        _cell("1proc", "proven", 1.0, is_baseline=True),
+        _cell("1proc", "proven", is_baseline=True),
         _cell(
-            "2proc", "proven", 1.5, measured_speedup={"value": 1.58, "low": 1.43, "high": 1.8},
+            "2proc", "proven", measured_speedup={"value": 1.58, "low": 1.43, "high": 1.8},
             measured_efficiency={"value": 0.79},
         ),
-        _cell("3proc", "not measured", None),
-        _cell("4proc", "withheld", None),
+        _cell("3proc", "not measured"),
+        _cell("4proc", "withheld"),
     ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("width", [60, 100])
 def test_each_cell_has_its_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
@@ -36,13 +37,14 @@ def test_each_cell_has_its_line(
     *lines, sentence = capsys.readouterr().out.splitlines()
     assert sentence == RESULTS["verdict"]
     assert max(map(len, lines)) <= width
-    if width < 80:
-        return
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert rows["1proc"] == "20.0 s baseline – – proven"
-    assert rows["2proc"] == "20.0 s 1.58x 1.43x to 1.80x 79 % proven"
-    assert rows["3proc"] == "20.0 s not measured – – not measured"
-    assert rows["4proc"] == "20.0 s withheld – – withheld"
+    if width == 100:
+        rows = [" ".join(line.split()) for line in lines]
+        assert rows[1:] == [
+            "1proc 20.0 s baseline – – proven",
+            "2proc 20.0 s 1.58x 1.43x to 1.80x 79 % proven",
+            "3proc 20.0 s not measured – – not measured",
+            "4proc 20.0 s withheld – – withheld",
+        ]
 
 
 def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.CaptureFixture[str]) -> None:

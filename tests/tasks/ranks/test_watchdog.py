@@ -142,6 +142,7 @@ def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, 
 def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Path
 ) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
     config = make_config(
         tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=60)],
         strategy="ddp", world_size=2, checkpoint_every_steps=2,
@@ -166,7 +167,6 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     assert "in _engine_run_backward" in log.read_text(), "rank 0 waits for it in the exchange of gradients"
     for name in planned:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "executable", str(warm / "python"))
     events.clear()
     run()
     assert next(event for event in events if event["event"] == "segment_started")["resumed_at_step"] == 4
