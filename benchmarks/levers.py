@@ -23,7 +23,7 @@ from benchmarks.throughput.rows import write_tiny_training
 from tasks.data.builtin.corpus import read_corpus
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.ranks.launchers.torchrun import RanksHere
+from tasks.ranks.launchers.torchrun import LocalRanks
 from training.config import SegmentConfig
 from training.process.files import write_json
 
@@ -91,7 +91,7 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     write_json(work / "config.json", config.as_json())
     arms = {json.dumps(side): side for lever in levers for side in (lever.without, lever.overrides)}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    launch = RanksHere(
+    launch = LocalRanks(
         work / "config.json", world_size=ranks, threads_per_rank=1, log_folder=work / "logs",
         module="benchmarks.levers_rank",
     )  # fmt: skip

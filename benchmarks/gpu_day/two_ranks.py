@@ -13,7 +13,7 @@ from benchmarks.gpu_day.day import Day
 from benchmarks.throughput.rows import write_first_rows, write_random_model
 from tasks.equivalence.differences import Differences
 from tasks.equivalence.updates import check_update
-from tasks.ranks.launchers.torchrun import RanksHere
+from tasks.ranks.launchers.torchrun import LocalRanks
 from training.config import parse_config
 from training.model.weights import load_tensors
 from training.process.files import write_json
@@ -34,14 +34,14 @@ def run(day: Day) -> None:
     model = write_random_model(day.scratch / "small", {**shape, **_SMALL, "vocab_size": vocab_size})
     num_rows = _STEPS * _ROWS_PER_STEP
     rows = write_first_rows(day.scratch / "few-rows", day.prepared / "rows", num_rows, vocab_size=vocab_size)
-    launches, payload = dict[str, RanksHere](), dict[str, dict[str, Any]]()
+    launches, payload = dict[str, LocalRanks](), dict[str, dict[str, Any]]()
     for name, strategy in _STRATEGIES.items():
         payload[name] = _make_config(day, model, rows, strategy=strategy)
         if name == _CHECKED:
             payload[name]["segments"][0]["checked_steps"] = list(range(1, _STEPS + 1))
         folder = Path(payload[name]["work_dir"])
         write_json(folder / "config.json", payload[name])
-        launches[name] = RanksHere(
+        launches[name] = LocalRanks(
             folder / "config.json", world_size=payload[name]["world_size"], threads_per_rank=2,
             log_folder=folder / "logs",
         )  # fmt: skip
@@ -70,7 +70,7 @@ def _make_config(day: Day, model: Path, rows: Path, *, strategy: str) -> dict[st
     return {**text, "strategy": strategy, "oversubscribe": True, "micro_batch_size": 4, "log_every_steps": 1}
 
 
-def _follow(day: Day, launches: dict[str, RanksHere], checked: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
+def _follow(day: Day, launches: dict[str, LocalRanks], checked: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Return the seconds of those that ended well, and the others; compute updates of `checked` twice meanwhile."""
     started, ended, failed = time.perf_counter(), dict[str, float](), list[str]()
     while len(ended) + len(failed) < len(launches):

@@ -8,7 +8,7 @@ import pytest
 from ddp_audit.process import torchrun
 from ddp_audit.process.torchrun import LogCap, cut_middle
 from flows.output import StageOutput
-from tasks.ranks.launchers.torchrun import RanksHere
+from tasks.ranks.launchers.torchrun import LocalRanks
 from tests.conftest import PROJECT
 
 MAX_BYTES = 200_000
@@ -55,7 +55,7 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
     (package / "__main__.py").write_text(code)
     monkeypatch.chdir(package.parent)
     logs = tmp_path / "logs"
-    launch = RanksHere(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+    launch = LocalRanks(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
     deadline = time.monotonic() + 120
     while launch.is_running and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.launchers.torchrun import RanksHere
+from tasks.ranks.launchers.torchrun import LocalRanks
 from tests.flows.toy_project import living, wait_for
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
 def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("SAID", "0")
-    launch = RanksHere(
+    launch = LocalRanks(
         project / "config.json", world_size=1, threads_per_rank=1, log_folder=project / "logs", module="tasks.told"
     )
     assert launch.exit_code() == 0, launch.explain_end()

@@ -16,7 +16,7 @@ from tasks.ranks.launchers import Nodes
 from training.config import STORE
 
 
-class RanksHere(Launch):
+class LocalRanks(Launch):
     """The ranks of this machine under torchrun.
 
     torchrun leads a session of its own; it is ended by signal to that whole session, and the kernel ends it when this
@@ -67,7 +67,7 @@ class RanksHere(Launch):
 def start(config: Path, *, nodes: Nodes | None = None, **options: Any) -> launchers.Launch:
     """Start the ranks: what every launcher offers, with the options of Launcher; it knows this machine alone."""
     assert nodes is None, "ranks on this machine only"
-    return RanksHere(config, **options)
+    return LocalRanks(config, **options)
 
 
 def make_rendezvous(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.launchers.torchrun import RanksHere, start
+from tasks.ranks.launchers.torchrun import LocalRanks, start
 from tests.hostile.payloads import touching
 from tests.listeners import Listener, Listeners
 from tests.processes import new_mark, none_left_of
@@ -52,7 +52,7 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RanksHere, Listeners]]:
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRanks, Listeners]]:
     """Two ranks under the real launcher that train for longer than these tests, and what they listen on."""
     mark, folder = new_mark(), tmp_path_factory.mktemp("listens")
     work = folder / "w o:r,k=ü"
@@ -75,7 +75,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RanksHere
     assert list((work / "logs").glob("rendezvous")) == []
 
 
-def _wait_for_step(launch: RanksHere, work: Path, *, at_least: int) -> None:
+def _wait_for_step(launch: LocalRanks, work: Path, *, at_least: int) -> None:
     events, deadline = work / "steps.jsonl", time.monotonic() + 120
     while not events.exists() or events.read_text().count('"step"') < at_least:
         assert launch.is_running, launch.explain_end()
@@ -90,7 +90,7 @@ def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
     return [int(port) for port in done.stdout.split()]
 
 
-def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[RanksHere, Listeners]) -> None:
+def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[LocalRanks, Listeners]) -> None:
     _, listeners = launch
     assert listeners.num_looks > 20
     assert [listener for listener in listeners.found if listener.is_open] == []
@@ -99,7 +99,7 @@ def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tup
 
 
 def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
-    launch: tuple[RanksHere, Listeners], tmp_path: Path
+    launch: tuple[LocalRanks, Listeners], tmp_path: Path
 ) -> None:
     started, listeners = launch
     assert listeners.found
@@ -111,7 +111,7 @@ def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
 
 
 def test_no_other_user_gets_at_the_files_in_which_ranks_meet(
-    launch: tuple[RanksHere, Listeners], tmp_path: Path
+    launch: tuple[LocalRanks, Listeners], tmp_path: Path
 ) -> None:
     folder = launch[0].log_folder / "rendezvous"
     assert {file.name for file in folder.iterdir()} == {"ranks", "torchrun"}
