@@ -49,7 +49,7 @@ from tasks.params import Params, load_params
 from tasks.params.presets import use_preset
 from tasks.process.failure import ExitCode, StageError
 from tasks.process.lock import lock_workspace
-from tasks.process.parent import end_with_parent
+from tasks.process.stopping import end_with_parent
 from tasks.reporting.history import History
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dvc.repo import Repo
 from flows.child import make_environment, run_child
 from flows.output import DVC_CHATTER
 from tasks.process.failure import ExitCode, StageError
-from tasks.process.parent import STARTER
+from tasks.process.stopping import STARTER
 from tasks.reporting.provenance import STAGE_SECONDS
 
 DVC_LOCK = Path("dvc.lock")

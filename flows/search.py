@@ -26,7 +26,7 @@ from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError, DataError, DivergedError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging
-from tasks.process.parent import STARTER
+from tasks.process.stopping import STARTER
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.outputs import SegmentOutputs

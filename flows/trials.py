@@ -118,7 +118,7 @@ class Stage:
     def start(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
         """Start it in the folder of its trial; raises ResourceError if one is there already that does not end."""
         from tasks.process.failure import ResourceError
-        from tasks.process.parent import STARTER
+        from tasks.process.stopping import STARTER
 
         deadline = time.monotonic() + _SECONDS_TO_SAVE
         with (folder / "lock").open("a") as lock, (folder / "trial.log").open("ab") as log:

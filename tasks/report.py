@@ -12,7 +12,7 @@ from pathlib import Path
 from tasks.inputs.snapshot import Snapshot
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.process.parent import STARTER
+from tasks.process.stopping import STARTER
 from tasks.records.blocks import BLOCKS_FILE, write_blocks
 from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from tasks.machine.gpu_peaks import find_peak_tflops
+from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.measuring.model_flops import find_model_shape
 from training.process.files import write_json
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.process.bounded_child import bound_native_code
 from tasks.process.failure import DataError
-from tasks.process.foreign import bound_native_code
 from tasks.records.sources import BaseModelManifest
 from training.process.files import digest_json
 

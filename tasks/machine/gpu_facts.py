@@ -1,10 +1,16 @@
-"""What NVML says of the GPUs and of the links between them; what a GPU does not tell is None, never a guess."""
+"""What NVML says of the GPUs and of the links between them, and what data sheets say of their arithmetic.
+
+What is not known is None, never a guess.
+"""
 
 import contextlib
 import os
+import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,3 +298,43 @@ def _find_entry(
         named = [(gpu, part, uuid) for gpu, own in enumerate(slices) for part, uuid in enumerate(own or ())]
         return next(((gpu, part) for gpu, part, uuid in named if uuid.startswith(entry)), None)
     return None
+
+
+class Peak(NamedTuple):
+    """Dense peak of a GPU, TFLOP/s, without structured sparsity; None where it has no such hardware."""
+
+    pattern: str
+    """Regular expression for the whole name that NVML gives, without its vendor and its memory size."""
+    source: str
+    fp32: float | None = None
+    """Ordinary cores: what torch uses for fp32 unless TF32 is switched on."""
+    tf32: float | None = None
+    bf16: float | None = None
+    """Tensor cores, sums in fp32, as torch uses them; so with fp16."""
+    fp16: float | None = None
+
+
+_PEAKS = [Peak(**peak) for peak in tomllib.loads(Path(__file__).with_name("gpu_peaks.toml").read_text())["peaks"]]
+_VENDOR = re.compile(r"^(NVIDIA|Tesla|GeForce)\s+", re.IGNORECASE)
+_MEMORY_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)
+
+
+def find_peak(gpu_name: str) -> Peak | None:
+    """Return the data sheet's figures for a GPU by the name that NVML gives; None if the name is not exactly known.
+
+    A part of a GPU (MIG), a laptop's or a cloud's variant is another GPU, whose figures are not guessed.
+    """
+    name = gpu_name.strip()
+    while (shorter := _VENDOR.sub("", name)) != name:
+        name = shorter
+    names = {name, _MEMORY_SIZE.sub("", name)}
+    results = [peak for peak in _PEAKS if any(re.fullmatch(peak.pattern, item, re.IGNORECASE) for item in names)]
+    return results[0] if len(results) == 1 else None
+
+
+def find_peak_tflops(gpu_name: str, precision: str) -> float | None:
+    """Return the dense peak (TFLOP/s) of a GPU at `fp32`, `tf32`, `bf16` or `fp16`; None where it is not known."""
+    peak = find_peak(gpu_name)
+    if peak is None:
+        return None
+    return {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp16": peak.fp16}[precision]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.machine.gpu_peaks import find_peak_tflops
+from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import (

@@ -1,5 +1,6 @@
-"""A child that reads what strangers wrote, with bounded memory and time: whatever it meets there is one line here."""
+"""What strangers wrote is read with bounded memory and time, in a child or by native code; its faults are one line."""
 
+import contextlib
 import faulthandler
 import logging
 import multiprocessing
@@ -8,8 +9,9 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,6 @@ from typing import Any, Self, TypeVar
 
 from ddp_audit.process.lifeline import set_parent_death_signal
 from tasks.process.failure import DataError, ExitCode, StageError
-from tasks.process.foreign import is_panic
 from training.process.failure import is_out_of_memory
 
 _Result = TypeVar("_Result")
@@ -153,3 +154,43 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], num_bytes: i
         return None, RuntimeError(f"{type(error).__name__}: {error}")
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether it is a panic of a library written in Rust, which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def bound_native_code(what: str, *, seconds: float, remedy: str) -> Iterator[None]:
+    """Run native code that nothing but the end of the process can interrupt.
+
+    After `seconds` the process ends with one line and the exit code for data; a panic raises DataError, and what the
+    library itself writes of it is left out. Whatever else is written to standard error meanwhile comes at the end.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said, os.fdopen(os.dup(2), "wb", buffering=0) as stderr:
+
+        def end() -> None:
+            stderr.write(f"{what}: takes over {seconds:.0f} s; allowed: that; {remedy}\n".encode())
+            os._exit(ExitCode.DATA)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        os.dup2(said.fileno(), 2)
+        has_panicked = False
+        try:
+            yield
+        except BaseException as error:
+            has_panicked = is_panic(error)
+            if not has_panicked:
+                raise
+            raise DataError(f"{what}: panics ({' '.join(str(error).split())[:300]}); {remedy}") from None
+        finally:
+            timer.cancel()
+            sys.stderr.flush()
+            os.dup2(stderr.fileno(), 2)
+            said.seek(0)
+            if not has_panicked:
+                stderr.write(said.read())

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_audit.process.redaction import redact_line, redact_logs
-from tasks.process.parent import end_with_parent
 from tasks.process.proxies import bypass_proxies_on_loopback
-from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
+from tasks.process.stopping import end_with_parent, exit_on_signals, is_stopped_by_hand
 from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 

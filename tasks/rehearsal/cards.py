@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.machine.gpu_peaks import find_peak_tflops
+from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.params.choices import suggest
 from tasks.process.failure import ConfigurationError
 
@@ -30,7 +30,7 @@ class Card:
     capability: tuple[int, int]
     """As CUDA counts it; (8, 0) is Ampere."""
     tflops: float | None = None
-    """Of a card that was described, in 16 bit; others: tasks/machine/gpu_peaks.py."""
+    """Of a card that was described, in 16 bit; others: tasks/machine/gpu_peaks.toml."""
 
     def find_tflops(self, precision: str) -> float | None:
         """Return the dense peak at this precision; None where it is not known or there is none."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.warm.imports import import_ahead
 
 _STARTER = "DDP_COMPARE_STARTER"
-"""Says whom a stage descends from (tasks/process/parent.py), which a process that is forked here does not."""
+"""Says whom a stage descends from (tasks/process/stopping.py), which a process that is forked here does not."""
 
 
 class _Server:

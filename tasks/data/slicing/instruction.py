@@ -14,8 +14,8 @@ from tasks.data.sources.row_policy import Row
 from tasks.params import Params
 from tasks.params.prompts import fill_template
 from tasks.params.sources import RowRange
+from tasks.process.bounded_child import bound_native_code
 from tasks.process.failure import DataError
-from tasks.process.foreign import bound_native_code
 from tasks.records.sources import ROWS, RawManifest
 from training.process.files import digest_json
 

@@ -18,9 +18,8 @@ from tasks.data.sources.heads import give_head
 from tasks.data.sources.row_store import MAX_CLASSES, store_rows
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
-from tasks.process.bounded_child import BoundedChild
+from tasks.process.bounded_child import BoundedChild, is_panic
 from tasks.process.failure import DataError, StageError
-from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
 from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES

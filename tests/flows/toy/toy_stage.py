@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.process.parent import end_with_parent
+from tasks.process.stopping import end_with_parent
 
 
 def _take_long() -> None:
     end_with_parent()
     # As a rank of torchrun: in a session of its own, and bound to its parent.
-    sleeps = "from tasks.process.parent import end_with_parent; end_with_parent(); import time; time.sleep(600)"
+    sleeps = "from tasks.process.stopping import end_with_parent; end_with_parent(); import time; time.sleep(600)"
     rank = subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
 
     def save(*_: object) -> None:

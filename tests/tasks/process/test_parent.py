@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.process.parent import STARTER
+from tasks.process.stopping import STARTER
 
 # A stand-in for DVC: it runs a shell that runs the stage and does not replace itself by it.
 STAGE = (
-    "import time; from tasks.process.parent import end_with_parent; end_with_parent(); "
+    "import time; from tasks.process.stopping import end_with_parent; end_with_parent(); "
     "print('up', flush=True); time.sleep(60)"
 )
 PARENT = """\
