@@ -22,6 +22,7 @@ from tasks.params import Params, load_params
 from tasks.params.packages import read_package_versions
 from tasks.params.prompts import FILE
 from tasks.params.source_digest import digest_source
+from tasks.params.sources import Source
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import InputsFile, SourceDigest, SourcesFile, TrialFile
@@ -93,8 +94,12 @@ def require_folder_for_dvc(folder: Path) -> None:
         )
 
 
-def _digest_local(path: str | None) -> SourceDigest | None:
-    return None if path is None else SourceDigest(digest=digest_source(Path(path)))
+def _digest_source(source: Source | None) -> SourceDigest | None:
+    return _digest_path(source.location) if source and source.kind == "path" else None
+
+
+def _digest_path(path: str) -> SourceDigest:
+    return SourceDigest(digest=digest_source(Path(path)))
 
 
 def _main() -> None:
@@ -108,14 +113,12 @@ def _main() -> None:
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
     machine.write(arguments.machine)
-    sources = {"model": params.model, "dataset": params.dataset, "heldout": params.dataset.of_heldout}
     template = params.dataset.template
     SourcesFile(
-        **{
-            name: _digest_local(source.location if source and source.kind == "path" else None)
-            for name, source in sources.items()
-        },
-        template=_digest_local(template.removeprefix(FILE) if template and template.startswith(FILE) else None),
+        model=_digest_source(params.model),
+        dataset=_digest_source(params.dataset),
+        heldout=_digest_source(params.dataset.of_heldout),
+        template=_digest_path(template.removeprefix(FILE)) if template and template.startswith(FILE) else None,
     ).write(arguments.sources)
     note_versions(_VERSIONS)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)

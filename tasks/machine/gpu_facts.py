@@ -283,8 +283,7 @@ def select_visible(
             break
         wanted.append(place)
     shown = [(gpu, 0 if part is None and slices[gpu] else part) for gpu, part in wanted if slices[gpu] != []]
-    first = next(([(gpu, part)] for gpu, part in shown if part is not None), None)
-    return first or shown
+    return next(([place] for place in shown if place[1] is not None), shown)
 
 
 def _find_entry(

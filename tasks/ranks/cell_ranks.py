@@ -226,7 +226,7 @@ def _make_failure_error(cell: str, last: dict[str, Any], launch: Launch, *, work
     if not failures and last.get("event") == "stopped":
         failures = [{**last, "rank": 0}]
     failure = failures[0] if failures else None
-    first, _, words = launch.explain_end(rank=failure and failure["rank"]).partition("\n")
+    first, _, words = launch.explain_end(rank=failure["rank"] if failure else None).partition("\n")
     kind = _KINDS.get(failure["exit_code"] if failure else launch.exit_code(), DistributedError)
     if failure and failure["error"] == "OutOfMemoryError":
         kind = OutOfMemoryError
