@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.logs import configure_logging
-from tasks.ranks.launchers import checks
+from tasks.ranks import checks
 from tasks.records.fingerprint import InputsFile
 from training.process.files import digest_file
 from training.record.environment import collect_decisive_environment

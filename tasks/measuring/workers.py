@@ -16,7 +16,8 @@ from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
-from tasks.ranks.launchers import Nodes, load_launcher, make_code_arguments
+from tasks.ranks import make_code_arguments
+from tasks.ranks.launchers import Nodes, load_launcher
 from training.config import TrainingConfig
 from training.process.failure import tells_out_of_memory
 from training.process.files import write_json

@@ -25,7 +25,8 @@ from tasks.process.failure import (
     ResourceError,
     StageError,
 )
-from tasks.ranks.launchers import Launch, Nodes, load_launcher, make_code_arguments
+from tasks.ranks import make_code_arguments
+from tasks.ranks.launchers import Launch, Nodes, load_launcher
 from tasks.ranks.watchdog import Watchdog
 from tasks.records.fingerprint import MachineFile
 from training.config import LOSS_CHUNK_ROWS, SegmentConfig, TrainingConfig

@@ -1,15 +1,11 @@
 """How ranks are started: one file per launcher, found by its name in params.yaml; each offers what Launcher says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from training.process.unwritten import digest_code
 from training.registry import import_file
-
-checks: list[Callable[[], None]] = []
-"""Of this process: each raises ConfigurationError unless the code on disk is what the run began with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +72,3 @@ def load_launcher(name: str) -> Launcher:
     """Return the file of this folder with that name."""
     launcher: Launcher = import_file("tasks.ranks.launchers", name)
     return launcher
-
-
-def make_code_arguments() -> list[str]:
-    """Return the arguments that tell ranks which code they may run: what is on disk, once it is the snapshot's.
-
-    Ranks import it seconds after the stage has looked, and refuse anything else then.
-    """
-    digest = digest_code()
-    for require_code in checks:
-        require_code()
-    return ["--code", digest]
