@@ -115,8 +115,7 @@ def _change_params(preset: str, changes: list[str], *, is_kept: bool = True) -> 
     if not (preset or changes):
         yield
         return
-    from tasks.params.editing import change_params
-    from tasks.params.presets import use_preset
+    from tasks.params.editing import change_params, use_preset
     from tasks.process.lock import lock_workspace
 
     with lock_workspace("ddp-compare"):

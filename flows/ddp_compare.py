@@ -46,7 +46,7 @@ from flows.recording import (
 )
 from tasks.fingerprint import TRIAL
 from tasks.params import Params, load_params
-from tasks.params.presets import use_preset
+from tasks.params.editing import use_preset
 from tasks.process.failure import ExitCode, StageError
 from tasks.process.lock import lock_workspace
 from tasks.process.stopping import end_with_parent

@@ -21,8 +21,8 @@ from flows.pipeline import StageFailed, explain_failure, reproduce
 from flows.trials import Trial, change_raw_params, find_path, open_slots, read_command, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
+from tasks.params.editing import make_patch, make_train_changes
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError, DataError, DivergedError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging

@@ -12,22 +12,21 @@ from typing import Any
 
 from tasks.data.builtin.corpus import read_package_versions
 from tasks.data.fitness import check_fitness
-from tasks.data.sources.commits import pin_commit
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import collect_image_facts, store_images
 from tasks.data.sources.models import count_bytes, store_model
-from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import describe_faults, describe_tokenised
-from tasks.data.sources.row_store import place_rows, require_classes, store_rows
+from tasks.data.sources.row_store import MAX_CLASSES, RepeatedRows, place_rows, store_rows
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
+from tasks.params.local_files import digest_source
 from tasks.params.prompts import FILE, read_template
-from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.fingerprint import SourcesFile
 from tasks.records.sources import HELDOUT, ROWS, RawManifest
+from tasks.services.hub import pin_commit
 from tasks.store.kept import link_file, link_folder
 from training.process.files import digest_file
 
@@ -52,8 +51,11 @@ def download_rows(
     repeated = RepeatedRows(None if other else params.heldout)
     place_part = _place_images if dataset.holds_images else partial(_place_texts, child=child)
     manifest = place_part(dataset, params.num_rows_needed, raw, repeated=repeated, source_digest=source_digest)
-    if dataset.label is not None:
-        require_classes(manifest.class_names)
+    if dataset.label is not None and not 2 <= len(manifest.class_names) <= MAX_CLASSES:
+        raise DataError(
+            f"dataset.label: the rows have {len(manifest.class_names)} classes; allowed: 2 to {MAX_CLASSES:,}; choose "
+            "another column or other ranges"
+        )
     if other is not None:
         repeated.begin_heldout(params.heldout)
         found = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
@@ -88,13 +90,13 @@ def _place_texts(
         revision=dataset.revision,
         commit=commit,
         split=dataset.split if dataset.kind == "hub" else None,
-        config=stored.config,
+        config=stored.about.config,
         text_column=None if dataset.holds_instructions else dataset.text_column,
         add_special_tokens=dataset.add_special_tokens,
         template=_read_template(dataset),
         **facts,
-        license="the open-source licence of each package" if is_builtin else stored.license,
-        languages=["en"] if is_builtin else stored.languages,
+        license="the open-source licence of each package" if is_builtin else stored.about.license,
+        languages=["en"] if is_builtin else stored.about.languages,
         label=_make_label(dataset, facts.get("class_names", [])),
         packages=read_package_versions() if is_builtin else {},
         source_digest=stored.source_digest,
@@ -121,7 +123,7 @@ def _place_images(
         image_size=dataset.image_size,
         **facts,
         license="CC BY 4.0" if dataset.kind == "builtin" else None,
-        label=f"{name}, {len(stored.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
+        label=f"{name}, {len(stored.about.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
         source_digest=stored.source_digest,
     )
 

@@ -19,9 +19,8 @@ from tasks.machine.facts import collect_machine_facts
 from tasks.machine.usable_gpus import require_usable_gpus
 from tasks.measuring.versions import list_versions
 from tasks.params import Params, load_params
-from tasks.params.packages import read_package_versions
+from tasks.params.local_files import digest_source
 from tasks.params.prompts import FILE
-from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
@@ -49,7 +48,7 @@ def write_snapshots(folder: Path, params: Params) -> None:
                 package: version
                 for cell in params.cells
                 if {"cells", f"cells.{cell}"} & {*stage.params}
-                for package, version in read_package_versions(params, cell).items()
+                for package, version in params.read_package_versions(cell).items()
             },
         ).write(folder / f"{stage.name}.json")
 

@@ -23,7 +23,6 @@ from tasks.measuring.planning import compute_timed_batch, plan_session, tell_tra
 from tasks.measuring.session import measure_cells
 from tasks.measuring.versions import list_versions
 from tasks.params import Params
-from tasks.params.packages import describe_spread
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.lock import lock_machine
@@ -85,7 +84,7 @@ class Inputs:
                 "cells": [
                     [
                         cell,
-                        describe_spread(self.params, cell),
+                        self.params.describe_spread(cell),
                         self.params.train_of(cell).model_dump(exclude=set(NOT_CONTENT)),
                     ]
                     for cell in self.params.cells

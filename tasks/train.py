@@ -21,9 +21,7 @@ from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
-from tasks.params.packages import describe_spread
-from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
-from tasks.params.train import NOT_CONTENT
+from tasks.params.train import NOT_CONTENT, ScheduleSpan, describe_rates, list_schedule_spans
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.progress import show_progress
@@ -73,11 +71,11 @@ def plan_segments(
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid,
     unless the learning rate decays over all of them.
     """
-    spread, params = describe_spread(params, cell), params.alone(cell)
+    spread, params = params.describe_spread(cell), params.alone(cell)
     content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []
-    spans = iter(list_schedule_spans(params, {name: facts.num_rows for name, facts in slices.items()}))
+    spans = iter(list_schedule_spans(params.train, [slices[str(part)].num_rows for part in params.ranges]))
     for part in params.ranges:
         for epoch in range(1, params.train.epochs + 1):
             num_steps, span = -(-slices[str(part)].num_rows // params.train.global_batch_size), next(spans)
@@ -86,7 +84,7 @@ def plan_segments(
                     "cell": cell,
                     "spread": spread,
                     "train": content,
-                    "rates": describe_rates(params, span, num_steps=num_steps),
+                    "rates": describe_rates(params.train, span, num_steps=num_steps),
                     "workload": params.workload,
                     "model": params.model.name,
                     "base_model": base_model,

@@ -133,19 +133,24 @@ def _stage(
         checkpoints=[Path(path).name for path in receipts],
         revision=revision,
     )
+    base_model, rows = None if model.is_random_weights else _find_hub_id(model.source), _find_hub_id(dataset.source)
     card = publishing.make_model_card(
         body,
-        name=f"{params.name}-{cell}",
-        base_model=None if model.is_random_weights else _find_hub_id(model.source),
-        dataset=_find_hub_id(dataset.source),
-        dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
-        dataset_split=heldout.split if is_heldout_there else None,
-        dataset_revision=dataset.commit if is_heldout_there else None,
-        languages=dataset.languages,
-        source=params.upload.repo_id,
-        license_id=model.license if _find_hub_id(model.source) else None,
-        metrics=collect_metrics(results, cell, revision),
         task=_name_task(params.workload),
+        metrics=collect_metrics(results, cell, revision),
+        evaluated_on={
+            "dataset_type": rows or "local",
+            "dataset_name": f"{dataset.label}, held-out rows {results.quality.heldout}",
+            "dataset_split": heldout.split if is_heldout_there else None,
+            "dataset_revision": dataset.commit if is_heldout_there else None,
+        },
+        source=params.upload.repo_id,
+        model_name=f"{params.name}-{cell}",
+        base_model=base_model,
+        base_model_relation=base_model and "finetune",
+        datasets=rows and [rows],
+        language=dataset.languages or None,
+        license=model.license if _find_hub_id(model.source) else None,
         tags=["ddp-compare", params.workload],
     )
     (staged / "README.md").write_text(card, encoding="utf-8")

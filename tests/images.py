@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tasks.data.builtin.image_networks import write_image_network
+from tasks.data.sources.image_models import write_image_network
 from tests.tiny import with_manifest
 from training.process.files import digest_file, digest_json, write_json
 

@@ -75,7 +75,7 @@ def write_texts(file: Path, num_rows: int) -> None:
 def ready(work: Path, num_rows: int) -> None:
     """Place what the parts begin with: texts, the built-in model, what a training is told."""
     from tasks.data.builtin.corpus import read_corpus
-    from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+    from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
     work.mkdir(parents=True, exist_ok=True)
     write_texts(rows_file(work), num_rows)

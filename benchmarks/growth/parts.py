@@ -26,8 +26,7 @@ def rows_file(work: Path) -> Path:
 
 def _download(work: Path, num_rows: int) -> Callable[[], object]:
     """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
-    from tasks.data.sources.repeated_rows import RepeatedRows
-    from tasks.data.sources.row_store import place_rows, store_rows
+    from tasks.data.sources.row_store import RepeatedRows, place_rows, store_rows
     from tasks.params.sources import DatasetParams, RowRange
 
     params = DatasetParams(source=f"path:{rows_file(work)}")

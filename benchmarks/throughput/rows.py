@@ -76,7 +76,7 @@ def token_rows(data: Path | None, num_rows: int) -> TokenRows:
         folder = Path(scratch)
         if data is None:
             from tasks.data.builtin.corpus import read_corpus
-            from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+            from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
             texts = list(itertools.islice(read_corpus(), max(num_rows, NUM_TOKENIZER_ROWS)))
             write_tiny_qwen2(folder, texts[:NUM_TOKENIZER_ROWS])
@@ -95,8 +95,7 @@ def write_labelled_texts(data: Path | None, folder: Path, num_rows: int) -> str:
     Classes are the packages of the built-in text, or the subjects of abstracts.
     """
     from tasks.data.builtin.corpus import read_corpus_by_package
-    from tasks.data.builtin.tiny_classifier import write_tiny_modernbert
-    from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
+    from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS, write_tiny_modernbert
 
     if data is None:
         labels, texts = map(list, zip(*itertools.islice(read_corpus_by_package(), num_rows), strict=True))
@@ -118,9 +117,9 @@ def write_images(data: Path | None, folder: Path, num_rows: int, *, size: int) -
 
     Photographs of hands where there are any, else the built-in digits; `size`: pixels of a side.
     """
-    from tasks.data.builtin.image_networks import write_image_network
+    from tasks.data.sources.image_models import write_image_network
     from tasks.data.sources.image_rows import decode_image, write_digits
-    from tasks.params.image_files import list_image_files
+    from tasks.params.local_files import list_image_files
 
     source, label = folder / "digits", "built-in digits"
     if data is not None and (data / _PHOTOGRAPHS).is_file():
@@ -188,7 +187,7 @@ def write_tiny_training(model: Path, rows: Path, texts: Sequence[str]) -> list[n
     """Write the built-in model, its tokenizer made of these texts, and the texts as a slice; return their tokens."""
     from tokenizers import Tokenizer
 
-    from tasks.data.builtin.tiny_model import write_tiny_qwen2
+    from tasks.data.builtin.tiny_models import write_tiny_qwen2
 
     write_tiny_qwen2(model, texts)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

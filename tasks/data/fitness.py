@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tasks.data.row_tokenizer import translate_errors
 from tasks.data.slicing import find_slicing
 from tasks.data.slicing.tokens import Texts, read_rows
-from tasks.data.sources.heads import require_all_weights
-from tasks.data.sources.models import translate_errors
+from tasks.data.sources.models import load_classifier, require_all_weights
 from tasks.data.sources.row_policy import QUARANTINED, Row
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params import Params
@@ -48,22 +48,24 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     }
     encoded = slicer.encode(rows)
     tokens: Mapping[int, np.ndarray] = encoded.tokens
-    found = _count(rows, tokens, getattr(slicer, "texts", slicer), is_labelled=has_labels(params.workload))
+    found = _count(rows, tokens, slicer, is_labelled=has_labels(params.workload))
     place = f"model.source {params.model.source}"
     _require_words(found, place, manifest.source)
-    _try(params, base_model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
+    with translate_errors(place):
+        model = _load(params, base_model)
+    _try(params, model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
     return found
 
 
 def try_weights(params: Params, folder: Path) -> None:
-    """Try a language model's folder as check_fitness does, on ids in place of rows, which a rehearsal has none of."""
-    _try(params, folder, [np.arange(_FEW_TOKENS)])
+    """Try a folder of one's own as check_fitness does, on ids in place of rows, which a rehearsal has none of."""
+    with translate_errors(f"model.source {params.model.source}"):
+        model = load_classifier(folder, ("0", "1")).eval() if has_labels(params.workload) else _load(params, folder)
+    _try(params, model, [np.arange(_FEW_TOKENS)])
 
 
-def _try(params: Params, folder: Path, texts: list[np.ndarray]) -> None:
+def _try(params: Params, model: Any, texts: list[np.ndarray]) -> None:
     place = f"model.source {params.model.source}"
-    with translate_errors(place):
-        model = _load(params, folder)
     # Whatever its forward raises.
     with translate_errors(f"{place}: {type(model).__name__}"):
         _require_gradients(model, params, texts, place)
@@ -128,6 +130,7 @@ def _load(params: Params, base_model: Path) -> Any:
     config = AutoConfig.from_pretrained(base_model, local_files_only=True, trust_remote_code=False)
     config.use_cache = False
     manifest = BaseModelManifest.read_if_there(base_model)
+    is_whole = True
     # A file of 16 bits has two bytes for each.
     most = sum(file.stat().st_size for file in base_model.glob("*.safetensors")) // 2
     if (manifest.num_parameters if manifest else most) * _BYTES_PER_PARAMETER > read_free_memory_bytes()[0]:
@@ -135,12 +138,13 @@ def _load(params: Params, base_model: Path) -> Any:
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:few]
         config.num_hidden_layers = few
+        is_whole = False
     kind = AutoModelForSequenceClassification if has_labels(params.workload) else AutoModelForCausalLM
     model, found = kind.from_pretrained(
         base_model, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
         ignore_mismatched_sizes=True, output_loading_info=True,
     )  # fmt: skip
-    require_all_weights(found)
+    require_all_weights(model, found if is_whole else {**found, "unexpected_keys": []})
     return model.eval()
 
 

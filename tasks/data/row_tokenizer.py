@@ -1,22 +1,23 @@
 """The tokenizer of a base model, as rows need it: no text becomes a control token, and none takes it for ever."""
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.process.bounded_child import bound_native_code
-from tasks.process.failure import DataError
+from tasks.process.bounded_child import bound_native_code, is_panic
+from tasks.process.failure import DataError, StageError
 from tasks.records.sources import BaseModelManifest
 from training.process.files import digest_json
 
 _SECONDS_OF_A_BATCH = 120.0
 _CHARACTERS_PER_SECOND = 50_000
 """Tokenizers do a million."""
-_NOT_TOKENIZER = ("config.json", "generation_config.json")
+_FEWEST_WORDS = 2
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class RowTokenizer:
 
     def describe_frame(self) -> tuple[str, str]:
         """Return what stands before and behind each text, as text."""
-        (row,) = self.rows(["a"], row_ids=[])
-        (own,) = self._encode(["a"], row_ids=[], is_framed=False)
-        start = next((at for at in range(len(row)) if row[at : at + len(own.ids)].tolist() == own.ids), 0)
+        (row,), (encoding,) = self.rows(["a"], row_ids=[]), self._encode(["a"], row_ids=[], is_framed=self.is_framed)
+        mask = encoding.special_tokens_mask
+        start, number = [*mask, 0].index(0), mask.count(0)
         shown = [self.backend.id_to_token(token) for token in row.tolist()]
-        return "".join(shown[:start]), "".join(shown[start + len(own.ids) :])
+        return "".join(shown[:start]), "".join(shown[start + number :])
 
     def prompts(self, texts: Sequence[str], *, row_ids: Sequence[int], is_framed: bool = True) -> list[list[int]]:
         """Return the ids of texts that something follows; raises as `rows` does.
@@ -117,26 +118,42 @@ class RowTokenizer:
 
 
 def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: bool = False) -> RowTokenizer:
-    """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token.
+    """Return the tokenizer of a model folder. Raises DataError if it has no fast one, no words or no end-of-text token.
 
     To classify texts (`has_labels`), a separator will do for that token.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    manifest = BaseModelManifest.read(base_model)
+    place, no_tokenizer = f"model.source {manifest.source}", ("config.json", "generation_config.json")
+    files = {
+        name: digest
+        for name, digest in manifest.files.items()
+        if name not in no_tokenizer and not name.endswith((".safetensors", ".index.json"))
+    }
+    words: set[str] = set()
+    if files:
+        with translate_errors(f"{place}: tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+            words = set(tokenizer.get_vocab()).difference(tokenizer.all_special_tokens)
+            config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    # Where its files are missing, transformers may make one of special tokens alone.
+    if len(words) < _FEWEST_WORDS:
+        raise DataError(
+            f"{place}: the tokenizer has no vocabulary, as where its files are missing; save the model's own beside it "
+            "(tokenizer.save_pretrained)"
+        )
     if not tokenizer.is_fast:
-        raise DataError(f"{base_model}: has no fast tokenizer; save one with a tokenizer.json beside the model")
+        raise DataError(f"{place}: has no fast tokenizer; save one with a tokenizer.json beside the model")
     end = tokenizer.eos_token_id
     if end is None and has_labels:
         end = tokenizer.sep_token_id
     if end is None:
-        raise DataError(f"{base_model}: the tokenizer names no eos_token, which ends every row; set it")
+        raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
-    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
-    files = BaseModelManifest.read(base_model).files
     return RowTokenizer(
         backend=backend,
         eos_token_id=end,
@@ -144,12 +161,19 @@ def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: boo
         unk_token_id=tokenizer.unk_token_id if tokenizer.unk_token_id != end else None,
         special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
         special_tokens=tuple(tokenizer.all_special_tokens),
-        digest=digest_json(
-            {
-                name: digest
-                for name, digest in files.items()
-                if (name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json")))
-            }
-        ),
+        digest=digest_json(files),
         is_framed=is_framed,
     )
+
+
+@contextlib.contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
+    try:
+        yield
+    except BaseException as error:
+        # The Rust libraries raise plain Exception, or panic.
+        if isinstance(error, StageError | MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None

@@ -28,7 +28,7 @@ from tasks.measuring.planning import Session
 from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
-from tasks.params.adapter import LoraParams
+from tasks.params.train import LoraParams
 from tasks.process.failure import ConfigurationError, DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes

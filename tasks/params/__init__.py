@@ -3,29 +3,34 @@
 `make params` checks the active one in well under a second: nothing heavy is imported here.
 """
 
+import contextlib
+import importlib.metadata
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from tasks.params.adapter import require_fit_for_adapter
-from tasks.params.cells import CellParams, RayParams
+from tasks.params.cells import (
+    CellParams,
+    RayParams,
+    count_statistics_rows,
+    list_packages,
+    require_fit,
+    require_fit_for_adapter,
+    require_same_statistics,
+)
 from tasks.params.choices import (
-    NAME,
     has_labels,
+    has_prompts,
     list_file_names,
     read_unit,
     require_cell_name,
-    require_label,
+    require_name,
     require_one_of,
-    require_template_for,
 )
-from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
-from tasks.params.norms import count_statistics_rows, explain_unfit_norm, make_own_train
-from tasks.params.options import explain_unfit, require_evaluating, require_exact
 from tasks.params.search import SearchParams
-from tasks.params.section import Day, Finite, Section
+from tasks.params.section import Day, Finite, Section, describe_first_complaint
 from tasks.params.services import TrackingParams, UploadParams
 from tasks.params.sources import (
     DatasetParams,
@@ -37,7 +42,6 @@ from tasks.params.sources import (
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
-from tasks.strategies import count_shares
 
 
 class QualityParams(Section):
@@ -109,7 +113,7 @@ class Params(Section):
 
     name: str
     """Name of the comparison, in every output."""
-    description: str = ""
+    description: str = Field(default="", min_length=1, max_length=1000)
     """What it compares, in one sentence; printed at the top of the report."""
     model: ModelParams
     dataset: DatasetParams
@@ -161,31 +165,8 @@ class Params(Section):
         return f"{self.heldout} of {other}" if other else str(self.heldout)
 
     @model_validator(mode="after")
-    def _check_cluster(self) -> Self:
-        for name, cell in self.cells.items():
-            if cell.num_nodes > 1 and self.ray.address == "local":
-                raise ValueError(
-                    f"ray.address: got local with cells.{name}.num_nodes={cell.num_nodes}; allowed: auto or HOST:PORT "
-                    "of a running cluster, see docs/ray.md"
-                )
-        return self
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError("must be letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit")
-        return value
-
-    @field_validator("description")
-    @classmethod
-    def _check_description(cls, value: str) -> str:
-        if not value.strip() or len(value) > 1000:
-            raise ValueError("must be one sentence of 1 to 1000 characters")
-        return value
-
-    @model_validator(mode="after")
     def _check(self) -> Self:
+        require_name("name", self.name)
         require_one_of("workload", self.workload, list_file_names("training/workloads"))
         self._check_kind_of_rows()
         for index, part in enumerate(self.ranges):
@@ -200,34 +181,40 @@ class Params(Section):
                 f"ranges: row {self.num_rows_needed} is beyond the {max_rows} rows of {self.dataset.source}; allowed: "
                 f"0-{max_rows}"
             )
+        self._check_cells()
+        return self
+
+    def _check_cells(self) -> None:
+        """Raise ValueError for what a cell cannot do, or could not do as the others do."""
         for name, cell in self.cells.items():
             require_cell_name(name)
-            if wrong := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
-                raise ValueError(f"cells.{name}.{wrong}")
-            train, shares = self.train_of(name), self.count_shares(name)
+            require_fit(name, cell, self.train, unit=read_unit(self.workload))
+            train, shares = self.train_of(name), cell.shares
             # One that is still to be found will be a part of each share.
             per_forward = shares * max(train.micro_batch_size, 1)
             if train.global_batch_size % per_forward:
                 below = train.global_batch_size // per_forward * per_forward
                 remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
-                whose = "world_size" if shares == self.cells[name].world_size else "shares of the rows"
+                whose = "world_size" if shares == cell.world_size else "shares of the rows"
                 raise ValueError(
                     f"train.global_batch_size: {train.global_batch_size} does not split over cells.{name}.{whose}="
                     f"{shares} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
                     f"use {remedy}"
                 )
-            require_evaluating(f"cells.{name}", cell.strategy, self.train.eval_every_steps)
-            if self.train.exact:
-                require_exact(f"cells.{name}", cell.strategy, cell.options)
-        if self.train.adapter is not None:
-            require_fit_for_adapter(self.train.adapter, self.workload, self.cells, compiles=self.train.compile)
-        if unfit := explain_unfit_norm(self.model, self.train, self.cells):
-            raise ValueError(unfit)
-        self._check_optional()
-        return self
+            if cell.num_nodes > 1 and self.ray.address == "local":
+                raise ValueError(
+                    f"ray.address: got local with cells.{name}.num_nodes={cell.num_nodes}; allowed: auto or HOST:PORT "
+                    "of a running cluster, see docs/ray.md"
+                )
+        require_fit_for_adapter(self.train, self.workload, self.cells)
+        require_same_statistics(self.model, self.train, self.cells)
+        for name in self.left_out:
+            require_cell_name(name)
+            if name in self.cells:
+                raise ValueError(f"left_out: got {name}, which is a cell; allowed: names that `cells` does not have")
 
-    def _check_optional(self) -> None:
-        """Raise ValueError for what optional sections ask of the comparison and it has not."""
+    @model_validator(mode="after")
+    def _check_optional(self) -> Self:
         if self.search != SearchParams() and (unfit := self.explain_unsearchable()):
             raise ValueError(unfit)
         needs_each = has_labels(self.workload) or (self.upload.checkpoints, self.upload.revisions) != ("last", "none")
@@ -241,49 +228,56 @@ class Params(Section):
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
-
-    @model_validator(mode="after")
-    def _check_left_out(self) -> Self:
-        for name in self.left_out:
-            require_cell_name(name)
-            if name in self.cells:
-                raise ValueError(f"left_out: got {name}, which is a cell; allowed: names that `cells` does not have")
         return self
 
     def _check_kind_of_rows(self) -> None:
-        """Raise ValueError unless data and training are both of images, or both of texts."""
-        needs_images, train = read_unit(self.workload) == "image", self.train
-        if needs_images != self.dataset.holds_images:
+        """Raise ValueError unless data, model and training are of one kind, such as texts with classes."""
+        unit, dataset, train, workload = read_unit(self.workload), self.dataset, self.train, self.workload
+        if (unit == "image") != dataset.holds_images:
+            allowed = "images, with their image_size" if unit == "image" else "texts, without image_size"
             raise ValueError(
-                f"workload: got {self.workload} with dataset.image_size {self.dataset.image_size}; allowed: "
-                f"{'images, with their image_size' if needs_images else 'texts, without image_size'}"
+                f"workload: got {workload} with dataset.image_size {dataset.image_size}; allowed: {allowed}"
             )
-        if needs_images and self.dataset.label is not None:
+        if has_prompts(workload) != dataset.holds_instructions:
+            allowed = "none, it learns no responses"
+            if not dataset.holds_instructions:
+                allowed = "how instructions become prompts, such as dolly"
+            raise ValueError(f"dataset.template: got {dataset.template} with workload {workload}; allowed: {allowed}")
+        if dataset.holds_images:
+            if dataset.label is not None:
+                raise ValueError(f"dataset.label: got {dataset.label!r}; allowed: null, an image's folder is its class")
+            if train.packing or train.compile:
+                got = f"got {str(train.packing or train.compile).lower()}"
+                raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
+            if train.activation_checkpointing != "none":
+                raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")
+        else:
+            self._check_texts()
+        require_model_for(workload, self.model)
+
+    def _check_texts(self) -> None:
+        dataset, train, workload = self.dataset, self.train, self.workload
+        if has_labels(workload) and dataset.label is None:
+            raise ValueError(f"dataset.label: missing; allowed: with workload {workload}, the column of the classes")
+        if dataset.label is not None and not has_labels(workload):
             raise ValueError(
-                f"dataset.label: got {self.dataset.label!r}; allowed: null, an image's folder is its class"
+                f"dataset.label: got {dataset.label[:80]!r} with workload {workload}; allowed: none, it learns no "
+                "classes"
             )
-        if not needs_images:
-            require_label(self.workload, self.dataset.label)
-        require_template_for(self.workload, self.dataset.template)
-        require_model_for(self.workload, self.model)
-        if needs_images and (train.packing or train.compile):
-            got = f"got {str(train.packing or train.compile).lower()}"
-            raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
-        if train.packing and train.compile and not needs_images and has_labels(self.workload):
+        if train.packing and train.compile and has_labels(workload):
             raise ValueError(
                 "train.packing, train.compile: got true, true; allowed: one of them true, packs of texts that are "
                 "classified are not compiled"
             )
-        if needs_images and train.activation_checkpointing != "none":
-            raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")
-        if not needs_images and "seq_len" not in train.model_fields_set:
+        if "seq_len" not in train.model_fields_set:
             raise ValueError("train.seq_len: missing; allowed: tokens per sample at most, such as 512")
-        if not needs_images and train.augment != "none":
+        if train.augment != "none":
             raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
 
     def train_of(self, cell: str) -> TrainParams:
         """Return the work of a cell: the comparison's own, in micro-batches of its own where it has some."""
-        return make_own_train(self.train, self.cells[cell])
+        own = self.cells[cell].micro_batch_size
+        return self.train if own is None else self.train.model_copy(update={"micro_batch_size": own})
 
     def alone(self, cell: str) -> "Params":
         """Return the comparison of this cell alone, with its own work as the work."""
@@ -297,12 +291,26 @@ class Params(Section):
 
     def count_shares(self, cell: str) -> int:
         """Return into how many shares the cell deals the micro-batches of a step."""
-        spread = self.cells[cell]
-        return count_shares(spread.strategy, spread.world_size, spread.options)
+        return self.cells[cell].shares
 
     def count_statistics_rows(self, cell: str) -> int:
         """Return how many rows batch normalisation is over in the cell, all ranks' of one forward; 0: there is none."""
         return count_statistics_rows(self.model, self.train, self.cells[cell])
+
+    def read_package_versions(self, cell: str) -> dict[str, str]:
+        """Return package -> the version that is installed, of those that compute the cell's updates.
+
+        Not of one that is not installed: nothing is computed with it then.
+        """
+        found, adapter = {}, self.train.adapter
+        for package in list_packages(self.cells[cell].strategy, adapter.model_dump() if adapter else None):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(package)
+        return found
+
+    def describe_spread(self, cell: str) -> dict[str, Any]:
+        """Return all that decides how the cell's updates are computed, for keys: how they are spread, and by what."""
+        return {**self.cells[cell].spread, **self.read_package_versions(cell)}
 
     def explain_unsearchable(self) -> str | None:
         """Return why `make search` cannot run with these params, with the remedy; None if it can."""
@@ -315,8 +323,22 @@ class Params(Section):
             return (
                 "model.norm: got sync_batch with a search, whose trials have micro-batches of their own; allowed: group"
             )
-        nodes, shares = self.cells[self.baseline].num_nodes, self.count_shares(self.baseline)
-        return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)
+        if len(self.ranges) != 1:
+            # With several, more epochs of the first would change all after it.
+            return f"ranges: got {len(self.ranges)} with search; allowed: one, since a rung is more epochs of it"
+        name, search, rows = self.baseline, self.search, self.ranges[0]
+        if (num_nodes := self.cells[name].num_nodes) > 1:
+            return f"cells.{name}.num_nodes: got {num_nodes} with search; allowed: 1, a trial is on one machine"
+        shares = self.count_shares(name)
+        if unfit := [size for size in search.batch_size if size % shares]:
+            return f"search.batch_size: got {unfit[0]}; allowed: multiples of {shares}, the ranks of {name}"
+        largest, most, epochs = max(search.batch_size), max(search.warmup_steps), search.rungs[-1]
+        if most >= (num_steps := -(-(rows.end - rows.start) // largest) * epochs):
+            return (
+                f"search.warmup_steps: got {most}; allowed: less than {num_steps}, steps of {epochs} epochs in batches "
+                f"of {largest}"
+            )
+        return None
 
 
 def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True) -> Params:

@@ -11,7 +11,7 @@ from typing import Any
 
 _PROJECT = Path(__file__).resolve().parents[2]
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a comparison or a model may be called."""
 _CELL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """DVC takes a dot for the way into a section: `cells.a.b` would be b of the cell a."""
@@ -24,8 +24,14 @@ def list_file_names(folder: str) -> list[str]:
     return sorted(file.stem for file in (_PROJECT / folder).glob("*.py") if not file.stem.startswith("_"))
 
 
+def list_takers(kind: str, constant: str) -> list[str]:
+    """Return the files of a folder of training/ that say so of themselves, as with IS_EXACT."""
+    folder = f"training/{kind}"
+    return [name for name in list_file_names(folder) if read_constant(f"{folder}/{name}.py", constant)]
+
+
 def require_name(key: str, value: str) -> None:
-    if not NAME.fullmatch(value):
+    if not _NAME.fullmatch(value):
         raise ValueError(
             f"{key}: got {value[:80]!r}; allowed: letters, digits, '.', '_' and '-', at most 64, "
             "starting with a letter or digit"
@@ -48,7 +54,7 @@ def read_unit(workload: str) -> str:
 
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"{key}: got {value[:80]!r}{suggest(value, allowed)}; allowed: {join_choices('', allowed)}")
+        raise ValueError(f"{key}: got {value[:80]!r}{suggest(value, allowed)}; allowed: {', '.join(allowed)}")
 
 
 def suggest(value: str, allowed: Sequence[str]) -> str:
@@ -64,28 +70,6 @@ def require_installed(key: str, name: str, folder: str) -> None:
     package = read_constant(f"{folder}/{name}.py", "PACKAGE")
     if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
-
-
-def join_choices(prefix: str, names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(prefix + name for name in names)
-
-
-def require_label(workload: str, label: str | None) -> None:
-    """Raise ValueError unless the workload learns classes and their column is named, or neither."""
-    if has_labels(workload) and label is None:
-        raise ValueError(f"dataset.label: missing; allowed: with workload {workload}, the column of the classes")
-    if label is not None and not has_labels(workload):
-        raise ValueError(
-            f"dataset.label: got {label[:80]!r} with workload {workload}; allowed: none, it learns no classes"
-        )
-
-
-def require_template_for(workload: str, template: str | None) -> None:
-    """Raise ValueError unless the workload learns to answer and it is said how prompts are made, or neither."""
-    if has_prompts(workload) == (template is not None):
-        return
-    allowed = "none, it learns no responses" if template else "how instructions become prompts, such as dolly"
-    raise ValueError(f"dataset.template: got {template} with workload {workload}; allowed: {allowed}")
 
 
 def has_prompts(workload: str) -> bool:

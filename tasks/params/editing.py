@@ -1,6 +1,10 @@
 """params.yaml rewritten by a command, with its remarks: cells moved to `left_out`, and keys that are set."""
 
+import difflib
 import io
+import itertools
+import math
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,17 +14,20 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from tasks.params import Params, load_params
-from tasks.params.complaint import describe_first_complaint
-from tasks.params.saved import save_beside
+from tasks.params.choices import suggest
+from tasks.params.search import Configuration
+from tasks.params.section import describe_first_complaint
 from tasks.params.strict_yaml import read_strict_yaml
+from tasks.params.train import AUTO
 from tasks.process.failure import ConfigurationError
 from training.process.files import replace_file
 
 _WIDTH = 1000
+_NULL = "tag:yaml.org,2002:null"
+_PRESETS, _ACTIVE = Path("presets"), Path("params.yaml")
 
 
 def find_refused(path: Path) -> dict[str, str]:
@@ -77,7 +84,11 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
                 f"-S: {key[:80]} is below a value that is no section; allowed: keys of params.yaml"
             )
         before = place.get(last, "not set")
-        place[last] = _read_value(text)
+        try:
+            place[last] = YAML(typ="safe", pure=True).load(text)
+        except YAMLError:
+            allowed = "YAML, with quotes around words with signs"
+            raise ConfigurationError(f"-S: got the value {text[:80]!r}; allowed: {allowed}") from None
         told.append(f"{key}: {before} -> {place[last]}")
     # Beside it: whatever the schema looks for relative to the file is found there.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", encoding="utf-8") as trial:
@@ -91,15 +102,6 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
     return told
 
 
-def _read_value(text: str) -> Any:
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        raise ConfigurationError(
-            f"-S: got the value {text[:80]!r}; allowed: YAML, with quotes around words with signs"
-        ) from None
-
-
 def _make_round_trip() -> YAML:
     yaml = YAML(typ="rt")
     yaml.Representer = _Representer
@@ -107,19 +109,85 @@ def _make_round_trip() -> YAML:
     return yaml
 
 
-def _write(path: Path, value: Any) -> None:
+def _dump(value: Any) -> str:
     text = io.StringIO()
     _make_round_trip().dump(value, text)
+    return text.getvalue()
+
+
+def _write(path: Path, value: Any) -> None:
     with replace_file(path) as file:
-        file.write_text(text.getvalue(), encoding="utf-8")
+        file.write_text(_dump(value), encoding="utf-8")
 
 
 class _Representer(RoundTripRepresenter):
     """Writes null as a word, as our files do, and not as nothing."""
 
 
-def _write_null(representer: RoundTripRepresenter, _: None) -> ScalarNode:
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+_Representer.add_representer(type(None), lambda representer, _: representer.represent_scalar(_NULL, "null"))
 
 
-_Representer.add_representer(type(None), _write_null)
+def use_preset(name: str, *, saves: bool = True) -> str:
+    """Write presets/<name>.yaml into params.yaml and return what was done, and what it still lacks.
+
+    With `saves` a params.yaml of one's own making is kept beside it first. Raises ConfigurationError for an unknown
+    name.
+    """
+    presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
+    if name not in presets:
+        raise ConfigurationError(f"PRESET: got {name!r}{suggest(name, [*presets])}; allowed: {', '.join(presets)}")
+    load_params(presets[name], looks_at_data=False)
+    said = f"params.yaml is now {presets[name]}"
+    active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
+    if saves and active is not None and active not in [file.read_bytes() for file in presets.values()]:
+        said += f"; yours was saved as {save_beside(_ACTIVE)}"
+    shutil.copyfile(presets[name], _ACTIVE)
+    try:
+        load_params(_ACTIVE)
+    except ConfigurationError as error:
+        said += f"; before it can run: {error}"
+    return said
+
+
+def save_beside(file: Path) -> Path:
+    """Return a copy of the file beside it: FILE.saved, FILE.saved-2 and so on, none of which is ever written over."""
+    for number in itertools.count(1):
+        saved = file.with_name(f"{file.name}.saved" + (f"-{number}" if number > 1 else ""))
+        if not saved.exists():
+            return Path(shutil.copyfile(file, saved))
+        if saved.is_file() and saved.read_bytes() == file.read_bytes():
+            return saved
+    raise AssertionError("numbers have no end")
+
+
+def make_train_changes(params: Params, drawn: Configuration) -> dict[str, Any]:
+    """Return what a trial's section `train` has of its own.
+
+    The schedule runs once over the epochs of the last rung, whichever rung the trial gets to. Micro-batches are such
+    that all cells can split them that can split the batch.
+    """
+    shares = {params.count_shares(cell) for cell in params.cells}
+    per_rank = [drawn.batch_size // number for number in shares if drawn.batch_size % number == 0]
+    size = params.train.micro_batch_size
+    return {
+        "epochs": params.search.rungs[-1],
+        "schedule_span": "run",
+        "learning_rate": drawn.learning_rate,
+        "global_batch_size": drawn.batch_size,
+        "micro_batch_size": "auto" if size == AUTO else math.gcd(size, *per_rank),
+        "weight_decay": drawn.weight_decay,
+        "warmup_steps": drawn.warmup_steps,
+    }
+
+
+def make_patch(text: str, changes: Mapping[str, Any]) -> str:
+    """Return a unified diff of params.yaml, whose text is given, that puts the changes into its section `train`."""
+    value = _make_round_trip().load(text)
+    for key, changed in changes.items():
+        if key in value["train"]:
+            value["train"][key] = changed
+        else:
+            value["train"].insert(0, key, changed)
+    lines = _dump(value).splitlines(keepends=True)
+    diff = difflib.unified_diff(text.splitlines(keepends=True), lines, "a/params.yaml", "b/params.yaml")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)

@@ -1,11 +1,17 @@
 """Whether the model and the rows that params.yaml names on this machine are there, before anything starts."""
 
 import glob
-from pathlib import Path
+import hashlib
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-from tasks.params.image_files import list_image_files
 from tasks.params.prompts import read_template
 from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
+from training.process.files import digest_file, digest_json
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
 _BUILDERS: dict[str, tuple[str, dict[str, str]]] = {
@@ -15,6 +21,9 @@ _BUILDERS: dict[str, tuple[str, dict[str, str]]] = {
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _TEXT_FILES = f"a file of texts ({', '.join(_BUILDERS)}; all but parquet also packed, as .gz), or a folder of such"
 _MAX_TAR_BYTES_TO_COUNT = 2**30
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_MAX_CLASS_NAME = 100
+_IMAGE = re.compile(rf"(^|/)[^./][^/]*({'|'.join(map(re.escape, SUFFIXES))})$", re.IGNORECASE)
 
 
 def check_paths(
@@ -45,9 +54,11 @@ def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, bas
     """Raise ValueError if the data set has fewer rows than are asked for, by key of params.yaml."""
     if dataset.kind != "path":
         return
-    file = base / dataset.location
     needed = count_rows_needed([part for parts in asked.values() for part in parts])
-    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset)
+    try:
+        num_rows = (_count_images if dataset.holds_images else _count_texts)(base / dataset.location, dataset)
+    except ValueError as error:
+        raise ValueError(f"{dataset.key}: {error}") from None
     if num_rows is not None and needed > num_rows:
         key = next(key for key, parts in reversed(asked.items()) if any(part.end > num_rows for part in parts))
         raise ValueError(
@@ -59,17 +70,17 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
     """Return the number of images; None where counting takes long."""
     if not source.is_dir() and source.suffix != ".tar":
         raise ValueError(
-            f"{dataset.key}: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
-            "or an uncompressed .tar of such"
+            f"got {dataset.location!r} with image_size; allowed: a folder of class folders of images, or an "
+            "uncompressed .tar of such"
         )
     if not source.exists():
-        raise ValueError(f"{dataset.key}: no file {dataset.location}; allowed: a folder or .tar of images")
+        raise ValueError(f"no file {dataset.location}; allowed: a folder or .tar of images")
     if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
         return None
     try:
         return len(list_image_files(source))
     except ValueError as error:
-        raise ValueError(f"{dataset.key}: {dataset.location}: {error}") from None
+        raise ValueError(f"{dataset.location}: {error}") from None
 
 
 def find_builder(file: Path) -> tuple[str, dict[str, str]]:
@@ -82,22 +93,19 @@ def find_builder(file: Path) -> tuple[str, dict[str, str]]:
 
 def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
     """Return the number of rows; None where only reading tells."""
-    try:
-        # datasets takes "::" for the end of an archive's name, and folders and what is in archives for patterns.
-        is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in _PACKED)
-        if is_pattern or "::" in whole:
-            raise ValueError(f"got {whole!r}; allowed: a path without :: and, of a folder or packed file, [ * ?")
-        if file.is_dir():
-            if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
-                raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
-            return None
-        find_builder(file)
-        if dataset.config is not None:
-            raise ValueError(f"got the file {dataset.location!r} with dataset.config; allowed: null, or a folder")
-        if not file.is_file():
-            raise ValueError(f"no file {dataset.location}; allowed: {_TEXT_FILES}")
-    except ValueError as error:
-        raise ValueError(f"{dataset.key}: {error}") from None
+    # datasets takes "::" for the end of an archive's name, and folders and what is in archives for patterns.
+    is_pattern = glob.has_magic(whole := str(file.resolve())) and (file.is_dir() or file.suffix in _PACKED)
+    if is_pattern or "::" in whole:
+        raise ValueError(f"got {whole!r}; allowed: a path without :: and, of a folder or packed file, [ * ?")
+    if file.is_dir():
+        if not any(path.suffix in _BUILDERS or path.suffix in _PACKED for path in file.rglob("*")):
+            raise ValueError(f"got {dataset.location!r}; allowed: {_TEXT_FILES}, or images with dataset.image_size")
+        return None
+    find_builder(file)
+    if dataset.config is not None:
+        raise ValueError(f"got the file {dataset.location!r} with dataset.config; allowed: null, or a folder")
+    if not file.is_file():
+        raise ValueError(f"no file {dataset.location}; allowed: {_TEXT_FILES}")
     if file.suffix != ".parquet":
         return None
     import pyarrow as pa  # here, not above: half a second that only local parquet files need
@@ -107,3 +115,93 @@ def _count_texts(file: Path, dataset: DatasetParams) -> int | None:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError):
         return None
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image of the source."""
+
+    name: str
+    """Its path below the source, with slashes."""
+    size: int
+    """Bytes."""
+    offset: int | None
+    """Where in the tar it begins; None in a folder."""
+
+    @property
+    def label(self) -> str:
+        """The class: the folder that the image is directly in."""
+        return PurePosixPath(self.name).parent.name
+
+
+def list_image_files(source: Path) -> list[ImageFile]:
+    """Return the images in the order of the rows: a function of their names alone.
+
+    What stands above the class folders, such as train/ and val/, comes one after another by name. Within it images are
+    in the order of their names' sha256, so that every range has images of all classes.
+
+    Raises ValueError if an image is in no class folder, there are fewer than two classes, or the tar is none.
+    """
+    if source.is_file():
+        found = list(_list_tar(source))
+    else:
+        sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in walk_files(source)}
+        found = [ImageFile(name, size, None) for name, size in sizes.items()]
+    # A name that stands twice in a tar is the later file, as it is when the tar is unpacked.
+    files = list({file.name: file for file in found if _IMAGE.search(file.name)}.values())
+    if not files:
+        raise ValueError(f"no images in it; allowed: CLASS/NAME with one of {', '.join(SUFFIXES)}")
+    for file in files:
+        if not 1 <= len(file.label) <= _MAX_CLASS_NAME or not file.name.isprintable():
+            raise ValueError(
+                f"{file.name[-80:]!r} is in no class folder; allowed: CLASS/NAME, printable, a class of at most "
+                f"{_MAX_CLASS_NAME} characters"
+            )
+    labels = {file.label for file in files}
+    if len(labels) < 2:
+        raise ValueError(
+            f"all images are of one class, {labels.pop()!r}; allowed: a folder for each of several classes"
+        )
+    return sorted(
+        files,
+        key=lambda file: (
+            PurePosixPath(file.name).parent.parent.as_posix(),
+            hashlib.sha256(file.name.encode()).digest(),
+        ),
+    )
+
+
+def _list_tar(source: Path) -> Iterator[ImageFile]:
+    """Yield the plain files; nothing is unpacked to a disk, so links and devices have no meaning."""
+    try:
+        # "r:": a compressed one could be a bomb, and images are compressed already.
+        with tarfile.open(source, "r:") as archive:
+            for member in archive:
+                if member.isreg() and not member.issparse():
+                    name = PurePosixPath(member.name).as_posix().lstrip("/")
+                    yield ImageFile(name, member.size, member.offset_data)
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise ValueError(f"no readable tar ({error}); allowed: an uncompressed .tar") from None
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and those in it; links are followed, and no folder is entered twice."""
+    entered = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in entered:
+            folders.clear()
+            continue
+        entered.add(real)
+        folders.sort()
+        yield from (file for name in names if (file := Path(place, name)).is_file())
+
+
+def digest_source(path: Path) -> str | None:
+    """Return the sha256 of a local file or of a folder's files by name; None if there is nothing."""
+    if path.is_file():
+        return digest_file(path)
+    if path.is_dir():
+        files = sorted(walk_files(path))
+        return digest_json({file.relative_to(path).as_posix(): digest_file(file) for file in files})
+    return None

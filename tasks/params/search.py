@@ -7,13 +7,11 @@ first, and one more trial leaves the others what they were.
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from tasks.params.section import Finite, Section
-from tasks.params.sources import RowRange
 
 _DIGITS = 3
 """Of a drawn number, so that it stands in params.yaml as it was trained with."""
@@ -84,27 +82,6 @@ class SearchParams(Section):
             weight_decay=_round(least + (most - least) * self._draw_share(index, "weight_decay")),
             warmup_steps=self.warmup_steps[int(len(self.warmup_steps) * self._draw_share(index, "warmup_steps"))],
         )
-
-    def explain_unfit(self, cell: str, *, ranges: Sequence[RowRange], num_nodes: int, shares: int) -> str | None:
-        """Return why trials that are spread like `cell` cannot be searched, with the remedy; None if they can.
-
-        A rung is a number of epochs of one range: with several, more epochs of the first would change all after it.
-        `shares`: into which the cell deals the rows of a step.
-        """
-        if len(ranges) != 1:
-            return f"ranges: got {len(ranges)} with search; allowed: one, since a rung is more epochs of it"
-        if num_nodes > 1:
-            return f"cells.{cell}.num_nodes: got {num_nodes} with search; allowed: 1, a trial is on one machine"
-        if unfit := [size for size in self.batch_size if size % shares]:
-            return f"search.batch_size: got {unfit[0]}; allowed: multiples of {shares}, the ranks of {cell}"
-        largest, most = max(self.batch_size), max(self.warmup_steps)
-        num_steps = -(-(ranges[0].end - ranges[0].start) // largest) * self.rungs[-1]
-        if most >= num_steps:
-            return (
-                f"search.warmup_steps: got {most}; allowed: less than {num_steps}, steps of {self.rungs[-1]} epochs "
-                f"in batches of {largest}"
-            )
-        return None
 
     def _draw_share(self, index: int, name: str) -> float:
         """Return a number from 0 to below 1: each key has its own, whatever becomes of the others."""

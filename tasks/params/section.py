@@ -1,22 +1,20 @@
 """What every section of params.yaml is: a frozen model that refuses unknown keys and takes no value for another."""
 
 import datetime
-import math
+import typing
+from types import NoneType
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat, ValidationError
+
+from ddp_audit.process.redaction import shorten
+from tasks.params.choices import suggest
 
 
 class Section(BaseModel):
     """A mapping of params.yaml; the docstring under each field says what it means, with its unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def _require_finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return value
 
 
 def _require_day(value: Any) -> Any:
@@ -30,6 +28,58 @@ def _require_day(value: Any) -> Any:
     return value
 
 
-Finite = Annotated[float, AfterValidator(_require_finite)]
+Finite = FiniteFloat
+"""A finite number."""
 Day = Annotated[str, BeforeValidator(_require_day)]
 """A day as YYYY-MM-DD."""
+
+
+_MAX_MESSAGE = 400
+"""Characters of a check's own words, which may repeat the value; what is allowed stands last."""
+
+
+def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
+    """Return the first complaint as `key: got VALUE; allowed: WHAT`, unknown keys before all others.
+
+    An unknown key comes first because it is often the cause of a missing one.
+    """
+    complaints = error.errors(include_url=False)
+    first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(part if part.isprintable() else repr(part) for part in path) or "params.yaml"
+    if first["type"] == "extra_forbidden":
+        allowed = _list_allowed_keys(schema, path[:-1])
+        return f"{key[:120]}: unknown key{suggest(path[-1], allowed)}; allowed: {', '.join(allowed)}"
+    if first["type"] == "missing":
+        return f"{key}: missing; this key is required"
+    if first["type"] == "value_error":
+        message = shorten(str(first["ctx"]["error"]), limit=_MAX_MESSAGE)
+        # The check of a whole section names the key itself.
+        if isinstance(first["input"], dict | BaseModel):
+            return f"{key}.{message}" if path else message
+        return f"{key}: got {_shorten_value(first['input'])}; {message}"
+    if first["type"] == "model_type":
+        keys = ", ".join(_list_allowed_keys(schema, path))
+        return f"{key}: got {_shorten_value(first['input'])}; allowed: a mapping with the keys {keys}"
+    message = first["msg"].replace("Input should be", "allowed:").replace("a valid integer", "an integer")
+    message = message.replace("valid ", "")
+    said = message if message.startswith("allowed: ") else f"allowed: {message[:1].lower()}{message[1:]}"
+    return f"{key}: got {_shorten_value(first['input'])}; {said}"
+
+
+def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the keys of the section at `path`; a mapping of sections has the keys of one of them."""
+    section: Any = schema
+    for part in path:
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            kind = section.model_fields[part].annotation
+            others = [one for one in typing.get_args(kind) if one is not NoneType]
+            section = others[0] if len(others) == 1 and NoneType in typing.get_args(kind) else kind
+        else:
+            section = typing.get_args(section)[-1]
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+
+
+def _shorten_value(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

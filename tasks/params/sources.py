@@ -1,6 +1,7 @@
 """The sections `model` and `dataset` of params.yaml, and ranges of rows: where everything comes from."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.params.choices import has_labels, join_choices, read_unit, require_name
+from tasks.params.choices import has_labels, read_unit, require_name
 from tasks.params.prompts import COLUMNS, require_template
 from tasks.params.section import Section
 
@@ -25,7 +26,8 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
 BUILTIN_IMAGE_MODELS = ("resnet18", "resnet50", "vit-b-16")
-BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
+BUILTIN_LANGUAGE_MODELS = ("tiny-qwen2",)
+BUILTIN_MODELS = (*BUILTIN_LANGUAGE_MODELS, *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
 BUILTIN_IMAGES = ("digits",)
 BUILTIN_INSTRUCTIONS = ("instructions",)
 BUILTIN_DATASETS = ("docstrings", *BUILTIN_INSTRUCTIONS, *BUILTIN_IMAGES)
@@ -102,9 +104,8 @@ class Source(Section):
         location = self.location
         if self.kind == "builtin":
             if location not in builtins:
-                raise ValueError(
-                    f"source: no built-in named {location!r}; allowed: {join_choices('builtin:', builtins)}"
-                )
+                allowed = ", ".join(f"builtin:{name}" for name in builtins)
+                raise ValueError(f"source: no built-in named {location!r}; allowed: {allowed}")
         elif self.kind == "hub":
             if not is_hub_id(location):
                 raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
@@ -163,14 +164,12 @@ def require_model_for(workload: str, model: ModelParams) -> None:
         raise ValueError(
             f"model.norm: got {model.norm} for {model.source} with workload {workload}; allowed: null, or a ResNet"
         )
-    of_texts = [name for name in BUILTIN_MODELS if name not in BUILTIN_IMAGE_MODELS]
-    does = [name for name in of_texts if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
+    does: Sequence[str] = BUILTIN_CLASSIFIERS if has_labels(workload) else BUILTIN_LANGUAGE_MODELS
     if read_unit(workload) == "image":
-        does = list(BUILTIN_IMAGE_MODELS)
+        does = BUILTIN_IMAGE_MODELS
     if model.kind == "builtin" and model.location not in does:
-        raise ValueError(
-            f"model.source: got {model.source} with workload {workload}; allowed: {join_choices('builtin:', does)}"
-        )
+        allowed = ", ".join(f"builtin:{name}" for name in does)
+        raise ValueError(f"model.source: got {model.source} with workload {workload}; allowed: {allowed}")
 
 
 class DatasetParams(Source):
@@ -184,7 +183,7 @@ class DatasetParams(Source):
     """Where the rows of `heldout` stand, if they are none of `source`: `split:NAME` (of a Hub source, such as
     split:test) or `path:FILE_OR_FOLDER`, with the same columns; null: they are rows of `source`, of no range."""
     _key: str = PrivateAttr("source")
-    text_column: str = "text"
+    text_column: str = Field(default="text", min_length=1)
     """The column that holds the text of a row."""
     add_special_tokens: bool = True
     """Texts of a language model have what the tokenizer puts around a text, such as a BOS; false: an end alone."""
@@ -256,12 +255,10 @@ class DatasetParams(Source):
             raise ValueError(
                 f"config: got {self.config[:80]!r}; allowed: null, but for a hub: source or a folder of texts"
             )
-        if not self.text_column:
-            raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
-        if self.label is not None and (not self.label or self.label == self.text_column):
+        if self.label in ("", self.text_column):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
-            raise ValueError(f"label: got {self.label[:80]!r}; allowed: {join_choices('', BUILTIN_LABELS)}")
+            raise ValueError(f"label: got {self.label[:80]!r}; allowed: {', '.join(BUILTIN_LABELS)}")
         if not self.add_special_tokens and (self.label or self.template or self.holds_images):
             raise ValueError("add_special_tokens: got false; allowed: true, but for plain texts of a language model")
         self._check_instructions()

@@ -1,10 +1,10 @@
 """The section `train` of params.yaml: the work itself."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tasks.params.adapter import LoraParams
 from tasks.params.section import Finite, Section
 
 NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
@@ -26,6 +26,35 @@ def _read_auto(given: Any) -> Any:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise ValueError("allowed: a number from 1 on, or auto")
     return given
+
+
+class LoraParams(Section):
+    """Low-rank factors beside linear layers (Hu et al. 2021), put there by peft, which `make extras` installs."""
+
+    kind: Literal["lora"] = "lora"
+    """The only one."""
+    rank: int = Field(ge=1, le=1024)
+    """Inner size of every layer's two factors."""
+    alpha: Finite = Field(gt=0, le=4096)
+    """What the factors' product is multiplied by, times the rank: alpha / rank is its scale."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Last parts of the names of the linear layers that get factors, as the model has them; all-linear: every one but
+    the head."""
+    base: Literal["nf4"] | None = None
+    """nf4: every linear layer's weight but the head's waits in 4 bits, rounded by bitsandbytes; null: in fp32.
+
+    Rounded weights are another model: it is the start of every cell, and what the factors are merged into.
+    """
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _check_targets(cls, value: Any) -> Any:
+        is_list = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+        if value != "all-linear" and not (is_list and value and len(set(value)) == len(value)):
+            raise ValueError(
+                "allowed: all-linear, or a list of different names, at least one, such as [q_proj, v_proj]"
+            )
+        return value
 
 
 class TrainParams(Section):
@@ -139,3 +168,33 @@ class TrainParams(Section):
         if self.schedule == "wsd" and not self.decay_steps:
             raise ValueError("decay_steps: got 0 with schedule wsd; allowed: at least 1, or schedule constant")
         return self
+
+
+class ScheduleSpan(NamedTuple):
+    """A segment's place in a schedule."""
+
+    begin: int
+    """Steps of the schedule before the segment's first."""
+    total: int
+    """Steps of the whole schedule."""
+
+
+def list_schedule_spans(train: TrainParams, num_rows: Sequence[int]) -> list[ScheduleSpan]:
+    """Return the place of every segment, in the order of the run; `num_rows`: of each range."""
+    sizes = [-(-number // train.global_batch_size) for number in num_rows for _ in range(train.epochs)]
+    if train.schedule_span == "segment":
+        return [ScheduleSpan(0, size) for size in sizes]
+    return [ScheduleSpan(sum(sizes[:index]), sum(sizes)) for index in range(len(sizes))]
+
+
+def describe_rates(train: TrainParams, span: ScheduleSpan, *, num_steps: int) -> list[int]:
+    """Return what a segment's rates depend on beside the section `train`: nothing where the schedule is its own.
+
+    How long the run is, only where the rate has begun to decay: one more epoch or range changes no segment before that.
+    """
+    if train.schedule_span == "segment":
+        return []
+    is_level = train.schedule == "constant" or (
+        train.schedule == "wsd" and span.begin + num_steps <= span.total - train.decay_steps
+    )
+    return [min(span.begin, train.warmup_steps)] if is_level else [*span]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.data.builtin.image_networks import make_config
+from tasks.data.sources.image_models import make_config
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS
@@ -86,11 +86,11 @@ def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
 def _fetch_model(params: Params, folder: Path, *, is_classifier: bool | None) -> Path:
     """Return a folder with the config.json of a model, filled with nothing else, or with a built-in one.
 
-    A language model's own folder with weights is tried as the stage `download` does.
+    A folder of one's own with weights is tried as the stage `download` does.
     """
     from tasks.data.fitness import try_weights
-    from tasks.data.sources.commits import pin_commit
     from tasks.data.sources.models import count_bytes, fetch_config, store_model
+    from tasks.services.hub import pin_commit
 
     model, own = params.model, Path(params.model.location)
     if model.kind == "builtin":
@@ -99,7 +99,7 @@ def _fetch_model(params: Params, folder: Path, *, is_classifier: bool | None) ->
         # The commit stays, so that what is rehearsed is what will be downloaded.
         commit = None if model.revision is None else pin_commit(model.location, model.revision, kind="model")
         fetch_config(model, folder, commit=commit, is_classifier=is_classifier)
-        if is_classifier is False and model.kind == "path" and (size := count_bytes(own, model)):
+        if is_classifier is not None and model.kind == "path" and (size := count_bytes(own, model)):
             with BoundedChild() as child:
                 child.run(try_weights, params, own, what=f"model.source {model.source}", num_bytes=size)
     except StageError as error:

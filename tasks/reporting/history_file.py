@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.params.packages import read_package_versions
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
 from tasks.records.arm_figures import select_arm
@@ -66,7 +65,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
                 "train": outputs.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "cells": [
                     # `batch` was a key once: without it earlier records would be of another comparison.
-                    [name, {**cell.model_dump(), "batch": None, **read_package_versions(outputs.params, name)}]
+                    [name, {**cell.model_dump(), "batch": None, **outputs.params.read_package_versions(name)}]
                     for name, cell in outputs.params.cells.items()
                 ],
                 "scaling": outputs.params.measure.scaling,

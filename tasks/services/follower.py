@@ -38,11 +38,11 @@ class Follower:
         self._run: TrackedRun | None = None
         self._steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=_MAX_WAITING_STEPS)
         self._folders: list[Path] = []
-        self._status = "FINISHED"
+        self.status = "FINISHED"
         self._is_warned = False
-        self._is_open = threading.Event()
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        self.is_open = threading.Event()
+        self.is_closing = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="tracker", daemon=True)
 
     def send(self, events: list[dict[str, Any]]) -> None:
         """Take the newest events of the live stream; those that are steps will be sent."""
@@ -53,20 +53,10 @@ class Follower:
         """Take finished segments; what the store lacks of them is sent when the ranks are gone."""
         self._folders += folders
 
-    def wait_open(self, seconds: float) -> None:
-        """Return when the run is open, or after so long."""
-        self._is_open.wait(seconds)
-
-    def wait_closed(self, seconds: float) -> None:
-        """Return when all that was missing is sent, or with a warning after so long."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            self._warn("no answer in time")
-
     def _work(self) -> None:
         self._attempt(self._start)
-        self._is_open.set()
-        while not self._is_closing.wait(FLUSH_SECONDS):
+        self.is_open.set()
+        while not self.is_closing.wait(FLUSH_SECONDS):
             self._attempt(self._flush)
         self._attempt(self._finish)
 
@@ -77,9 +67,9 @@ class Follower:
         except Exception as error:
             # Whether the last call arrived is not known: a run that is opened anew asks the store what it has.
             self._run = None
-            self._warn(describe_error(error))
+            self.warn(describe_error(error))
 
-    def _warn(self, reason: str) -> None:
+    def warn(self, reason: str) -> None:
         if not self._is_warned:
             _log.warning("%s: %s; nothing is lost, the report sends what is missing", self._tracker, reason)
         self._is_warned = True
@@ -98,7 +88,7 @@ class Follower:
     def _finish(self, run: TrackedRun) -> None:
         run.send(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
         send_segments(run, self._folders)
-        run.set_status(self._status)
+        run.set_status(self.status)
 
 
 class Followers:
@@ -120,21 +110,22 @@ class Followers:
 
     def open(self) -> None:
         """Open all runs at the same time; waits OPEN_SECONDS at most."""
+        ends_at = time.perf_counter() + OPEN_SECONDS
         for follower in self._followers:
-            follower._thread.start()
-        self._wait(OPEN_SECONDS, Follower.wait_open)
+            follower.thread.start()
+        for follower in self._followers:
+            follower.is_open.wait(max(0.0, ends_at - time.perf_counter()))
 
     def close(self, status: str) -> None:
         """Have all runs completed; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
+        ends_at = time.perf_counter() + (STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS)
         for follower in self._followers:
-            follower._status = status
-            follower._is_closing.set()
-        self._wait(STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS, Follower.wait_closed)
-
-    def _wait(self, seconds: float, wait: Callable[[Follower, float], None]) -> None:
-        ends_at = time.perf_counter() + seconds
+            follower.status = status
+            follower.is_closing.set()
         for follower in self._followers:
-            wait(follower, max(0.0, ends_at - time.perf_counter()))
+            follower.thread.join(max(0.0, ends_at - time.perf_counter()))
+            if follower.thread.is_alive():
+                follower.warn("no answer in time")
 
 
 def send_segments(run: TrackedRun, folders: Iterable[Path]) -> int:

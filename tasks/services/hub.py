@@ -1,22 +1,39 @@
 """What is fetched from the Hugging Face Hub: commits, base models, cards of models and data sets."""
 
 import contextlib
+import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tasks.process.failure import DataError
-from tasks.services import network
-from tasks.services.hub_calls import call_hub, has_token, translate_error
-from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
+from tasks.services.hub_calls import (
+    call_hub,
+    find_status_code,
+    has_token,
+    log_while_running,
+    name_error,
+    translate_error,
+)
 from tasks.store.kept import link_file
-from training.process.files import digest_file
+from training.process.files import digest_file, write_json
 
 _log = logging.getLogger(__name__)
+
+REVISIONS = Path(".work/download/revisions.json")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SMALL_FILES = (
+    "config.json", "generation_config.json", INDEX, "tokenizer.json",
+    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+WEIGHTS_FILES = ("model.safetensors", "model-*.safetensors")
+"""As patterns: large weights come in several files, which the index names."""
 _MAX_CARD_BYTES = 2**20
 _LANGUAGE, _MOST_LANGUAGES = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*"), 20
 """As cards name them: ISO 639-1, 639-2 or 639-3."""
@@ -40,53 +57,70 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
     return commit
 
 
+def pin_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
+    """Return the commit (40 hex digits) that the revision stood for when first asked, so that re-runs agree.
+
+    A commit is its own answer. Delete .work/download/revisions.json to ask the Hub anew. Raises as `resolve_commit`.
+    """
+    if _COMMIT.fullmatch(revision):
+        return revision
+    key = f"{kind}:{repo_id}@{revision}"
+    try:
+        known = json.loads(REVISIONS.read_text(encoding="utf-8")) if REVISIONS.is_file() else {}
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or not all(_COMMIT.fullmatch(str(value)) for value in known.values()):
+        raise DataError(f"{REVISIONS}: not a mapping of revisions to commits; delete it to ask the Hub anew")
+    if key in known:
+        _log.info("%s: stays at commit %s (delete %s to ask the Hub anew)", key, known[key], REVISIONS)
+    else:
+        known[key] = resolve_commit(repo_id, revision, kind=kind)
+        write_json(REVISIONS, known)
+    return str(known[key])
+
+
 def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool = True) -> None:
     """Fill `folder` with the model's config, safetensors weights (unless told otherwise) and tokenizer, as real files.
 
     Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
     Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
     """
-    wanted = (*SMALL_FILES, *WEIGHTS_FILES) if has_weights else tuple(name for name in SMALL_FILES if name != INDEX)
-    files = _fetch_files(repo_id, commit, wanted)
-    names = {file.name for file in files}
-    if _CONFIG not in names:
-        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
+    wanted = [*SMALL_FILES, *WEIGHTS_FILES] if has_weights else [name for name in SMALL_FILES if name != INDEX]
+    names = _download_files(repo_id, commit, folder, wanted)
     if has_weights and not any(name.endswith(".safetensors") for name in names):
         raise DataError(
             f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
             "model with safetensors, or convert it (https://huggingface.co/spaces/safetensors/convert)"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        # A later stage may rewrite a small file, and the cache must not change with it.
-        place = link_file if file.suffix == ".safetensors" else shutil.copyfile
-        place(file.resolve(), folder / file.name)
-    _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
 
 
 def download_config(repo_id: str, commit: str, folder: Path) -> None:
     """Fill `folder` with the model's config.json alone. Raises as `download_model`."""
-    files = _fetch_files(repo_id, commit, [_CONFIG])
-    if not files:
-        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(files[0].resolve(), folder / _CONFIG)
+    _download_files(repo_id, commit, folder, [_CONFIG])
 
 
-def _fetch_files(repo_id: str, commit: str, wanted: Sequence[str]) -> list[Path]:
-    """Return those files of a model's repository that have these names, in the local cache, as the Hub states them."""
+def _download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -> list[str]:
+    """Fill `folder` with the model's files of these names, as the Hub states them; return those there are."""
     from huggingface_hub import snapshot_download
 
     def fetch() -> str:
         # Folders of a repository ("*/*") hold other formats of the same model.
-        return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
+        return snapshot_download(repo_id, revision=commit, allow_patterns=wanted, ignore_patterns=["*/*"])
 
-    with _translate_read_errors(f"model {repo_id}", commit), network.log_while_running(f"downloading model {repo_id}"):
+    with _translate_read_errors(f"model {repo_id}", commit), log_while_running(f"downloading model {repo_id}"):
         snapshot = Path(call_hub(fetch))
-    files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
-    for file in files:
+    files = {file.name: file for pattern in wanted for file in sorted(snapshot.glob(pattern))}
+    for file in files.values():
         _require_stated_hash(file, f"model {repo_id} at {commit}")
-    return files
+    if _CONFIG not in files:
+        raise DataError(f"model {repo_id} at {commit}: has no {_CONFIG}; choose a transformers model")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, file in files.items():
+        # A later stage may rewrite a small file, and the cache must not change with it.
+        place = link_file if name.endswith(".safetensors") else shutil.copyfile
+        place(file.resolve(), folder / name)
+    _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
+    return list(files)
 
 
 def _require_stated_hash(file: Path, place: str) -> None:
@@ -114,21 +148,8 @@ def _require_stated_hash(file: Path, place: str) -> None:
         )
 
 
-def find_license(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
-    """Return the licence that the repository's card names, such as apache-2.0; None if it cannot be told."""
-    found = _read_card(repo_id, commit, kind).get("license")
-    return found if isinstance(found, str) and found.isprintable() and len(found) <= 64 else None
-
-
-def find_languages(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> list[str]:
-    """Return the languages that the repository's card names, such as en; none if it cannot be told."""
-    found = _read_card(repo_id, commit, kind).get("language")
-    named = found if isinstance(found, list) else [found]
-    return [one for one in named if isinstance(one, str) and _LANGUAGE.fullmatch(one)][:_MOST_LANGUAGES]
-
-
-def _read_card(repo_id: str, commit: str, kind: Literal["model", "dataset"]) -> dict[str, Any]:
-    """Return the metadata of a repository's card; {} if there is none that can be read."""
+def read_card(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> tuple[str | None, list[str]]:
+    """Return licence and languages that the repository's card names, such as apache-2.0 and en; None and [] if none."""
     from huggingface_hub import hf_hub_download, metadata_load
 
     try:
@@ -137,9 +158,17 @@ def _read_card(repo_id: str, commit: str, kind: Literal["model", "dataset"]) -> 
         is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
         found = None if is_bomb else metadata_load(card)
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
-        _log.info("%s %s: its card cannot be read (%s)", kind, repo_id, network.name_error(error))
-        return {}
-    return found if isinstance(found, dict) else {}
+        _log.info("%s %s: its card cannot be read (%s)", kind, repo_id, name_error(error))
+        found = None
+    said = found if isinstance(found, dict) else {}
+    license_id, named = said.get("license"), said.get("language")
+    is_plain = isinstance(license_id, str) and license_id.isprintable() and len(license_id) <= 64
+    languages = [
+        one
+        for one in (named if isinstance(named, list) else [named])
+        if isinstance(one, str) and _LANGUAGE.fullmatch(one)
+    ]
+    return license_id if is_plain else None, languages[:_MOST_LANGUAGES]
 
 
 @contextlib.contextmanager
@@ -147,25 +176,23 @@ def _translate_read_errors(what: str, revision: str) -> Iterator[None]:
     """Turn what goes wrong while reading into one line that names `what`, the revision and the remedy."""
     from huggingface_hub import errors
 
-    place = f"{what} at {revision}"
-    token = "a token is set" if has_token() else "no token is set"
+    place, token = f"{what} at {revision}", "a token is set" if has_token() else "no token is set"
     try:
         yield
-    except errors.GatedRepoError:
-        raise DataError(
-            f"{place}: access is gated; accept its terms on its page, then set HF_TOKEN ({token})"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise DataError(f"{place}: no such revision; allowed: a branch, tag or commit of it") from None
-    except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError):
-        raise DataError(
-            f"{place}: not found on the Hub, or private; check the spelling, or set HF_TOKEN ({token})"
-        ) from None
-    except errors.HFValidationError:
-        raise DataError(f"{place}: no Hub id; allowed: OWNER/NAME, at most 96 characters") from None
     except Exception as error:
-        if network.find_status_code(error) in (401, 403):
+        for kinds, words in (
+            ((errors.GatedRepoError,), f"access is gated; accept its terms on its page, then set HF_TOKEN ({token})"),
+            ((errors.RevisionNotFoundError,), "no such revision; allowed: a branch, tag or commit of it"),
+            (
+                (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError),
+                f"not found on the Hub, or private; check the spelling, or set HF_TOKEN ({token})",
+            ),
+            ((errors.HFValidationError,), "no Hub id; allowed: OWNER/NAME, at most 96 characters"),
+        ):
+            if isinstance(error, kinds):
+                raise DataError(f"{place}: {words}") from None
+        if find_status_code(error) in (401, 403):
             raise DataError(
-                f"{place}: access refused ({network.name_error(error)}); set HF_TOKEN to a valid token ({token})"
+                f"{place}: access refused ({name_error(error)}); set HF_TOKEN to a valid token ({token})"
             ) from None
         raise translate_error(error, place) from None

@@ -2,15 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.process.failure import ConfigurationError, DataError, ResourceError
 from tasks.records.publication import PublicationManifest
-from tasks.services import network
-from tasks.services.hub_calls import call_hub, translate_error
+from tasks.services.hub_calls import call_hub, find_status_code, log_while_running, translate_error
 from training.process.files import digest_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
@@ -44,53 +42,48 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branc
     when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this,
     ResourceError ("upload pending") if the Hub cannot be reached.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    digests = read_digests(folder)
-    sent: set[str] = set()
+    manifest, sent = PublicationManifest.NAME, set[str]()
+    digests = {path: file.sha256 for path, file in PublicationManifest.read(folder).files.items()}
+    digests[manifest] = digest_file(folder / manifest)
 
     def send() -> Publication:
         api = HfApi()
         name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
         if branch != MAIN_BRANCH:
             api.create_branch(name, branch=branch, exist_ok=True)
-        _send_differences(api, name, folder, digests, message=message, branch=branch, sent=sent)
-        commit, remote = _list_remote_files(api, name, branch)
-        different = list_differences(remote, folder, digests)
-        if different:
-            raise ResourceError(
-                f"upload pending: {len(different)} files of {name} differ from {folder}, first {different[0]}; "
-                "something else writes there: run again"
-            )
-        return Publication(name, commit, f"{api.endpoint}/{name}/tree/{commit}", len(sent))
+        head, remote = _list_remote_files(api, name, branch)
+        if changed := list_differences(remote, folder, digests):
+            operations: list[Any] = [CommitOperationAdd(path, folder / path) for path in changed]
+            if manifest in changed and manifest in remote:
+                with contextlib.suppress(DataError):  # it is no manifest of ours
+                    earlier = PublicationManifest.read(Path(api.hf_hub_download(name, manifest, revision=head)))
+                    removed = sorted(set(earlier.files) & set(remote) - set(digests))
+                    operations += [CommitOperationDelete(path) for path in removed]
+            _log.info("%s: sending %d of %d files, %d changes", name, len(changed), len(digests), len(operations))
+            sent.update(changed)
+            # Not `upload_folder`: that splits large folders over several commits, and a reader would see half of one.
+            api.create_commit(name, operations, commit_message=message, revision=branch, parent_commit=head)
+            head, remote = _list_remote_files(api, name, branch)
+            if different := list_differences(remote, folder, digests):
+                raise ResourceError(
+                    f"upload pending: {len(different)} files of {name} differ from {folder}, first {different[0]}; "
+                    "something else writes there: run again"
+                )
+        return Publication(name, head, f"{api.endpoint}/{name}/tree/{head}", len(sent))
 
-    with _translate_write_errors(repo_id), network.log_while_running(f"uploading to {repo_id}"):
-        return call_hub(send)
-
-
-def _send_differences(
-    api: "HfApi", repo_id: str, folder: Path, digests: dict[str, str], *, message: str, branch: str, sent: set[str]
-) -> None:
-    """Commit what the branch lacks, all at once, and note it in `sent`.
-
-    Not `upload_folder`: that one splits large folders over several commits, and a reader would see half of one.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    head, remote = _list_remote_files(api, repo_id, branch)
-    changed = list_differences(remote, folder, digests)
-    removed: list[str] = []
-    manifest = PublicationManifest.NAME
-    if manifest in changed and manifest in remote:
-        earlier = read_paths(Path(api.hf_hub_download(repo_id, manifest, revision=head)))
-        removed = sorted(earlier & set(remote) - set(digests))
-    if not changed:
-        return
-    operations: list[Any] = [CommitOperationAdd(path, folder / path) for path in changed]
-    operations += [CommitOperationDelete(path) for path in removed]
-    _log.info("%s: sending %d of %d files, removing %d", repo_id, len(changed), len(digests), len(removed))
-    sent.update(changed)
-    api.create_commit(repo_id, operations, commit_message=message, revision=branch, parent_commit=head)
+    try:
+        with log_while_running(f"uploading to {repo_id}"):
+            return call_hub(send)
+    except Exception as error:
+        status = find_status_code(error)
+        if status in (401, 403, 404):
+            raise ConfigurationError(
+                f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
+                "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
+            ) from None
+        raise translate_error(error, f"upload pending: {repo_id}") from None
 
 
 def _list_remote_files(api: "HfApi", repo_id: str, branch: str) -> tuple[str, dict[str, str]]:
@@ -104,88 +97,31 @@ def _list_remote_files(api: "HfApi", repo_id: str, branch: str) -> tuple[str, di
 
 
 def make_model_card(
-    body: str,
-    *,
-    name: str,
-    base_model: str | None,
-    dataset: str | None,
-    dataset_name: str,
-    dataset_split: str | None,
-    dataset_revision: str | None,
-    license_id: str | None,
-    languages: list[str],
-    source: str | None,
-    metrics: dict[str, float],
-    task: str,
-    tags: list[str],
+    body: str, *, task: str, metrics: dict[str, float], evaluated_on: dict[str, Any], source: str | None, **facts: Any
 ) -> str:
     """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
 
-    `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
-    value) were measured on, `dataset_split` and `dataset_revision` where in its repository that stands; `license_id` is
-    the base model's, `languages` the data set's and `task` the model's, as the Hub names them; `source` is the
-    repository in which `metrics` can be looked up.
+    `metrics` (name -> value) were measured on what `evaluated_on` says as EvalResult does, and can be looked up in the
+    repository `source`; `task` and `facts` are named as the Hub names them.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData, constants
 
+    where: dict[str, Any] = {}
+    if source is not None:
+        where["source_name"] = "ddp-compare, results.json"
+        where["source_url"] = f"{constants.ENDPOINT}/{source}/blob/main/{RESULTS_PATH}"
     evaluations = [
-        EvalResult(
-            task,
-            dataset or "local",
-            dataset_name,
-            metric,
-            value,
-            metric_name=metric,
-            dataset_split=dataset_split,
-            dataset_revision=dataset_revision,
-            source_name=None if source is None else "ddp-compare, results.json",
-            source_url=None if source is None else f"{constants.ENDPOINT}/{source}/blob/main/{RESULTS_PATH}",
-        )
+        EvalResult(task, metric_type=metric, metric_value=value, metric_name=metric, **evaluated_on, **where)
         for metric, value in metrics.items()
     ]
     metadata = ModelCardData(
-        base_model=base_model,
-        base_model_relation=None if base_model is None else "finetune",
         metrics=list(metrics) or None,
-        license=license_id,
-        language=languages or None,
-        datasets=None if dataset is None else [dataset],
         library_name=None if task.startswith("image") else "transformers",
         pipeline_tag=task,
-        tags=tags,
-        model_name=name,
         eval_results=evaluations or None,
+        **facts,
     )
     return str(ModelCard(f"---\n{metadata}\n---\n\n{body}"))
-
-
-@contextlib.contextmanager
-def _translate_write_errors(repo_id: str) -> Iterator[None]:
-    """Turn what goes wrong while publishing into one line with the remedy."""
-    try:
-        yield
-    except Exception as error:
-        status = network.find_status_code(error)
-        if status in (401, 403, 404):
-            raise ConfigurationError(
-                f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
-                "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
-            ) from None
-        raise translate_error(error, f"upload pending: {repo_id}") from None
-
-
-def read_digests(folder: Path) -> dict[str, str]:
-    """Return path -> sha256 of every file that the manifest names, and of the manifest itself."""
-    digests = {path: file.sha256 for path, file in PublicationManifest.read(folder).files.items()}
-    return {**digests, PublicationManifest.NAME: digest_file(PublicationManifest.path_in(folder))}
-
-
-def read_paths(file: Path) -> set[str]:
-    """Return the paths that a published manifest names; none if the file is no manifest of ours."""
-    try:
-        return set(PublicationManifest.read(file).files)
-    except DataError:
-        return set()
 
 
 def list_differences(remote: dict[str, str], folder: Path, digests: dict[str, str]) -> list[str]:

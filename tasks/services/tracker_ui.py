@@ -8,12 +8,10 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 from starlette.responses import RedirectResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddp_audit.process.redaction import redact
 from tasks.params import Params, load_params
@@ -59,8 +57,7 @@ def serve(params: Params, *, port: int) -> None:
         _log.info("tracking.kind has no mlflow, so there is no page of it to open")
         return
     uri = mlflow.choose_uri(params.tracking.uri)
-    make_site = mlflow.find_site(uri)
-    if make_site is None:
+    if uri.startswith(("http://", "https://")):
         _log.info("the runs are in the tracking server %s", redact(uri))
         return
     address = f"http://127.0.0.1:{port}"
@@ -74,29 +71,23 @@ def serve(params: Params, *, port: int) -> None:
     user, _, password = (credentials := make_credentials()).partition(":")
     write_private(_ACCESS, f"MLFLOW_TRACKING_USERNAME={user}\nMLFLOW_TRACKING_PASSWORD={password}\n")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+        signal.signal(number, lambda *_: sys.exit(ExitCode.OK))
     try:
         with listening:
+            site = mlflow.make_site(uri)
 
             async def lead(scope: Scope, receive: Receive, send: Send) -> None:
-                is_asked = (scope["type"], scope.get("path")) == ("http", _RUNS_PAGE)
-                await (
-                    RedirectResponse(mlflow.find_runs_page(uri, params.tracking.experiment))
-                    if is_asked
-                    else make_site()
-                )(scope, receive, send)
+                app: ASGIApp = site
+                if (scope["type"], scope.get("path")) == ("http", _RUNS_PAGE):
+                    app = RedirectResponse(mlflow.find_runs_page(uri, params.tracking.experiment))
+                await app(scope, receive, send)
 
-            site = lead
-            app = OwnSite(site, address=address, credentials=credentials)
+            app = OwnSite(lead, address=address, credentials=credentials)
             _log.info("MLflow on %s%s (Ctrl-C ends it), runs from %s", address, _RUNS_PAGE, redact(uri))
             _log.info("the user name and the password that it asks for stand in %s", _ACCESS)
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
     finally:
         _ACCESS.unlink(missing_ok=True)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(ExitCode.OK)
 
 
 def _main() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.params import Params
-from tasks.params.complaint import describe_first_complaint
+from tasks.params.section import describe_first_complaint
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ExitCode
 

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import re
 import resource
 import subprocess
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from tasks.params import Params
 from tests.hostile.conftest import ParamsCommand
 from tests.tasks.test_params import BAD, GOOD, WHOLE_FILES
 
@@ -37,53 +35,37 @@ WHOLE = GOOD + REST
 MORE_BAD = {
     "number of 5,000 digits": ("epochs: 2", f"epochs: {'9' * 5000}", ["digits"]),
     "number beyond every float": ("5e-5", "1e999", ["train.learning_rate", "inf"]),
-    "negative zero epochs": ("epochs: 2", "epochs: -0", ["train.epochs"]),
-    "number with a unit": ("seq_len: 64", "seq_len: 64k", ["train.seq_len", "'64k'"]),
     "number with a thousands comma": ("seq_len: 64", 'seq_len: "1,024"', ["train.seq_len", "'1,024'"]),
-    "list for a number": ("epochs: 2", "epochs: [2]", ["train.epochs", "[2]"]),
     "date for a word": ("name: test", "name: 2026-11-21", ["name"]),
-    "null for a section": ("tracking:\n  uri", "tracking: null\nother:\n  uri", ["other", "unknown key"]),
     "null section": ("measure: {max_seconds: 5.0}", "measure: null", ["measure", "None"]),
     "merge key": ("name: test", "<<: {name: test}", ["<<"]),
     "key that is a number": ("name: test", "7: test", ["7"]),
     "key that is a list": ("name: test", "[a, b]: test", ["no word"]),
     "two documents": ("name: test", "name: test\n---\nname: test", ["YAML"]),
     "older YAML": ("name: test", "%YAML 1.1\n---\nname: test", ["directive"]),
-    "set": ("ranges: [0-100, 100-250]", "ranges: !!set {0-100, 100-250}", ["tag"]),
-    "binary": ("name: test", "name: !!binary dGVzdA==", ["tag"]),
     "python call": ("name: test", "name: !!python/object/apply:os.system ['touch canary']", ["tag"]),
-    "python name": ("name: test", "name: !!python/name:os.system", ["tag"]),
-    "range of 300 digits": ("0-100,", f"0-{'9' * 300},", ["ranges.0", "start-end"]),
     "range in other digits": ("0-100,", "'0-١٠٠',", ["ranges.0", "start-end"]),
     "range as a pair": ("0-100,", "[0, 100],", ["ranges.0", "start-end"]),
-    "equal ranges": ("100-250]", "100-250, 0-100]", ["ranges", "0-100 overlaps 0-100"]),
-    "world size beyond any machine": ("world_size: 2", "world_size: 5000", ["cells.2proc.world_size", "4096"]),
     "infinite world size": ("world_size: 2", "world_size: .inf", ["cells.2proc.world_size", "inf"]),
     "unknown option": ("strategy: ddp, ", "strategy: ddp, options: {fast: true}, ", ["options", "fast"]),
-    "cell name with a dot": ("2proc:", "a.b:", ["cells", "'a.b'", "letters, digits, '_' and '-'"]),
     "cell name with a terminal code": ("2proc:", '"\\e[31m":', ["cells", "\\x1b[31m"]),
     "model name that climbs": ("name: tiny", "name: ../x", ["model.name", "'../x'"]),
     "model path of 300 characters": ("builtin:tiny-qwen2", f"path:{'a' * 300}", ["aaa"]),
     "model path with a NUL": ("builtin:tiny-qwen2", '"path:a\\0b"', ["model.source"]),
     "data path of 5,000 characters": ("builtin:docstrings", f"path:{'a/' * 2500}x.jsonl", ["a/a/"]),
-    "data from a pickle": ("builtin:docstrings", "path:rows.pkl", ["dataset.source", ".parquet, .jsonl"]),
     "data from a folder": ("builtin:docstrings", "path:.", ["dataset.source", ".parquet, .jsonl"]),
-    "data from an address": ("builtin:docstrings", "'path:http://x/y.jsonl'", ["dataset.source"]),
     "Hub id with a NUL": ("builtin:docstrings", '"hub:a/b\\0"\n  revision: main', ["dataset.source", "\\x00"]),
-    "Hub id with two dashes": ("builtin:docstrings", "hub:a--b/c\n  revision: main", ["dataset.source", "a--b"]),
     "lone surrogate": ("name: test", 'name: "\\ud800"', ["Unicode"]),
     "description of 2,000 characters": ("A test.", "a" * 2000, ["description", "1000"]),
     "token of the Hub": ("experiment: test", f"experiment: {TOKEN}", ["line", "HF_TOKEN"]),
     "password in an address": ("http://127.0.0.1", "http://me:secret-word@127.0.0.1", ["tracking.uri", "password"]),
     "experiment with a newline": ("experiment: test", 'experiment: "a\\nb"', ["tracking.experiment"]),
-    "empty experiment": ("experiment: test", "experiment: ''", ["tracking.experiment"]),
     "tracker that is none of ours": ("  uri:", "  kind: mlfow\n  uri:", ["tracking.kind", "mlflow?"]),
     "tracker beside none": ("  uri:", "  kind: [mlflow, none]\n  uri:", ["tracking.kind", "none alone"]),
     "tracker twice": ("  uri:", "  kind: [mlflow, mlflow]\n  uri:", ["tracking.kind", "once"]),
     "no tracker in the list": ("  uri:", "  kind: []\n  uri:", ["tracking.kind", "list of such names"]),
     "address without MLflow": ("  uri:", "  kind: none\n  uri:", ["tracking.uri", "MLflow's"]),
     "cell that is none, published": ("repo_id: owner/name", "repo_id: owner/name, cell: 9gpu", ["upload.cell", "9gpu"]),
-    "revisions per step": ("repo_id: owner/name", "repo_id: owner/name, revisions: per_step", ["upload.revisions"]),
     "word for yes": ("private: true", "private: yes", ["upload.private", "'yes'"]),
     "unknown key with a terminal code": ("name: test", '"\\e[2J": 1\nname: test', ["unknown key"]),
     "unknown key of 10,000 characters": ("name: test", f"{'k' * 10_000}: 1\nname: test", ["YAML|unknown key"]),
@@ -136,12 +118,6 @@ def test_a_file_that_is_no_params_file_ends_with_2_and_one_line(case: str, comma
 
 _PATHS: list[tuple[str, ...]] = []
 _LOADED: dict[str, Any] = YAML(typ="safe", pure=True).load(WHOLE)
-_REQUIRED = [
-    ("name",), ("model",), ("model", "source"), ("model", "name"), ("dataset",), ("ranges",),
-    ("dataset", "source"), ("heldout",), ("workload",), ("train",), ("train", "epochs"), ("train", "learning_rate"),
-    ("train", "global_batch_size"), ("train", "micro_batch_size"), ("train", "seq_len"), ("cells",),
-    ("cells", "2proc", "strategy"), ("cells", "2proc", "world_size"), ("cost", "price_date"),
-]  # fmt: skip
 
 
 def _walk(value: Any, path: tuple[str, ...] = ()) -> None:
@@ -152,7 +128,6 @@ def _walk(value: Any, path: tuple[str, ...] = ()) -> None:
 
 
 _walk(_LOADED)
-_SECTIONS = [(), ("model",), ("dataset",), ("train",), ("cells", "2proc"), ("measure",), ("cost",), ("upload",)]
 
 _scalars = (
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats()
@@ -170,12 +145,6 @@ def _dumped(value: Any) -> bytes:
     stream = io.StringIO()
     yaml.dump(value, stream)
     return stream.getvalue().encode("utf-8", "surrogatepass")
-
-
-def _at(whole: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    for key in path:
-        whole = whole[key]
-    return whole
 
 
 @st.composite
@@ -243,31 +212,7 @@ def test_any_garbage_in_the_text_is_accepted_or_refused_in_one_line(content: byt
     command.check(content)
 
 
-@settings(_fuzz, max_examples=30)
-@given(path=st.sampled_from(_REQUIRED))
-def test_a_key_that_is_left_out_is_named(path: tuple[str, ...], command: ParamsCommand) -> None:
-    whole = copy.deepcopy(_LOADED)
-    del _at(whole, path[:-1])[path[-1]]
-    ending = command.check(_dumped(whole))
-    assert ending.code == 2
-    assert f"{'.'.join(path)}: missing" in ending.said
-
-
-_KEYS = set(re.findall(r'"(\w+)": \{', json.dumps(Params.model_json_schema())))
 """What a section may hold, and names of sections."""
-
-
-@pytest.mark.slow
-@settings(_fuzz, max_examples=100)
-@given(section=st.sampled_from(_SECTIONS), key=st.text(min_size=1, max_size=40), value=_values)
-def test_an_unknown_key_is_named(section: tuple[str, ...], key: str, value: Any, command: ParamsCommand) -> None:
-    whole = copy.deepcopy(_LOADED)
-    known = _at(whole, section)
-    assume(key not in _KEYS)
-    known[key] = value
-    ending = command.check(_dumped(whole))
-    assert ending.code == 2
-    assert "unknown key" in ending.said or "YAML" in ending.said or "line " in ending.said
 
 
 SAMPLE = ["unknown key", "learning rate nan", "python call", "billion laughs", "every byte", "ten megabytes"]

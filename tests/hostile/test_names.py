@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import Browser
 
-from tasks.data.builtin.tiny_model import write_tiny_qwen2
+from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.process.failure import DataError

@@ -43,17 +43,6 @@ def test_a_text_loses_its_secrets_and_nothing_else(text: str, shown: str, monkey
     assert redact(text) == shown
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HTTPS_PROXY", "AWS_SECRET_ACCESS_KEY"])
-def test_the_value_of_a_secret_variable_is_taken_out_wherever_it_stands(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    value = SECRETS[name]
-    monkeypatch.setenv(name, value)
-    assert WORD not in redact(f"could not use {value!r}, [{value}]")
-    password = value.rpartition("@")[0].rpartition(":")[2] or value
-    assert WORD not in redact(f"wrong password {password}")
-
-
 OTHER_SECRETS = {
     "PREFECT_API_AUTH_STRING": (f"admin:{WORD}-auth", f"{WORD}-auth"),
     "PREFECT_SERVER_API_AUTH_STRING": (f"admin:{WORD}-auth", f"{WORD}-auth"),
@@ -63,7 +52,19 @@ OTHER_SECRETS = {
     "MLFLOW_TRACKING_URI": (f"https://mlflow.example.org/api?token={WORD}-mlflow&x=1", f"{WORD}-mlflow"),
     "SOME_ADDRESS": (f"https://example.org/?q={WORD}-that-is-long", f"{WORD}-that-is-long"),
     "QUOTED_ADDRESS": (f"https://example.org/?sig={WORD}%2Fx%3D", f"{WORD}/x="),
-    **{name: (SECRETS[name], SECRETS[name]) for name in ("GITHUB_PAT", "DB_PASS", "DB_PWD", "SERVICE_CREDENTIALS")},
+    **{
+        name: (SECRETS[name], SECRETS[name])
+        for name in (
+            "GITHUB_PAT",
+            "DB_PASS",
+            "DB_PWD",
+            "SERVICE_CREDENTIALS",
+            "HF_TOKEN",
+            "MLFLOW_TRACKING_PASSWORD",
+            "AWS_SECRET_ACCESS_KEY",
+        )
+    }
+    | {"HTTPS_PROXY": (SECRETS["HTTPS_PROXY"], SECRETS["HTTPS_PROXY"].rpartition("@")[0].rpartition(":")[2])},
     "AZURE_STORAGE_CONNECTION_STRING": (SECRETS["AZURE_STORAGE_CONNECTION_STRING"], f"AccountKey={WORD}-account;"),
     **{
         name: (f"{WORD}/{name}", f"{WORD}/{name}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS
+from tasks.data.builtin.tiny_models import NUM_TOKENIZER_ROWS
 from tasks.data.sources.row_store import STORE, store_rows
 from tasks.params.sources import DatasetParams
 from tests.canaries import SECRETS, CommandLines

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.builtin.tiny_model import write_tiny_qwen2
+from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.params import load_params
 from tests.hub_server import HubServer
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 TOKEN = "hf_canaryCanaryCanaryCanaryCanary03"
 IN_HASTE = """
-from tasks.services import network
-network.WAITS_SECONDS = (0.1, 0.1, 0.1)
+from tasks.services import hub_calls
+hub_calls.WAITS_SECONDS = (0.1, 0.1, 0.1)
 """
 FETCH = """
 import logging
@@ -150,7 +150,8 @@ def test_the_licence_is_the_one_that_the_card_names_and_what_cannot_be_told_is_n
         "import sys\nfrom tasks.services import hub\n"
         "for at in sys.argv[2].split():\n"
         "    where = {'repo_id': sys.argv[1], 'commit': at, 'kind': 'model'}\n"
-        "    print(hub.find_license(**where), *hub.find_languages(**where))\n"
+        "    license_id, languages = hub.read_card(**where)\n"
+        "    print(license_id, *languages)\n"
     )
     repo, card = reader.hub.repos["model", "owner/model"], reader.folder / "source/README.md"
     cards = {

@@ -26,8 +26,8 @@ STAGE = (
     "--receipt data/upload.json"
 )
 IN_HASTE = """
-from tasks.services import network
-network.WAITS_SECONDS = (0.1, 0.1, 0.1)
+from tasks.services import hub_calls
+hub_calls.WAITS_SECONDS = (0.1, 0.1, 0.1)
 """
 PUBLISH = """
 import logging
@@ -282,7 +282,7 @@ def test_hub_down_or_silent_ends_with_upload_pending_and_exit_code_4_in_bounded_
 ) -> None:
     publisher.write(FILES)
     publisher.hub.fail(kind, ".", times=1000)
-    ended = publisher.run("-c", IN_HASTE + "network._LIMITS_SECONDS['read'] = 0.2" + PUBLISH)
+    ended = publisher.run("-c", IN_HASTE + "hub_calls._LIMITS_SECONDS['read'] = 0.2" + PUBLISH)
     assert ended.code == 4
     assert ended.err.splitlines()[-1].startswith("upload: upload pending: owner/tiny: the Hub could not be reached")
     assert f"({said}, 4 tries)" in ended.err

@@ -69,18 +69,18 @@ MUTANTS = [
     _mutant(
         "tasks.params.search:SearchParams.draw", lambda of, self, index: of(self, 0), "tasks/params/test_search.py"
     ),
-    _mutant("tasks.params.schedule:describe_rates", _return([]), "tasks/test_train.py", "tasks/params/test_train.py"),
-    _mutant("tasks.params.norms:explain_unfit_norm", _return(None), "tasks/params/test_norms.py"),
+    _mutant("tasks.params.train:describe_rates", _return([]), "tasks/test_train.py", "tasks/params/test_train.py"),
+    _mutant("tasks.params.cells:require_same_statistics", _return(None), "tasks/params/test_norms.py"),
     _mutant("tasks.params:Params.grad_accum_steps", _times(2), "tasks/test_params.py"),
     _mutant("tasks.params.prompts:fill_template", _first, "tasks/test_instructions.py", "tasks/test_params.py"),
     # tasks/data and the stages that bring it
-    _mutant("tasks.data.sources.repeated_rows:RepeatedRows.add", _return(None), "tasks/test_heldout_source.py"),
+    _mutant("tasks.data.sources.row_store:RepeatedRows.add", _return(None), "tasks/test_heldout_source.py"),
     _mutant(
         "tasks.data.builtin.prose:is_prose",
         lambda of, text: bool(text) and text[0].isupper(),
         "tasks/data/builtin/test_prose.py",
     ),
-    _mutant("tasks.data.sources.finite_weights:refuse_not_finite", _return(None), "tasks/test_download.py"),
+    _mutant("tasks.data.sources.models:refuse_not_finite", _return(None), "tasks/test_download.py"),
     _mutant(
         "tasks.data.row_tokenizer:RowTokenizer.rows",
         lambda of, self, texts, *, row_ids: [row[:-1] for row in of(self, texts, row_ids=row_ids)],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.data.builtin.image_networks import write_image_network
+from tasks.data.sources.image_models import write_image_network
 from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.gpu.steps import NUM_STEPS, WORKLOADS

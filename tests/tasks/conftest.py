@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from tasks.data.builtin.corpus import read_corpus
-from tasks.data.builtin.tiny_model import write_tiny_qwen2
+from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tests.tiny import with_manifest
 
 NUM_ROWS = 300
 """Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

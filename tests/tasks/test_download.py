@@ -1,4 +1,3 @@
-import functools
 import gzip
 import hashlib
 import json
@@ -9,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +17,27 @@ import pytest
 import torch
 
 from tasks.data.sources import models, row_store
-from tasks.data.sources.finite_weights import refuse_not_finite
+from tasks.data.sources.models import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
-from tasks.params import Params, load_params
-from tasks.params.local_files import check_paths
-from tasks.params.source_digest import digest_source
+from tasks.params import Params
+from tasks.params.local_files import check_paths, digest_source
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records import sorted_numbers
 from tests.conftest import PROJECT
+from tests.tasks.local_rows import ask, download, jsonl, read_defaults
 from training.process.files import digest_file, digest_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project folder, which is the current one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@functools.cache
-def _read_defaults() -> dict[str, Any]:
-    return load_params(PROJECT / "presets" / "embedded.yaml").model_dump(mode="json")
-
-
-def ask(dataset: dict[str, Any] | None = None, **changes: Any) -> Params:
-    """Return the default comparison of rows 0-20 and 20-30, with another data set."""
-    changed = {**_read_defaults(), "ranges": ["0-20"], "heldout": "20-30", **changes}
-    if dataset is not None:
-        changed["dataset"] = dataset
-    return Params.model_validate(changed)
-
-
-def jsonl(lines: Iterable[Any], name: str = "rows.jsonl") -> dict[str, str]:
-    Path(name).write_bytes(
-        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
-    )
-    return {"source": f"path:{name}"}
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def parquet(columns: dict[str, Any], name: str = "rows.parquet") -> dict[str, str]:
     pq.write_table(pa.table(columns), name, row_group_size=7)
     return {"source": f"path:{name}"}
-
-
-def rows_and_manifest(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    download_rows(params, Path("data/raw"), source_digest=None)
-    manifest = json.loads(Path("data/raw/manifest.json").read_text())
-    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
 
 
 def with_value(value: Any, *, at: int = 7) -> list[Any]:
@@ -90,7 +58,7 @@ def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(kind: 
         source = jsonl([{"other": 1, "text": text} for text in TEXTS[:9]] + [b"", b"  "] + as_lines(TEXTS[9:]))
     else:
         source = parquet({"other": range(40), "text": pa.array(TEXTS).cast(types.get(kind, pa.string()))})
-    rows, manifest = rows_and_manifest(ask(source))
+    rows, manifest = download(ask(source))
     assert rows == [{"row_id": number, "text": text, "fault": None} for number, text in enumerate(TEXTS[:30])]
     digest = hashlib.sha256(b"".join(text.encode() + b"\0" for text in TEXTS[:30])).hexdigest()
     assert (manifest["num_rows"], manifest["digest"], manifest["kind"]) == (30, digest, "path")
@@ -109,27 +77,16 @@ def test_a_row_that_is_no_text_keeps_its_place_and_is_counted(kind: str, value: 
         pytest.skip("no file that is read holds one: parquet is UTF-8, and JSON with one is refused")
     texts = with_value(value)
     source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
-    rows, manifest = rows_and_manifest(ask(source))
+    rows, manifest = download(ask(source))
     assert rows[7] == {"row_id": 7, "text": "", "fault": fault}
     assert [row["text"] for row in rows if row["fault"] is None] == TEXTS[:7] + TEXTS[8:30]
     assert (manifest["num_rows"], manifest["quarantined"], manifest["num_cut_rows"]) == (30, {fault: 1}, 0)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_row_of_ten_megabytes_is_cut(kind: str) -> None:
-    texts = with_value("xy" * 5_000_000)
-    source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
-    rows, manifest = rows_and_manifest(ask(source))
+def test_a_row_of_ten_megabytes_is_cut() -> None:
+    rows, manifest = download(ask(jsonl(as_lines(with_value("xy" * 5_000_000)))))
     assert rows[7] == {"row_id": 7, "text": "xy" * (MAX_CHARACTERS // 2), "fault": "cut"}
     assert (manifest["quarantined"], manifest["num_cut_rows"]) == ({}, 1)
-
-
-def test_rows_that_are_left_out_are_no_duplicates() -> None:
-    texts = [f"Text {number}" for number in range(80)]
-    texts[3] = texts[4] = texts[61] = " "
-    _, manifest = rows_and_manifest(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-80"))
-    assert manifest["quarantined"] == {"blank": 3}
-    assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (0, 0)
 
 
 def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_do_not_count() -> None:
@@ -138,9 +95,9 @@ def test_a_file_with_too_many_bad_rows_is_refused_and_rows_that_no_range_names_d
     with pytest.raises(
         DataError, match=r"2 rows are empty or white space, the first is row 3; 1 row is null, .* row 29"
     ):
-        rows_and_manifest(ask(jsonl(as_lines(texts))))
+        download(ask(jsonl(as_lines(texts))))
     good = [*as_lines(TEXTS[:30]), *as_lines([None] * 20)]
-    assert len(rows_and_manifest(ask(jsonl(good)))[0]) == 30
+    assert len(download(ask(jsonl(good)))[0]) == 30
 
 
 BAD_LINES = [
@@ -157,20 +114,14 @@ BAD_LINES = [
 @pytest.mark.parametrize(("line", "said"), BAD_LINES, ids=[said for _, said in BAD_LINES])
 def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_place(line: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        rows_and_manifest(ask(jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
+        download(ask(jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
 
 
 def test_a_parquet_file_without_the_column_names_those_it_has() -> None:
     with pytest.raises(DataError, match=r"no column 'text'; the columns there are: body, id; set dataset.text_column"):
-        rows_and_manifest(ask(parquet({"id": range(40), "body": TEXTS})))
-    rows, _ = rows_and_manifest(ask({"source": "path:rows.parquet", "text_column": "body"}))
+        download(ask(parquet({"id": range(40), "body": TEXTS})))
+    rows, _ = download(ask({"source": "path:rows.parquet", "text_column": "body"}))
     assert rows[0]["text"] == TEXTS[0]
-
-
-@pytest.mark.parametrize("values", [list(range(40)), [1.5] * 40, [b"bytes"] * 40, [["a"]] * 40])
-def test_a_parquet_column_that_holds_no_strings_is_refused(values: list[Any]) -> None:
-    with pytest.raises(DataError, match=r"column 'text': row 0 is \w+; allowed: text"):
-        rows_and_manifest(ask(parquet({"text": values})))
 
 
 def test_a_parquet_string_that_is_not_utf8_is_refused() -> None:
@@ -178,14 +129,14 @@ def test_a_parquet_string_that_is_not_utf8_is_refused() -> None:
     raw[7] = b"\xff\xfe"
     unchecked = pa.Array.from_buffers(pa.string(), 40, pa.array(raw, pa.binary()).buffers())
     with pytest.raises(DataError, match="can't decode byte 0xff"):
-        rows_and_manifest(ask(parquet({"text": unchecked})))
+        download(ask(parquet({"text": unchecked})))
 
 
 @pytest.mark.parametrize("content", [b"", b"text\nhello\n", b"PAR1" + b"\0" * 100 + b"PAR1"])
 def test_a_file_that_is_no_parquet_is_refused(content: bytes) -> None:
     Path("rows.parquet").write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
-        rows_and_manifest(ask({"source": "path:rows.parquet"}))
+        download(ask({"source": "path:rows.parquet"}))
 
 
 @pytest.mark.parametrize("count", [0, 1, 29])
@@ -196,7 +147,7 @@ def test_too_few_rows_name_the_number_needed_and_the_number_there(kind: str, cou
     with pytest.raises(
         ConfigurationError, match=rf"need 30 rows, and {source['source']} has {count}; allowed: 0-{count}"
     ):
-        rows_and_manifest(ask(source))
+        download(ask(source))
 
 
 def _write_as(kind: str) -> dict[str, Any]:
@@ -238,7 +189,7 @@ def _write_as(kind: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_local_source_may_be_whatever_datasets_reads(kind: str) -> None:
-    rows, manifest = rows_and_manifest(ask(_write_as(kind)))
+    rows, manifest = download(ask(_write_as(kind)))
     assert [row["text"] for row in rows] == TEXTS[:30]
     assert manifest["config"] == ("b" if kind == "configs" else "default" if kind == "shards" else None)
 
@@ -249,12 +200,12 @@ def test_a_local_source_may_be_whatever_datasets_reads(kind: str) -> None:
         (lambda: {"source": f"{_write_as('configs')['source']}"}, r"dataset.config: got None; allowed: 'a', 'b'"),
         (lambda: {**_write_as("configs"), "config": "c"}, r"dataset.config: got c; allowed: 'a', 'b'"),
         (lambda: _rename(_write_as("jsonl.gz"), "a.jsonl"), "is compressed by gzip: give it a name that ends in .gz"),
-        (lambda: _two_columns(), "cannot be read .*Multiple matches"),
+        (lambda: _two_columns(), "several columns have one name"),
     ],
 )
 def test_a_local_source_that_cannot_be_read_is_refused_with_the_reason(source: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        rows_and_manifest(ask(source()))
+        download(ask(source()))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +233,7 @@ def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_see
     texts[22], texts[23] = TEXTS[2].upper(), f"\t {TEXTS[3]}".replace(" ", "\u00a0\n") + "  "
     texts[24] = TEXTS[4].replace("e", "\uff45")  # a wide letter
     assert not {*texts[22:25]} & {*TEXTS}
-    rows, manifest = rows_and_manifest(ask(jsonl(as_lines(texts))))
+    rows, manifest = download(ask(jsonl(as_lines(texts))))
     assert [row["text"] for row in rows] == texts[:30]
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 3)
 
@@ -291,7 +242,7 @@ def test_repeated_texts_are_counted_whatever_fits_into_memory(monkeypatch: pytes
     for name, value in (("_RUN", 4), ("_MARK_EVERY", 2), ("_WINDOW", 4)):
         monkeypatch.setattr(sorted_numbers, name, value)
     texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
-    _, manifest = rows_and_manifest(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
+    _, manifest = download(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
     assert manifest["num_duplicate_rows"] == 90 - len(set(texts[:90])) > 10
     assert manifest["num_heldout_rows_seen"] == sum(text in texts[:60] for text in texts[60:90]) > 10
 
@@ -304,31 +255,31 @@ def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix
     monkeypatch.setattr(
         row_store, "read_source_values", lambda *args, **named: read.append(1) or read_source_values(*args, **named)
     )
-    first, _ = rows_and_manifest(ask())
+    first, _ = download(ask())
     shutil.rmtree("data")
     with caplog.at_level(logging.INFO):
-        fewer, manifest = rows_and_manifest(ask(heldout="20-25"))
+        fewer, manifest = download(ask(heldout="20-25"))
     assert "reused the 30 rows" in caplog.text
     assert (len(read), fewer, manifest["num_rows"]) == (1, first[:25], 25)
-    more, _ = rows_and_manifest(ask(heldout="20-35"))
+    more, _ = download(ask(heldout="20-35"))
     assert (len(read), more[:30]) == (2, first)
 
 
 def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing() -> None:
     source = jsonl(as_lines(TEXTS))
-    first, _ = rows_and_manifest(ask(source))
+    first, _ = download(ask(source))
     with pytest.raises(ConfigurationError):
-        rows_and_manifest(ask(source, heldout="20-90"))
+        download(ask(source, heldout="20-90"))
     assert pq.read_table("data/raw/rows.parquet").num_rows == 30
     (stored,) = Path(".work/download/rows").glob("*/rows.parquet")
     assert pq.read_table(stored).num_rows == 30
     stored.write_bytes(stored.read_bytes()[:-5])
-    assert rows_and_manifest(ask(source))[0] == first
+    assert download(ask(source))[0] == first
 
 
 def test_a_local_file_that_changes_gives_its_new_rows() -> None:
-    rows_and_manifest(ask(jsonl(as_lines(TEXTS))))
-    rows, _ = rows_and_manifest(ask(jsonl(as_lines(TEXTS[::-1]))))
+    download(ask(jsonl(as_lines(TEXTS))))
+    rows, _ = download(ask(jsonl(as_lines(TEXTS[::-1]))))
     assert rows[0]["text"] == TEXTS[-1]
     with pytest.raises(DataError, match="changed since this run began; run again"):
         download_rows(ask(jsonl(as_lines(TEXTS))), Path("data/raw"), source_digest="0" * 64)
@@ -363,13 +314,13 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(model: Pa
 
 @pytest.mark.slow
 def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.tiny_model, "NUM_TOKENIZER_ROWS", 300)
+    monkeypatch.setattr(models.tiny_models, "NUM_TOKENIZER_ROWS", 300)
     download_model(ask(), Path("data/base_model"))
     manifest = json.loads(Path("data/base_model/manifest.json").read_text())
     assert manifest["is_random_weights"] is True
     assert manifest["label"] == "tiny-qwen2: Qwen2 architecture with random weights, 1.0 M parameters (built-in)"
     shutil.rmtree("data")
-    monkeypatch.setattr(models, "_fetch", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(models, "store_rows", lambda *_: pytest.fail("made again"))
     download_model(ask(), Path("data/base_model"))
     assert json.loads(Path("data/base_model/manifest.json").read_text()) == manifest
 
@@ -431,31 +382,19 @@ def test_weights_by_other_names_may_be_infinite_as_masks_are_and_not_be_no_numbe
 
 def test_a_model_with_pickled_weights_alone_is_refused(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    with pytest.raises(
-        DataError, match=r"only pytorch_model.bin, and pickled weights are refused; save the model with"
-    ):
+    with pytest.raises(DataError, match=r"only pytorch_model.bin, and pickled weights are refused; write them with tr"):
         download_model(local_model(model), Path("data/base_model"))
-
-
-def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_000}))
-    with pytest.raises(DataError, match=r"token '.*' has id 2047, and the model's embedding has 2000 rows"):
-        download_model(local_model(model), Path("data/base_model"))
-    # A longer embedding is the habit of many models, Qwen2 among them.
-    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_100}))
-    download_model(local_model(model), Path("data/base_model"))
 
 
 BROKEN = [
-    ("model.safetensors", b"\xff" * 7 + b"\x3f" + b"{}", "model.safetensors: cannot be used"),
     ("model.safetensors", b"", "model.safetensors: cannot be used"),
     ("config.json", b"{", "config.json: cannot be used"),
-    ("config.json", b'{"model_type": "no_such_model"}', "config.json: cannot be used"),
-    ("config.json", b"[" * 11_000_000, "config.json: cannot be used"),
     ("config.json", b'{"model_type": "resnet"}', "config.json: cannot be used"),
-    ("tokenizer.json", b"{}", "tokenizer: cannot be used"),
-    ("model.safetensors.index.json", b'{"weight_map": {"a": "model-2.safetensors"}}', "model-2.safetensors is missing"),
+    (
+        "model.safetensors.index.json",
+        b'{"weight_map": {"a": "model-2.safetensors"}}',
+        "'model-2.safetensors' is missing",
+    ),
 ]
 
 
@@ -492,7 +431,7 @@ def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(m
         with pytest.raises(DataError, match=r"dataset\.source path:rows\.jsonl: changed while it was read; run again"):
             download_rows(params, Path("data/raw"), source_digest=None)
     Path("rows.jsonl").write_bytes(before)
-    rows, _ = rows_and_manifest(params)
+    rows, _ = download(params)
     assert [row["text"] for row in rows] == TEXTS[:30]
 
 
@@ -521,7 +460,7 @@ def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_
     section: str, changed: str, model: Path
 ) -> None:
     dataset = jsonl(as_lines(TEXTS))
-    params = {**_read_defaults(), "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
+    params = {**read_defaults(), "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
     params["model"] = {"source": "path:model", "name": "local"}
     Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
     places = {"dataset": Path("rows.jsonl"), "model": model}

@@ -9,7 +9,7 @@ import pytest
 from tasks.fingerprint import note_versions, require_folder_for_dvc
 from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.versions import MEASURING_VERSION
-from tasks.params.source_digest import digest_source
+from tasks.params.local_files import digest_source
 from tasks.process.failure import ConfigurationError
 from tasks.records.fingerprint import MachineFile
 from training.process.files import digest_json

@@ -19,11 +19,7 @@ RAW = Path("data/raw")
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(24)]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project folder, which is the current one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def ask(project: Path, dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:

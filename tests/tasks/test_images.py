@@ -11,25 +11,20 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tasks.data.builtin import image_networks
 from tasks.data.slicing.image_classification import Images
-from tasks.data.sources import image_rows
+from tasks.data.sources import image_models, image_rows
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import MAX_PIXELS
 from tasks.download import download_rows
 from tasks.params import Params
-from tasks.params.image_files import list_image_files
-from tasks.params.source_digest import digest_source
+from tasks.params.local_files import digest_source, list_image_files
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import ROWS, RawManifest
 from tasks.slice import store_slice
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def params_for(source: str, *, ranges: list[str], heldout: str, size: int = 12) -> Params:
@@ -238,15 +233,6 @@ def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
     assert len(seen) == 24
 
 
-def test_a_held_out_image_that_is_also_trained_on_is_counted(tmp_path: Path) -> None:
-    folder = write_image_folder(tmp_path / "images", num_per_class=3)
-    same = encoded(striped("top", 0))
-    for index in range(3):
-        (folder / "left" / f"{index:03d}.png").write_bytes(same)
-    manifest = downloaded(params_for("path:images", ranges=["0-8"], heldout="8-9"))
-    assert manifest["num_duplicate_rows"] == 3
-
-
 def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
@@ -283,7 +269,7 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
 
 def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
-    monkeypatch.setitem(image_networks.CONFIGS, "vit-b-16", {**image_networks.CONFIGS["vit-b-16"], **small})
+    monkeypatch.setitem(image_models.CONFIGS, "vit-b-16", {**image_models.CONFIGS["vit-b-16"], **small})
     model = ModelParams(source="builtin:vit-b-16", name="vit")
     with pytest.raises(ConfigurationError, match=r"dataset\.image_size: got 20 for builtin:vit-b-16; allowed: .* of 8"):
         store_image_model(model, class_names=CLASS_NAMES, image_size=20)

@@ -1,6 +1,5 @@
 """Instructions: from columns of a data set to prompts, and to tokens of which the response alone is learned."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from tasks.data.builtin.instructions import read_instructions
+from tasks.data.builtin.corpus import read_instructions
 from tasks.data.slicing import find_slicing
 from tasks.data.sources.row_policy import QUARANTINED
-from tasks.download import download_rows
 from tasks.evaluating.continuations import select_rows
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.params.prompts import TEMPLATES, fill_template, read_template
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
+from tests.tasks.local_rows import ask, download, jsonl
 from tests.tiny import with_manifest
 from training.workloads import instruction as workload
 
@@ -27,11 +26,7 @@ NUM_ROWS = 30
 DOLLY = TEMPLATES["dolly"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project folder, which is the current one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def make_row(number: int) -> dict[str, Any]:
@@ -46,29 +41,20 @@ ROWS = [make_row(number) for number in range(NUM_ROWS)]
 def write_source(rows: list[dict[str, Any]], kind: str = "jsonl") -> str:
     """Write the rows as a local data set; return its source."""
     if kind == "jsonl":
-        Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        jsonl(rows)
     else:
         pq.write_table(pa.Table.from_pylist(rows), "rows.parquet", row_group_size=7)
     return f"path:rows.{kind}"
 
 
-def asked(project: Path, dataset: dict[str, Any], **changes: Any) -> Params:
-    """Return a comparison on rows 0-20 and 20-30."""
-    defaults = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
-    more = {"workload": "instruction", "ranges": ["0-20"], "heldout": "20-30"}
-    return Params.model_validate({**defaults, **more, "dataset": {"template": "dolly", **dataset}, **changes})
-
-
-def downloaded(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows and the manifest that the stage writes."""
-    download_rows(params, Path("data/raw"), source_digest=None)
-    manifest = json.loads(Path("data/raw/manifest.json").read_text())
-    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
+def asked(dataset: dict[str, Any], **changes: Any) -> Params:
+    """Return a comparison on instructions."""
+    return ask({"template": "dolly", **dataset}, **{"workload": "instruction", **changes})
 
 
 def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, dict[str, Any]]:
     """Return the rows of a slice as training opens them, and what its manifest says."""
-    downloaded(params)
+    download(params)
     start, end = map(int, part.split("-"))
     into = Path("slices") / part
     into.mkdir(parents=True, exist_ok=True)
@@ -80,11 +66,11 @@ def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, d
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("names", [("context", "response"), ("input", "output")])
 def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(
-    project: Path, kind: str, names: tuple[str, str]
+    kind: str, names: tuple[str, str]
 ) -> None:
     context, response = names
     rows = [{"instruction": row["instruction"], context: row["context"], response: row["response"]} for row in ROWS]
-    found, manifest = downloaded(asked(project, {"source": write_source(rows, kind)}))
+    found, manifest = download(asked({"source": write_source(rows, kind)}))
     assert [{name: row[name] for name in ("text", "context", "response")} for row in found] == [
         {"text": row["instruction"], "context": row["context"], "response": row["response"]} for row in ROWS
     ]
@@ -92,32 +78,32 @@ def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_the
     assert (manifest["text_column"], manifest["num_duplicate_rows"]) == (None, 0)
 
 
-def test_columns_of_other_names_are_named_and_a_context_may_be_missing(project: Path) -> None:
+def test_columns_of_other_names_are_named_and_a_context_may_be_missing() -> None:
     rows = [{"question": row["instruction"], "answer": row["response"]} for row in ROWS]
     dataset = {"source": write_source(rows, "parquet"), "instruction_column": "question", "response_column": "answer"}
-    found, _ = downloaded(asked(project, dataset))
+    found, _ = download(asked(dataset))
     assert [(row["text"], row["context"], row["response"]) for row in found] == [
         (row["instruction"], "", row["response"]) for row in ROWS
     ]
     with pytest.raises(DataError, match=r"no column 'instruction'; the columns there are: answer, question; set"):
-        downloaded(asked(project, {"source": "path:rows.parquet"}))
+        download(asked({"source": "path:rows.parquet"}))
     with pytest.raises(DataError, match=r"no column 'about'; .* set dataset.context_column"):
-        downloaded(asked(project, {**dataset, "context_column": "about"}))
+        download(asked({**dataset, "context_column": "about"}))
 
 
-def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not(project: Path) -> None:
+def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not() -> None:
     rows = [dict(row) for row in ROWS]
     rows[3]["response"], rows[5]["context"] = " ", None
-    found, manifest = downloaded(asked(project, {"source": write_source(rows)}))
+    found, manifest = download(asked({"source": write_source(rows)}))
     assert manifest["quarantined"] == {"blank": 1}
     assert (found[3]["fault"], found[5]["fault"], found[5]["context"]) == ("blank", None, "")
     rows[4]["instruction"], rows[6]["response"] = None, None
     with pytest.raises(DataError, match=r"2 rows are null, the first is row 4.*set dataset\.instruction_column"):
-        downloaded(asked(project, {"source": write_source(rows)}))
+        download(asked({"source": write_source(rows)}))
 
 
-def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(project: Path, tiny_qwen2: Path) -> None:
-    rows, facts = sliced(asked(project, {"source": write_source(ROWS)}), tiny_qwen2)
+def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(tiny_qwen2: Path) -> None:
+    rows, facts = sliced(asked({"source": write_source(ROWS)}), tiny_qwen2)
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     for number, row in enumerate(ROWS[:20]):
         about = f"{row['instruction']}\n{row['context']}".rstrip("\n")
@@ -130,12 +116,12 @@ def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(proj
     assert rows.num_targets(10_000).sum() == len(rows.tokens) - rows.num_given.sum()
 
 
-def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(project: Path, tiny_qwen2: Path) -> None:
+def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(tiny_qwen2: Path) -> None:
     rows = [dict(row) for row in ROWS]
     rows[2]["context"], rows[7]["response"] = "word " * 300, "word " * 300
     dataset = {"source": write_source(rows)}
-    defaults = asked(project, dataset).train.model_dump(mode="json")
-    found, facts = sliced(asked(project, dataset, train={**defaults, "seq_len": 128}), tiny_qwen2)
+    defaults = asked(dataset).train.model_dump(mode="json")
+    found, facts = sliced(asked(dataset, train={**defaults, "seq_len": 128}), tiny_qwen2)
     assert facts["quarantined"] == {"long_prompt": 1}
     assert facts["num_cut_responses"] == 1
     assert "seq_len" in QUARANTINED["long_prompt"]
@@ -144,10 +130,10 @@ def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(project
     assert found.num_targets(128)[6] == 128 - found.num_given[6]
 
 
-def test_what_looks_like_a_special_token_in_an_instruction_stays_text(project: Path, tiny_qwen2: Path) -> None:
+def test_what_looks_like_a_special_token_in_an_instruction_stays_text(tiny_qwen2: Path) -> None:
     rows = [dict(row) for row in ROWS]
     rows[1]["instruction"], rows[2]["response"] = "Say <|endoftext|>.", "<|endoftext|> it is."
-    found, facts = sliced(asked(project, {"source": write_source(rows)}), tiny_qwen2)
+    found, facts = sliced(asked({"source": write_source(rows)}), tiny_qwen2)
     end = AutoTokenizer.from_pretrained(tiny_qwen2).eos_token_id
     assert facts["num_special_token_rows"] == 2
     assert [(found.row(row, 10_000) == end).sum() for row in range(20)] == [1] * 20
@@ -166,13 +152,11 @@ CHAT = (
 )
 
 
-def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(
-    project: Path, tiny_qwen2: Path
-) -> None:
+def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(tiny_qwen2: Path) -> None:
     model = with_chat_template(tiny_qwen2, CHAT, Path("chat"))
     rows = [dict(row) for row in ROWS]
     rows[1]["instruction"], rows[1]["context"] = "Say <|im_end|>", ""
-    found, _ = sliced(asked(project, {"source": write_source(rows), "template": "chat"}), model)
+    found, _ = sliced(asked({"source": write_source(rows), "template": "chat"}), model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     said = [{"role": "user", "content": "Say 0."}]
     whole = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
@@ -190,17 +174,15 @@ def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_h
         ("always the same", "does not put what a user says before what is answered"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_refused(
-    project: Path, tiny_qwen2: Path, template: str | None, says: str
-) -> None:
+def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2: Path, template: str | None, says: str) -> None:
     model = tiny_qwen2 if template is None else with_chat_template(tiny_qwen2, template, Path("chat"))
     with pytest.raises(DataError, match=says):
-        sliced(asked(project, {"source": write_source(ROWS), "template": "chat"}), model)
+        sliced(asked({"source": write_source(ROWS), "template": "chat"}), model)
 
 
-def test_a_template_of_ones_own_places_the_context(project: Path, tiny_qwen2: Path) -> None:
+def test_a_template_of_ones_own_places_the_context(tiny_qwen2: Path) -> None:
     Path("mine.txt").write_text("About: {context}\nQ: {instruction}\nA:\n")
-    found, _ = sliced(asked(project, {"source": write_source(ROWS), "template": "path:mine.txt"}), tiny_qwen2)
+    found, _ = sliced(asked({"source": write_source(ROWS), "template": "path:mine.txt"}), tiny_qwen2)
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
     prompts = [tokenizer.decode(found.row(row, 10_000)[: found.num_given[row]]) for row in (0, 1)]
     assert prompts == ["About: \nQ: Say 0.\nA:\n", "About: About the number 1.\nQ: Say 1.\nA:\n"]
@@ -252,18 +234,18 @@ def test_a_file_that_is_no_template_is_refused_in_one_line(text: str, says: str)
     ],
 )
 def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(
-    project: Path, changes: dict[str, Any], says: str
+    changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        asked(project, {"source": "builtin:instructions", **changes})
+        asked({"source": "builtin:instructions", **changes})
     with pytest.raises(ValueError, match=r"dataset\.template: got dolly with workload causal_lm; allowed: none"):
-        asked(project, {"source": "builtin:instructions"}, workload="causal_lm")
+        asked({"source": "builtin:instructions"}, workload="causal_lm")
 
 
 @pytest.mark.slow
-def test_the_built_in_instructions_are_enough_and_none_is_told_twice(project: Path) -> None:
+def test_the_built_in_instructions_are_enough_and_none_is_told_twice() -> None:
     rows = [row for row, _ in zip(read_instructions(), range(4_000), strict=False)]
-    assert len(rows) == asked(project, {"source": "builtin:instructions"}).dataset.max_rows == 4_000
+    assert len(rows) == asked({"source": "builtin:instructions"}).dataset.max_rows == 4_000
     assert len({response for _, _, response in rows}) == 4_000
     for instruction, context, response in rows:
         assert instruction.startswith("Explain this function of ")
@@ -271,8 +253,8 @@ def test_the_built_in_instructions_are_enough_and_none_is_told_twice(project: Pa
         assert len(response) >= 60
 
 
-def test_a_slice_whose_prompts_do_not_fit_its_rows_is_refused(project: Path, tiny_qwen2: Path) -> None:
-    rows, _ = sliced(asked(project, {"source": write_source(ROWS)}), tiny_qwen2)
+def test_a_slice_whose_prompts_do_not_fit_its_rows_is_refused(tiny_qwen2: Path) -> None:
+    rows, _ = sliced(asked({"source": write_source(ROWS)}), tiny_qwen2)
     for wrong in (rows.num_given[:-1], np.zeros(20, dtype=np.int64), np.diff(rows.offsets)):
         np.save("slices/0-20/prompts.npy", wrong)
         with pytest.raises(ValueError, match="the slice stage makes them anew"):

@@ -17,10 +17,9 @@ from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.measure import Inputs
 from tasks.params import Params, load_params
-from tasks.params.adapter import LoraParams
 from tasks.params.choices import list_file_names
 from tasks.params.sources import RowRange
-from tasks.params.train import NOT_CONTENT
+from tasks.params.train import NOT_CONTENT, LoraParams
 from tasks.records.facts import SliceFacts
 from tasks.records.sources import BaseModelManifest
 from tasks.train import plan_segments

@@ -15,6 +15,7 @@ from tasks.params import Params, load_params
 from tasks.params.sources import ModelParams, require_model_for
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
+from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.ray_cluster import needs_ray
 
@@ -39,57 +40,31 @@ cells:
 BAD = {
     "unknown key": ("epochs: 2", "epoch: 2", ["train.epoch", "did you mean epochs?"]),
     "unknown top-level key": ("workload:", "wrkload:", ["wrkload", "did you mean workload?"]),
-    "a key that was removed": ("350\n", "350\nquality: {seeds: 3}\n", ["quality.seeds: was removed", "train.seed"]),
-    "a removed key of a cell": ("size: 2}", "size: 2, batch: {}}", ["cells.2proc.batch: was removed", "batch_size"]),
-    "unknown key in a cell": ("world_size: 2", "worldsize: 2", ["cells.2proc.worldsize", "world_size"]),
     "missing key": ("seq_len: 64", "seed: 1", ["train.seq_len", "missing"]),
-    "missing section": ("heldout: 300-350\n", "", ["heldout", "missing"]),
-    "null": ("epochs: 2", "epochs: null", ["train.epochs", "None"]),
-    "word for a number": ("epochs: 2", "epochs: two", ["train.epochs", "'two'"]),
     "quoted number": ("5e-5", '"5e-5"', ["train.learning_rate", "'5e-5'"]),
     "bool as int": ("epochs: 2", "epochs: true", ["train.epochs", "True"]),
     "on is a word": ("epochs: 2", "epochs: on", ["train.epochs", "'on'"]),
     "fraction for a count": ("world_size: 2", "world_size: 1.5", ["cells.2proc.world_size", "1.5"]),
     "octal": ("epochs: 2", "epochs: 010", ["010", "leading zeros"]),
     "sexagesimal": ("epochs: 2", "epochs: 1:30", ["line 11", "1:30 within brackets", "a line of its own"]),
-    "huge epochs": ("epochs: 2", "epochs: 1000000000", ["train.epochs", "10000"]),
-    "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
     "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
     "another word for auto": ("micro_batch_size: 4", "micro_batch_size: AUTO", ["a number from 1 on, or auto"]),
     "batch does not divide": ("batch_size: 16", "batch_size: 12", ["train.global_batch_size", "12", "use 8 or 16"]),
-    "batch too small": ("global_batch_size: 16", "global_batch_size: 2", ["train.global_batch_size", "use 4"]),
     "learning rate nan": ("5e-5", ".nan", ["train.learning_rate", "nan"]),
-    "learning rate zero": ("5e-5", "0", ["train.learning_rate", "0"]),
-    "learning rate negative": ("5e-5", "-1e-3", ["train.learning_rate", "-0.001"]),
-    "seq_len one": ("seq_len: 64", "seq_len: 1", ["train.seq_len", "1"]),
     "unknown precision": ("seq_len: 64", "seq_len: 64, precision: fp8", ["train.precision", "fp8", "bf16"]),
-    "unknown schedule": ("seq_len: 64", "seq_len: 64, schedule: cos", ["train.schedule", "cosine"]),
-    "negative seed": ("seq_len: 64", "seq_len: 64, seed: -1", ["train.seed", "-1"]),
-    "zero clip": ("seq_len: 64", "seq_len: 64, max_grad_norm: 0", ["train.max_grad_norm"]),
-    "no threads": ("seq_len: 64", "seq_len: 64, threads_per_rank: 0", ["train.threads_per_rank"]),
-    "log never": ("seq_len: 64", "seq_len: 64, log_every_steps: 0", ["train.log_every_steps"]),
     "reversed range": ("0-100,", "100-0,", ["ranges.0", "100-0"]),
-    "empty range": ("0-100,", "50-50,", ["ranges.0", "50-50"]),
-    "negative range": ("0-100,", "-5-100,", ["ranges.0", "-5-100"]),
     "range of words": ("0-100,", "all,", ["ranges.0", "'all'"]),
     "overlapping ranges": ("100-250", "99-250", ["ranges", "99-250 overlaps 0-100"]),
-    "no ranges": ("[0-100, 100-250]", "[]", ["ranges"]),
-    "ranges not a list": ("[0-100, 100-250]", "0-100", ["ranges", "list"]),
     "too large range": ("300-350", "300-35000", ["35000", "6000"]),
     "held-out rows in a range": ("300-350", "200-350", ["heldout", "overlaps", "100-250"]),
     "unknown workload": ("causal_lm", "casual_lm", ["workload", "did you mean causal_lm?"]),
-    "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
     "workload from elsewhere": ("causal_lm", "tests.emulator.workload", ["workload", "allowed: causal_lm"]),
     "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
     "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp, deep"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),
-    "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
     "single on two ranks": ("strategy: ddp, ", "strategy: single, ", ["cells.2proc.world_size", "single"]),
     "replicas that do not share out": (
         "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 4}", ["cells.2proc.options.replicas", "4"]
-    ),
-    "half a replica": (
-        "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 0.5}", ["options.replicas", "0.5"]
     ),
     "a look at held-out rows in stages": (
         "epochs: 2, global_batch_size: 16, micro_batch_size: 4, learning_rate: 5e-5, seq_len: 64}\n"
@@ -105,11 +80,8 @@ BAD = {
     "cell name that dvc would split": ("2proc:", "2.proc:", ["cells", "'2.proc'", "letters, digits, '_' and '-'"]),
     "no cells": (GOOD[GOOD.index("  1proc") :], "", ["cells"]),
     "unknown built-in model": ("builtin:tiny-qwen2", "builtin:gpt5", ["model.source", "gpt5", "tiny-qwen2"]),
-    "unknown built-in data set": ("builtin:docstrings", "builtin:wiki", ["dataset.source", "wiki"]),
     "unknown kind of source": ("builtin:docstrings", "s3:bucket", ["dataset.source", "s3:bucket"]),
     "Hub id that climbs": ("builtin:docstrings", "hub:a/../b\n  revision: main", ["dataset.source", "a/../b"]),
-    "Hub id as a URL": ("builtin:docstrings", "'hub:https://x.y/z'\n  revision: main", ["dataset.source"]),
-    "Hub id of 300 characters": ("builtin:docstrings", f"hub:{'a' * 300}\n  revision: main", ["dataset.source", "96"]),
     "Hub id without a revision": ("builtin:docstrings", "hub:a/b", ["dataset.revision"]),
     "revision that climbs": ("builtin:docstrings", "hub:a/b\n  revision: ../x", ["dataset.revision", "../x"]),
     "revision of a built-in": ("builtin:docstrings", "builtin:docstrings\n  revision: main", ["dataset.revision"]),
@@ -120,10 +92,7 @@ BAD = {
     "empty description": ("A test.", '""', ["description"]),
     "upload to nowhere": ("cells:", "upload: {repo_id: a//b}\ncells:", ["upload.repo_id", "a//b"]),
     "price without a day": ("cells:", "cost: {price_per_gpu_hour: 2.5}\ncells:", ["cost.price_date", "2026-11-21"]),
-    "price of a day that is none": ("cells:", "cost: {price_date: '2026-02-30'}\ncells:", ["cost.price_date", "YYYY"]),
     "price of an unquoted day": ("cells:", "cost: {price_date: 2026-11-21}\ncells:", ["cost.price_date", "quotes"]),
-    "free GPUs": ("cells:", "cost: {price_per_gpu_hour: 0}\ncells:", ["cost.price_per_gpu_hour", "0"]),
-    "no loss to reach": ("cells:", "quality: {target_loss: 0}\ncells:", ["quality.target_loss", "0"]),
     "checkpoints by a word": ("cells:", "upload: {checkpoints: none}\ncells:", ["upload.checkpoints", "last, all"]),
     "checkpoint that is never made": (
         "cells:",
@@ -134,11 +103,9 @@ BAD = {
         "64}\n", "64, keep: last}\nupload: {revisions: per_epoch}\n", ["train.keep: got last", "epochs or all"],
     ),
     "duplicate key": ("name: test\n", "name: test\nname: again\n", ["duplicate key", "name"]),
-    "alias": ("heldout: 300-350", "heldout: &h 300-350\nother: *h", ["aliases"]),
     "tag": ("name: test", "name: !!python/object:os.system test", ["tag"]),
     "tab": ("  1proc:", "\t1proc:", ["line 13"]),
     "colon that only some readers take": ("name: test", "name: {a: b:c}", ["line 1"]),
-    "unclosed bracket": ("[0-100, 100-250]", "[0-100, 100-250", ["not valid YAML"]),
 }  # fmt: skip
 
 WHOLE_FILES = {
@@ -183,15 +150,6 @@ def test_dvc_writes_back_what_is_valid_as_the_same_params(project: Path, tmp_pat
     assert YAML(typ="safe", pure=True).load(file)["description"] != blanks.replace("\\t", "\t")
 
 
-@pytest.mark.parametrize("case", WHOLE_FILES)
-def test_a_file_that_is_no_params_file_is_refused(case: str, tmp_path: Path) -> None:
-    content, named = WHOLE_FILES[case]
-    file = tmp_path / "params.yaml"
-    file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=named):
-        load_params(file)
-
-
 def test_the_good_file_is_accepted_and_read_exactly(tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
     file.write_text(GOOD + "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n")
@@ -221,17 +179,13 @@ def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> N
 
 LORA = "seq_len: 64, adapter: {rank: 4, alpha: 8}"
 BAD_ADAPTERS = {
-    "rank 0": ("rank: 4", "rank: 0", ["train.adapter.rank", "0"]),
-    "another kind": ("rank: 4", "kind: dora, rank: 4", ["train.adapter.kind", "dora", "lora"]),
     "no target": ("rank: 4", "rank: 4, targets: []", ["train.adapter.targets", "at least one"]),
     "a name in place of names": ("rank: 4", "rank: 4, targets: q_proj", ["targets: got 'q_proj'; allowed: all-linear"]),
     "no mapping": ("{rank: 4, alpha: 8}", "lora", ["train.adapter", "with the keys kind, rank, alpha, targets, base"]),
-    "an unknown key": ("rank: 4", "rank: 4, r: 4", ["train.adapter.r: unknown key", "allowed: kind, rank, alpha"]),
     "a target twice": ("rank: 4", "rank: 4, targets: [q_proj, q_proj]", ["train.adapter.targets", "different"]),
     "another rounding": ("rank: 4", "rank: 4, base: fp4", ["train.adapter.base", "fp4", "nf4"]),
     "compiled 4 bits": ("adapter: {", "compile: true, adapter: {base: nf4, ", ["train.compile: got true", "base nf4"]),
     "sharded weights": ("strategy: ddp", "strategy: fsdp2", ["cells.2proc.strategy fsdp2", "ddp or single or zero1"]),
-    "stages": ("strategy: ddp", "strategy: pipeline", ["cells.2proc.strategy pipeline", "ddp or single or zero1"]),
     "a head of its own": (
         "workload: causal_lm", "workload: sequence_classification", ["workload sequence_class", "causal_lm or inst"],
     ),
@@ -296,18 +250,13 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
             load_params(file, looks_at_data=False)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "embedded", "opt-dolly", "lora", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
-        "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies", "scan-8gpu", "qwen3-arxiv",
-        "gpt2-scratch", "llama-1b",
-    ],
-)  # fmt: skip
-def test_every_preset_is_valid(name: str, project: Path) -> None:
-    if extra := {"bloomz-zero3-ray": "ray", "lora": "peft"}.get(name):
-        skip_without(extra)
-    assert load_params(project / "presets" / f"{name}.yaml").name == name
+@pytest.mark.parametrize("preset", sorted((PROJECT / "presets").glob("*.yaml")), ids=lambda preset: preset.stem)
+def test_every_preset_is_valid(preset: Path) -> None:
+    text = preset.read_text()
+    for word, package in (("launcher: ray", "ray"), ("adapter:", "peft")):
+        if word in text:
+            skip_without(package)
+    assert load_params(preset, looks_at_data=False).name == preset.stem
 
 
 @pytest.mark.parametrize(
@@ -351,17 +300,6 @@ BAD_IMAGES = {
         "name: tiny\n  norm: batch",
         ["model.norm", "got batch", "each rank's own rows", "sync_batch"],
     ),
-    "other rows normalised together": (
-        "name: tiny",
-        "name: tiny\n  norm: sync_batch",
-        ["cells.2proc would normalise 8 rows together (4 on each of 2 ranks), 1proc 4", "micro_batch_size: 2"],
-    ),
-    "micro-batches of a cell for no reason": (
-        "strategy: ddp,",
-        "strategy: ddp, micro_batch_size: 2,",
-        ["cells.2proc.micro_batch_size", "without model.norm"],
-    ),
-    "a size of 4": ("image_size: 16", "image_size: 4", ["dataset.image_size", "4"]),
     "texts for images": ("builtin:digits", "builtin:docstrings", ["dataset.image_size", "16", "for texts"]),
     "images for texts": ("image_classification", "causal_lm", ["workload", "image_size 16", "texts"]),
     "a model of texts": ("builtin:resnet18", "builtin:tiny-qwen2", ["model.source", "tiny-qwen2", "builtin:resnet18"]),
@@ -370,8 +308,6 @@ BAD_IMAGES = {
     "unknown augmentation": ("epochs: 2", "epochs: 2, augment: cutmix", ["train.augment", "cutmix", "flip_shift"]),
     "a label column": ("image_size: 16", "image_size: 16\n  label: package", ["dataset.label", "package", "folder"]),
     "more rows than digits": ("300-350", "1700-1800", ["ranges", "1800", "1797"]),
-    "momentum of 1": ("epochs: 2", "epochs: 2, momentum: 1.0", ["train.momentum", "1"]),
-    "unknown optimizer": ("epochs: 2", "epochs: 2, optimizer: lion", ["train.optimizer", "lion", "sgd"]),
 }
 
 
@@ -435,6 +371,19 @@ def test_packs_of_texts_that_are_classified_are_not_compiled(train: str, is_acce
         return
     with pytest.raises(ConfigurationError, match=r"train\.packing, train\.compile: got .*; allowed: one of them true"):
         load_params(tmp_path / "params.yaml")
+
+
+def test_every_number_of_the_schema_has_a_least_and_a_largest_value() -> None:
+    schema = Params.model_json_schema()
+    unbounded = {
+        f"{section}.{key}"
+        for section, facts in schema["$defs"].items()
+        for key, part in facts["properties"].items()
+        for one in (part, *part.get("anyOf", ()))
+        if one.get("type") in ("integer", "number")
+        and len({name.lower()[-7:] for name in one} & {"minimum", "maximum"}) < 2
+    }
+    assert unbounded == {"QualityParams.target_loss", "RowRange.start", "RowRange.end", "TrainParams.max_grad_norm"}
 
 
 def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:

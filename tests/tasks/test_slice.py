@@ -21,18 +21,13 @@ from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import RawManifest
-from tasks.store.kept import MANIFEST
 from tests.tiny import with_manifest
-from training.process.files import digest_file, digest_json
+from training.process.files import digest_file
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project folder, which is the current one."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture
@@ -129,25 +124,6 @@ def test_a_slice_of_which_no_row_is_left_is_refused(run_stage: Callable[..., Any
     write_rows([*texts[:20], None, " ", *texts[22:]])
     with pytest.raises(DataError, match="slice 20-22: every row of it is left out"):
         run_stage("0-20", "20-22", heldout="41-60")
-
-
-def test_a_row_whose_fault_changes_is_counted_anew(run_stage: Callable[..., Any], texts: list[str]) -> None:
-    for value, fault in ((None, "null"), ("", "blank")):
-        write_rows([value, *texts[1:]])
-        manifest = run_stage("0-20", heldout="41-60")
-        assert manifest["slices"]["0-20"]["quarantined"] == {fault: 1}
-
-
-def test_a_manifest_holds_the_hashes_of_its_files(run_stage: Callable[..., Any], texts: list[str]) -> None:
-    write_rows(texts)
-    whole = run_stage("0-20", heldout="41-60")
-    for part in ("0-20", "41-60"):
-        folder = Path("data/slices") / part
-        manifest = json.loads((folder / MANIFEST).read_text())
-        assert manifest["files"] == {name: digest_file(folder / name) for name in manifest["files"]}
-        assert {file.name for file in folder.iterdir()} == {*manifest["files"], MANIFEST}
-        assert manifest["digest"] == digest_json(manifest["files"]) == whole["slices"][part]["digest"]
-        assert manifest["range"] == part
 
 
 def test_one_more_range_tokenises_only_that_one(
@@ -252,14 +228,6 @@ def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: 
     tokenizer.backend.encode_special_tokens = False
     with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):
         tokenizer.rows([SPECIAL], row_ids=[3])
-
-
-def test_a_tokenizer_without_an_end_of_text_token_is_refused(tiny_qwen2: Path, folder: Path) -> None:
-    model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
-    with pytest.raises(DataError, match="names no eos_token"):
-        load_tokenizer(model)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tasks.data.sources.heads import give_head
+from tasks.data.sources.models import give_head
 from tests.images import make_image_model
 from tests.tiny import make_tiny_classifier, make_tiny_model, with_manifest
 

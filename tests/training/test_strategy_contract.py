@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tasks.params.cells import require_exact
 from tasks.params.choices import list_file_names, read_constant
-from tasks.params.options import require_exact
 from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model

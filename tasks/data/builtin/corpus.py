@@ -8,9 +8,10 @@ import ast
 import contextlib
 import hashlib
 import importlib.metadata
+import inspect
 import warnings
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from tasks.data.builtin.prose import MIN_PARAGRAPH, extract_paragraphs, split_sentences
@@ -37,6 +38,9 @@ MAX_CHARACTERS = 1500
 
 Row = TypeVar("Row")
 _SHINGLE_WORDS = 4
+_MAX_SUMMARY = 200
+_MAX_SIGNATURE = 300
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _MAX_SEEN_SHARE = 0.3
 """Share of a paragraph's word sequences that earlier rows may have, before it counts as a near-duplicate."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -78,7 +82,7 @@ def _read_rows(package: str, seen: set[int]) -> Iterator[str]:
     """
     for file in read_files(package):
         row = ""
-        for docstring in _parse_docstrings(file):
+        for _, docstring in parse_documented(file):
             for part in select_new_parts(docstring, seen):
                 if row and len(row) + len(part) + 2 > MAX_CHARACTERS:
                     if len(row) >= MIN_CHARACTERS:
@@ -99,18 +103,9 @@ def read_files(package: str) -> Iterator[bytes]:
             "or choose a hub: or path: data set"
         )
     modules = [file for file in files if file.suffix == ".py" and not _SKIPPED.intersection(file.parts)]
-    for file in sorted(modules, key=_make_sort_key):
+    # An order that is the same everywhere.
+    for file in sorted(modules, key=lambda file: hashlib.sha256(file.as_posix().encode()).digest()):
         yield Path(str(file.locate())).read_bytes()
-
-
-def _make_sort_key(file: PurePosixPath) -> bytes:
-    """Return a key that scatters neighbouring files, the same everywhere."""
-    return hashlib.sha256(file.as_posix().encode()).digest()
-
-
-def _parse_docstrings(source: bytes) -> list[str]:
-    """Return the docstrings of a Python file in the order of its lines."""
-    return [docstring for _, docstring in parse_documented(source)]
 
 
 def parse_documented(source: bytes) -> list[tuple[ast.AST, str]]:
@@ -141,15 +136,44 @@ def select_new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
     """Yield the docstring's paragraphs, long ones as sentences, that do not repeat what stands in `seen`."""
     for paragraph in extract_paragraphs(docstring):
         for part in split_sentences(paragraph) if len(paragraph) > MAX_CHARACTERS else [paragraph]:
-            shingles = _hash_shingles(part)
+            words = "".join(character if character.isalnum() else " " for character in part.lower()).split()
+            starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
+            sequences = (" ".join(words[start : start + _SHINGLE_WORDS]).encode() for start in starts)
+            # Unlike hash(), the same in every process.
+            shingles = {int.from_bytes(hashlib.blake2b(part, digest_size=8).digest(), "big") for part in sequences}
             if len(part) <= MAX_CHARACTERS and len(shingles & seen) <= _MAX_SEEN_SHARE * len(shingles):
                 seen |= shingles
                 yield part
 
 
-def _hash_shingles(text: str) -> set[int]:
-    """Return the hashes of the text's word sequences; unlike hash(), the same in every process."""
-    words = "".join(character if character.isalnum() else " " for character in text.lower()).split()
-    starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
-    sequences = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
-    return {int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big") for part in sequences}
+def read_instructions() -> Iterator[tuple[str, str, str]]:
+    """Yield instruction, context and response of the rows in order, reading no more files than are needed."""
+    seen: set[int] = set()
+    rows = take_turns({name: _read_functions(name, seen) for name in PACKAGES})
+    return (
+        (f"Explain this function of {package} in more words: {summary}", signature, response)
+        for package, (summary, signature, response) in rows
+    )
+
+
+def _read_functions(package: str, seen: set[int]) -> Iterator[tuple[str, str, str]]:
+    """Yield first line, signature and the rest of the prose of each function that has all; no prose is told twice."""
+    for file in read_files(package):
+        for node, docstring in parse_documented(file):
+            if not isinstance(node, _FUNCTIONS):
+                continue
+            first, _, rest = inspect.cleandoc(docstring).partition("\n\n")
+            summary, signature = " ".join(first.split()), f"def {node.name}({ast.unparse(node.args)})"
+            if (
+                len(summary) > _MAX_SUMMARY
+                or len(signature) > _MAX_SIGNATURE
+                or not (summary + signature).isprintable()
+            ):
+                continue
+            found: list[str] = []
+            for part in select_new_parts(rest, seen):
+                if sum(map(len, found)) + len(part) > MAX_CHARACTERS:
+                    break
+                found.append(part)
+            if response := "\n".join(found):
+                yield summary, signature, response

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tasks.data.sources.parquet import read_groups
-from tasks.data.sources.row_policy import QUARANTINED_IMAGES
+from tasks.data.sources.row_policy import QUARANTINED_IMAGES, read_groups
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
@@ -64,31 +63,24 @@ class Images:
         """Write images.npy, labels.npy and row_ids.npy; return what the manifest says of them."""
         place = {name: index for index, name in enumerate(self.class_names)}
         row_ids, labels = list[int](), list[int]()
-        faults: Counter[str] = Counter()
-        # The array is as long as the range, until it is known how many rows are left out.
-        images = np.lib.format.open_memmap(
-            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(part.end - part.start, 3, self.size, self.size)
-        )
-        with (folder / "images.npy").open("r+b") as file:
-            # On a full disk this says so; a mapped page without room would kill the process.
-            os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
-        for row_id, label, pixels, fault in _read_rows(self.rows, part):
-            if fault is not None:
-                faults[fault] += 1
-                continue
-            image = np.frombuffer(pixels, dtype=np.uint8).reshape(self.size, self.size, 3)
-            images[len(row_ids)] = image.transpose(2, 0, 1)
-            row_ids.append(row_id)
-            labels.append(place[label])
-        images.flush()
-        if not row_ids:
+        with pq.ParquetFile(self.rows) as file:
+            groups = [group for _, group in read_groups(file, part.start, part.end, columns=["fault"])]
+        faults = Counter(fault for group in groups for fault in group["fault"].to_pylist())
+        if not (num_rows := faults.pop(None, 0)):
             raise DataError(f"slice {part}: every row of it is left out as no good image; choose other rows")
-        if len(row_ids) < len(images):
-            num_rows = len(row_ids)
-            header = {"descr": "|u1", "fortran_order": False, "shape": (num_rows, *images.shape[1:])}
-            with (folder / "images.npy").open("r+b") as opened:
-                np.lib.format.write_array_header_1_0(opened, header)
-                opened.truncate(opened.tell() + num_rows * images[0].nbytes)
+        images = np.lib.format.open_memmap(
+            folder / "images.npy", mode="w+", dtype=np.uint8, shape=(num_rows, 3, self.size, self.size)
+        )
+        with (folder / "images.npy").open("r+b") as opened:
+            # On a full disk this says so; a mapped page without room would kill the process.
+            os.posix_fallocate(opened.fileno(), 0, opened.seek(0, os.SEEK_END))
+        for row_id, label, pixels, fault in _read_rows(self.rows, part):
+            if fault is None:
+                image = np.frombuffer(pixels, dtype=np.uint8).reshape(self.size, self.size, 3)
+                images[len(row_ids)] = image.transpose(2, 0, 1)
+                row_ids.append(row_id)
+                labels.append(place[label])
+        images.flush()
         np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
         np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
         return {

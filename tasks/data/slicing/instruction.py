@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.data.row_tokenizer import RowTokenizer, load_tokenizer
-from tasks.data.slicing.tokens import CUT_RESPONSE, SPECIAL, Encoded, Texts, digest_rows, write_tokens
+from tasks.data.row_tokenizer import load_tokenizer
+from tasks.data.slicing.tokens import CUT_RESPONSE, SPECIAL, Encoded, Texts
 from tasks.data.sources.row_policy import Row
 from tasks.params import Params
 from tasks.params.prompts import fill_template
-from tasks.params.sources import RowRange
 from tasks.process.bounded_child import bound_native_code
 from tasks.process.failure import DataError
 from tasks.records.sources import ROWS, RawManifest
@@ -27,9 +26,11 @@ _MARK = "9c1f4e7a"
 
 def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Instructions":
     """Return the instructions of the data set, with the base model's tokenizer."""
-    tokenizer, template = load_tokenizer(base_model), RawManifest.read(raw).template
+    template = RawManifest.read(raw).template
     return Instructions(
-        texts=Texts(rows=raw / ROWS, tokenizer=tokenizer, workload=params.workload),
+        rows=raw / ROWS,
+        tokenizer=load_tokenizer(base_model),
+        workload=params.workload,
         template=template,
         around=None if template is not None else _ask_chat_template(base_model),
         seq_len=params.train.seq_len,
@@ -37,11 +38,9 @@ def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Instructions":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instructions:
+class Instructions(Texts):
     """The instructions of a data set, whose slices become tokens with a prompt before each response."""
 
-    texts: Texts
-    """The rows and their tokenizer."""
     template: str | None
     """The text that makes a prompt of an instruction."""
     around: tuple[str, str] | None
@@ -50,32 +49,14 @@ class Instructions:
     """Tokens of prompt and response at most: without one of the response there is nothing to learn from a row."""
 
     @property
-    def _tokenizer(self) -> RowTokenizer:
-        return self.texts.tokenizer
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What the arrays depend on, beside the rows."""
-        prompts = digest_json([self.template, self.around])
-        return {**self.texts.identity, "prompts": prompts, "seq_len": self.seq_len}
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the list of all slices says of them."""
-        return self.texts.about
-
-    def digest_rows(self, part: RowRange) -> str:
-        """Return the sha256 of the slice's instructions, contexts, responses and their faults."""
-        return digest_rows(self.texts.rows, part)
-
-    def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
-        """Write tokens.npy, offsets.npy, row_ids.npy and prompts.npy; return what the manifest says."""
-        return write_tokens(self.texts.rows, part, folder, encode=self.encode)
+        return {**super().identity, "prompts": digest_json([self.template, self.around]), "seq_len": self.seq_len}
 
     def encode(self, rows: Mapping[int, Row]) -> Encoded:
         """Return the rows whose prompts leave room for a response; a longer response is cut in training."""
         prompts = self._encode_prompts(list(rows.values()), row_ids=list(rows))
-        responses = self._tokenizer.rows([row.response or "" for row in rows.values()], row_ids=list(rows))
+        responses = self.tokenizer.rows([row.response or "" for row in rows.values()], row_ids=list(rows))
         tokens, lengths = dict[int, np.ndarray](), list[int]()
         counts: Counter[str] = Counter()
         for row_id, prompt, response in zip(rows, prompts, responses, strict=True):
@@ -85,7 +66,7 @@ class Instructions:
             counts[CUT_RESPONSE] += len(prompt) + len(response) > self.seq_len
             row = rows[row_id]
             texts = (row.text, row.context or "", row.response or "")
-            counts[SPECIAL] += any(map(self._tokenizer.has_special_token, texts))
+            counts[SPECIAL] += any(map(self.tokenizer.has_special_token, texts))
             tokens[row_id] = np.concatenate([np.array(prompt, dtype=np.int32), response])
             lengths.append(len(prompt))
         return Encoded(tokens, {"prompts": lengths}, counts)
@@ -93,11 +74,11 @@ class Instructions:
     def _encode_prompts(self, rows: Sequence[Row], *, row_ids: Sequence[int]) -> list[list[int]]:
         if self.template is not None:
             texts = [fill_template(self.template, instruction=row.text, context=row.context or "") for row in rows]
-            return self._tokenizer.prompts(texts, row_ids=row_ids)
+            return self.tokenizer.prompts(texts, row_ids=row_ids)
         assert self.around is not None
-        before, behind = map(self._tokenizer.encode_markup, self.around)
+        before, behind = map(self.tokenizer.encode_markup, self.around)
         texts = [f"{row.text}\n{row.context}" if row.context else row.text for row in rows]
-        return [[*before, *ids, *behind] for ids in self._tokenizer.prompts(texts, row_ids=row_ids, is_framed=False)]
+        return [[*before, *ids, *behind] for ids in self.tokenizer.prompts(texts, row_ids=row_ids, is_framed=False)]
 
 
 def _ask_chat_template(base_model: Path) -> tuple[str, str]:

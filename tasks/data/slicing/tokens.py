@@ -4,8 +4,8 @@ import hashlib
 import importlib.metadata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.data.row_tokenizer import RowTokenizer, load_tokenizer
-from tasks.data.sources.parquet import read_groups
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults, make_rows
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults, make_rows, read_groups
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
@@ -72,13 +71,60 @@ class Texts:
         }
 
     def digest_rows(self, part: RowRange) -> str:
-        """Return the sha256 of the slice's texts, their faults and classes."""
-        return digest_rows(self.rows, part)
+        """Return the sha256 of what the slice's rows say, their faults and classes."""
+        digest = hashlib.sha256()
+        for _, batch in read_rows(self.rows, part):
+            for row in batch:
+                digest.update(row.content + b"\0" + (row.fault or "").encode() + b"\0")
+                if row.label is not None:
+                    digest.update(row.label.encode() + b"\0")
+        return digest.hexdigest()
 
     def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
-        """Write tokens.npy, offsets.npy and row_ids.npy, with classes labels.npy; return what the manifest says."""
-        facts = write_tokens(self.rows, part, folder, encode=self.encode)
-        return {**facts, "class_names": list(self.class_names)}
+        """Write tokens.npy, offsets.npy, row_ids.npy and what else rows have; return what the manifest says.
+
+        Memory holds one batch of rows at a time.
+        """
+        # Not lists, which take several times as much per row.
+        lengths, row_ids, more = array("q"), array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
+        counts: Counter[str] = Counter()
+        with (
+            (folder / "tokens.npy").open("wb") as file,
+            show_progress(f"slice {part}: rows", part.end - part.start) as advance,
+        ):
+            _write_header(file, 0)
+            for first, batch in read_rows(self.rows, part):
+                kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
+                encoded = self.encode(kept)
+                file.write(b"".join(tokens.tobytes() for tokens in encoded.tokens.values()))
+                lengths.extend(map(len, encoded.tokens.values()))
+                row_ids.extend(encoded.tokens)
+                for name, numbers in encoded.more.items():
+                    more[name].extend(numbers)
+                counts.update(row.fault for row in batch if row.fault is not None)
+                counts.update(encoded.counts)
+                advance(len(batch))
+            # numpy pads the header so that a longer length fits in the same place.
+            file.seek(0)
+            _write_header(file, sum(lengths))
+        quarantined = {fault: counts[fault] for fault in QUARANTINED if counts[fault]}
+        if not row_ids:
+            why = describe_faults(quarantined)
+            raise DataError(f"slice {part}: every row of it is left out as no good text ({why}); choose other rows")
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        np.save(folder / "offsets.npy", offsets)
+        for name, column in {"row_ids": row_ids, **more}.items():
+            np.save(folder / f"{name}.npy", np.frombuffer(column, dtype=np.int64))
+        return {
+            "num_rows": len(lengths),
+            "num_tokens": sum(lengths),
+            "quarantined": quarantined,
+            "num_cut_rows": counts[CUT],
+            "num_special_token_rows": counts[SPECIAL],
+            "num_cut_responses": counts[CUT_RESPONSE],
+            "class_names": list(self.class_names),
+        }
 
     def encode(self, rows: Mapping[int, Row]) -> "Encoded":
         """Return what the rows become; those that are left out then are not among them."""
@@ -86,11 +132,8 @@ class Texts:
         numbers = {name: number for number, name in enumerate(self.class_names)}
         more = {"labels": [numbers[row.label] for row in rows.values() if row.label is not None]} if numbers else {}
         special = sum(map(self.tokenizer.has_special_token, texts))
-        return Encoded(
-            dict(zip(rows, self.tokenizer.rows(texts, row_ids=list(rows)), strict=True)),
-            more,
-            Counter({SPECIAL: special}),
-        )
+        tokens = dict(zip(rows, self.tokenizer.rows(texts, row_ids=list(rows)), strict=True))
+        return Encoded(tokens, more, Counter({SPECIAL: special}))
 
 
 @dataclass(frozen=True)
@@ -99,71 +142,10 @@ class Encoded:
 
     tokens: Mapping[int, np.ndarray]
     """Row id -> (length,) int32, in the order of the data set."""
-    more: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    more: Mapping[str, Sequence[int]]
     """Name of an array -> one number for each of them."""
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int]
     """How many rows name a special token, or are left out, by their fault."""
-
-
-def digest_rows(rows: Path, part: RowRange) -> str:
-    """Return the sha256 of what the rows of a slice say, their faults and classes."""
-    digest = hashlib.sha256()
-    for _, batch in read_rows(rows, part):
-        for row in batch:
-            digest.update(row.content + b"\0" + (row.fault or "").encode() + b"\0")
-            if row.label is not None:
-                digest.update(row.label.encode() + b"\0")
-    return digest.hexdigest()
-
-
-def write_tokens(
-    rows: Path, part: RowRange, folder: Path, *, encode: Callable[[Mapping[int, Row]], Encoded]
-) -> dict[str, Any]:
-    """Write tokens.npy, offsets.npy, row_ids.npy and what else rows have; return what the manifest says.
-
-    Memory holds one batch of rows at a time.
-    """
-    # Not lists, which take several times as much per row.
-    lengths, row_ids, more = array("q"), array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
-    counts: Counter[str] = Counter()
-    with (
-        (folder / "tokens.npy").open("wb") as file,
-        show_progress(f"slice {part}: rows", part.end - part.start) as advance,
-    ):
-        _write_header(file, 0)
-        for first, batch in read_rows(rows, part):
-            kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
-            encoded = encode(kept)
-            file.write(b"".join(tokens.tobytes() for tokens in encoded.tokens.values()))
-            lengths.extend(map(len, encoded.tokens.values()))
-            row_ids.extend(encoded.tokens)
-            for name, numbers in encoded.more.items():
-                more[name].extend(numbers)
-            counts.update(row.fault for row in batch if row.fault is not None)
-            counts.update(encoded.counts)
-            advance(len(batch))
-        # numpy pads the header so that a longer length fits in the same place.
-        file.seek(0)
-        _write_header(file, sum(lengths))
-    quarantined = {fault: counts[fault] for fault in QUARANTINED if counts[fault]}
-    if not row_ids:
-        raise DataError(
-            f"slice {part}: every row of it is left out as no good text ({describe_faults(quarantined)}); choose other "
-            "rows"
-        )
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    np.save(folder / "offsets.npy", offsets)
-    for name, column in {"row_ids": row_ids, **more}.items():
-        np.save(folder / f"{name}.npy", np.frombuffer(column, dtype=np.int64))
-    return {
-        "num_rows": len(lengths),
-        "num_tokens": sum(lengths),
-        "quarantined": quarantined,
-        "num_cut_rows": counts[CUT],
-        "num_special_token_rows": counts[SPECIAL],
-        "num_cut_responses": counts[CUT_RESPONSE],
-    }
 
 
 def _write_header(file: Any, num_tokens: int) -> None:

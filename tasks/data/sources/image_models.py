@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.data.builtin import image_networks
-from tasks.data.builtin.image_networks import CONFIGS, NORMS, SEED
-from tasks.params.choices import join_choices
+from tasks.data.sources.models import STORE, write_manifest
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import fill_folder, is_kept
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_file, digest_json, write_json
@@ -24,6 +21,22 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
 
+NUM_GROUPS = 32
+NORMS: dict[str, dict[str, Any]] = {
+    "group": {"norm": "group", "num_groups": NUM_GROUPS},
+    "sync_batch": {"norm": "sync_batch"},
+}
+"""model.norm in params.yaml -> what config.json says of it, of a ResNet."""
+CONFIGS: dict[str, dict[str, Any]] = {
+    "resnet18": {"model_type": "resnet18"},
+    "resnet50": {"model_type": "resnet50"},
+    "vit-b-16": {
+        "model_type": "vit", "patch_size": 16, "num_layers": 12, "num_heads": 12, "hidden_dim": 768, "mlp_dim": 3072,
+    },
+}  # fmt: skip
+"""Name in params.yaml -> what config.json says of it, beside the classes; a vit is built for one size of images."""
+_SEED = 20_151_210
+"""Of what is drawn: random weights, and the head of pretrained ones."""
 _HEAD = ("fc.weight", "fc.bias")
 _PREFIX = "module."
 """Before every name in what a model wrapped in DataParallel or DistributedDataParallel has saved."""
@@ -31,7 +44,6 @@ _PREFIX = "module."
 
 _log = logging.getLogger(__name__)
 
-STORE = Path(".work/download/models")
 _FILES = ("config.json", "model.safetensors")
 _NAMES = {
     "resnet18": "ResNet18",
@@ -55,10 +67,10 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
     apart or cannot be loaded.
     """
     if model.kind == "hub" or (model.kind == "builtin" and model.location not in BUILTIN_IMAGE_MODELS):
+        allowed = ", ".join(f"builtin:{name}" for name in BUILTIN_IMAGE_MODELS)
         raise ConfigurationError(
-            f"params.yaml: model.source: got {model.source!r} for images; allowed: "
-            f"{join_choices('builtin:', BUILTIN_IMAGE_MODELS)}, path: and a folder with its config.json and "
-            "model.safetensors, or path: and a file of a ResNet's weights"
+            f"params.yaml: model.source: got {model.source!r} for images; allowed: {allowed}, path: and a folder with "
+            "its config.json and model.safetensors, or path: and a file of a ResNet's weights"
         )
     identity = _make_identity(model, class_names, image_size)
     folder = STORE / digest_json(identity)[:32]
@@ -68,72 +80,49 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
     head = ""
     with fill_folder(folder) as new:
         if model.kind == "builtin":
-            patch = image_networks.CONFIGS[model.location].get("patch_size")
+            patch = CONFIGS[model.location].get("patch_size")
             if patch is not None and (image_size is None or image_size % patch):
                 raise ConfigurationError(
                     f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a "
                     f"multiple of {patch}"
                 )
-            image_networks.write_image_network(new, model.location, class_names, image_size=image_size, norm=model.norm)
+            write_image_network(new, model.location, class_names, image_size=image_size, norm=model.norm)
         elif Path(model.location).is_file():
             head = f" with {write_pretrained_network(model, new, class_names)}"
         else:
-            _copy(Path(model.location), new, model.source)
+            for name in _FILES:
+                if not (file := Path(model.location, name)).is_file():
+                    allowed = f"a folder with {' and '.join(_FILES)}"
+                    raise DataError(f"model.source {model.source}: {name} is missing; allowed: {allowed}")
+                if name == "config.json" and file.stat().st_size > _MAX_CONFIG_BYTES:
+                    raise DataError(f"model.source {model.source}: {name} is larger than {_MAX_CONFIG_BYTES:,} bytes")
+                # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
+                shutil.copyfile(file, new / name)
         config, num_parameters = _check_model(new, class_names, image_size, model=model)
-        model_type = config["model_type"]
-        files = {name: digest_file(new / name) for name in _FILES}
         weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name + head
-        network = _NAMES[model_type] + _NORMS.get(str(config.get("norm")), "")
+        network = _NAMES[config["model_type"]] + _NORMS.get(str(config.get("norm")), "")
         label = f"{network}, {num_parameters / 1e6:,.1f} M parameters, {weights}"
-        BaseModelManifest(
-            source=model.source,
-            kind=model.kind,
-            revision=None,
-            commit=None,
-            label=label,
-            num_parameters=num_parameters,
-            model_type=model_type,
+        write_manifest(
+            new, model, commit=None, label=label, num_parameters=num_parameters, model_type=config["model_type"],
             class_names=list(class_names),
-            is_random_weights=model.kind == "builtin",
-            digest=digest_json(files),
-            files=files,
-        ).write(new)
+        )  # fmt: skip
     _log.info("%s: %s, stored in %s", model.source, label, folder)
     return folder
 
 
 def _make_identity(model: ModelParams, class_names: Sequence[str], image_size: int | None) -> dict[str, Any]:
-    if model.kind == "builtin":
-        return {
-            "source": model.source,
-            "class_names": list(class_names),
-            "image_size": image_size,
-            "norm": model.norm,
-            "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
-            "code": digest_file(Path(image_networks.__file__)),
-        }
-    folder = Path(model.location)
-    if folder.is_file():
-        return {
-            "source": model.source,
-            "class_names": list(class_names),
-            "norm": model.norm,
-            "file": digest_file(folder),
-            "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
-            "code": [digest_file(Path(image_networks.__file__)), digest_file(Path(__file__))],
-        }
-    files = {name: digest_file(folder / name) for name in _FILES if (folder / name).is_file()}
-    return {"source": model.source, "class_names": list(class_names), "norm": model.norm, "files": files}
-
-
-def _copy(folder: Path, target: Path, source: str) -> None:
-    for name in _FILES:
-        if not (folder / name).is_file():
-            raise DataError(f"model.source {source}: {name} is missing; allowed: a folder with {' and '.join(_FILES)}")
-        if name == "config.json" and (folder / name).stat().st_size > _MAX_CONFIG_BYTES:
-            raise DataError(f"model.source {source}: {name} is larger than {_MAX_CONFIG_BYTES:,} bytes")
-        # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
-        shutil.copyfile(folder / name, target / name)
+    """Return everything that the folder depends on."""
+    place = Path(model.location)
+    files = [place] if place.is_file() else [place / name for name in _FILES]
+    return {
+        "source": model.source,
+        "class_names": list(class_names),
+        "image_size": image_size,
+        "norm": model.norm,
+        "files": {file.name: digest_file(file) for file in files if file.is_file()},
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
+        "code": digest_file(Path(__file__)),
+    }
 
 
 def _check_model(
@@ -182,11 +171,7 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
     own head is kept where it tells as many classes apart as the data has; else one is drawn, the same in every run.
     Raises DataError for a file of anything else, and for another normalisation than model.norm says.
     """
-    import torch
-    from safetensors.torch import save_model
-
     from training.model.weights import list_differences
-    from training.workloads.image_classification import build_network
 
     tensors, norm = _read(model), model.norm or "group"
     has_statistics = any(name.endswith(".running_mean") for name in tensors)
@@ -199,9 +184,7 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
     differences: list[str] = []
     for name in ("resnet18", "resnet50"):
         config = {**CONFIGS[name], **NORMS[norm], "class_names": list(class_names)}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            network = build_network(config)
+        network = draw_network(config)
         own = network.state_dict()
         # What counts batches changes nothing, and older files do not have it.
         found = {key: part for key, part in own.items() if key.endswith(".num_batches_tracked")} | tensors
@@ -211,9 +194,7 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
         differences = list_differences(found, own)
         if not differences:
             network.load_state_dict(found, strict=True)
-            write_json(folder / "config.json", config)
-            save_model(network, str(folder / "model.safetensors"))
-            (folder / "model.safetensors").chmod(0o644)
+            save(folder, config, network)
             head = "its own head" if keeps_head else f"a new head for {len(class_names)} classes"
             _log.info("%s: a %s, with %s", model.source, name, head)
             return head
@@ -245,3 +226,46 @@ def _read(model: ModelParams) -> "dict[str, Tensor]":
         for name, part in named.items()
         if hasattr(part, "is_floating_point")
     }
+
+
+def make_config(
+    name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
+) -> dict[str, Any]:
+    """Return the content of config.json of the network `name` for these classes."""
+    config = {**CONFIGS[name], "class_names": list(class_names)}
+    of_kind = {"image_size": image_size} if config["model_type"] == "vit" else NORMS[norm or "group"]
+    return config | of_kind
+
+
+def write_image_network(
+    folder: Path, name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
+) -> None:
+    """Fill `folder` with config.json and fp32 safetensors weights of the network `name` for these classes.
+
+    The same classes, size of images (pixels of a side) and versions of torch and torchvision give the same bytes. The
+    caller's random state is left as it was.
+    """
+    config = make_config(name, class_names, image_size=image_size, norm=norm)
+    save(folder, config, draw_network(config))
+    _log.info("%s: %d classes, random weights", name, len(class_names))
+
+
+def draw_network(config: dict[str, Any]) -> Any:
+    """Return the network with random weights, the same at every call; the caller's random state is left as it was."""
+    import torch
+
+    from training.workloads.image_classification import build_network
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        return build_network(config)
+
+
+def save(folder: Path, config: dict[str, Any], network: Any) -> None:
+    """Write config.json and model.safetensors."""
+    from safetensors.torch import save_model
+
+    write_json(folder / "config.json", config)
+    save_model(network, str(folder / "model.safetensors"))
+    # safetensors lets only the owner read what it writes.
+    (folder / "model.safetensors").chmod(0o644)

@@ -3,33 +3,29 @@
 import contextlib
 import importlib.metadata
 import io
-import logging
+import itertools
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tasks.data.sources.parquet import open_parquet
-from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names
-from tasks.params.image_files import ImageFile, list_image_files
-from tasks.params.source_digest import digest_source
+from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names, open_parquet
+from tasks.data.sources.row_store import RepeatedRows, StoredRows, keep_rows
+from tasks.params.local_files import ImageFile, digest_source, list_image_files
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
-from tasks.records.sources import ROWS, StoredManifest
-from tasks.store.kept import fill_folder, read_kept
-from training.process.files import digest_file, digest_json
+from tasks.records.sources import ROWS
+from tasks.store.kept import fill_folder
 
 MAX_PIXELS = 2**26
 """Of an image: with more it is not decoded. Photographs have a third of that."""
@@ -38,12 +34,7 @@ MAX_BYTES = 2**26
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _DEEP_MODES = ("I", "F")
-
-
 _BRIGHTEST = 16
-
-
-_log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/images")
 _DIGITS = Path(".work/download/digits")
@@ -61,89 +52,57 @@ _SCHEMA = pa.schema(
 """`pixels`: (size, size, 3) uint8. A quarantined row keeps its place, with no pixels and its fault."""
 
 
-@dataclass(frozen=True)
-class StoredImages:
-    """All images of a data set."""
-
-    file: Path
-    num_rows: int
-    class_names: list[str]
-    """Sorted; a label's number is its place here."""
-    digest: str
-    """sha256 of the rows' file."""
-    source_digest: str | None
-    """sha256 of the local source; None for the built-in one."""
-
-
-def store_images(dataset: DatasetParams) -> StoredImages:
+def store_images(dataset: DatasetParams) -> StoredRows:
     """Return the data set's images, decoded only if they are not stored yet.
 
     Raises DataError if the source is no folder or tar of images by class, or too many of them are no good images.
     """
-    source = _store_digits() if dataset.kind == "builtin" else Path(dataset.location)
-    source_digest = None if dataset.kind == "builtin" else digest_source(source)
-    identity = {
-        "format": _FORMAT,
-        "size": dataset.image_size,
-        "source": source_digest or [dataset.source, read_digits_version()],
-        "pillow": importlib.metadata.version("pillow"),
-    }
-    folder = STORE / digest_json(identity)[:32]
-    kept = read_kept(folder, StoredManifest)
-    if kept is None:
-        with fill_folder(folder) as new:
-            facts = _read(source, dataset, new / ROWS)
-            # The store is named after what the source held.
-            if source_digest is not None and digest_source(source) != source_digest:
-                raise DataError(f"{dataset.place}: changed while it was read; run again")
-            kept = StoredManifest(**facts, identity=identity, files={ROWS: digest_file(new / ROWS)})
-            kept.write(new)
-        _log.info("%s: read %d images into %s", dataset.source, kept.num_rows, folder)
-    else:
-        _log.info("%s: reused the %d images in %s", dataset.source, kept.num_rows, folder)
-    return StoredImages(folder / ROWS, kept.num_rows, kept.class_names, kept.files[ROWS], source_digest)
+    source = Path(dataset.location)
+    if is_builtin := dataset.kind == "builtin":
+        source = _DIGITS / importlib.metadata.version("scikit-learn")
+        if not source.is_dir():
+            with fill_folder(source) as new:
+                write_digits(new)
+
+    def identify() -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "size": dataset.image_size,
+            "pillow": importlib.metadata.version("pillow"),
+            **({"digits": source.name} if is_builtin else {"digest": digest_source(source)}),
+        }
+
+    return keep_rows(STORE, dataset, identify=identify, read=partial(_read, source, dataset))
 
 
-def collect_image_facts(stored: StoredImages, num_rows: int, *, repeated: RepeatedRows, source: str) -> dict[str, Any]:
+def collect_image_facts(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, source: str) -> dict[str, Any]:
     """Return facts on the first `num_rows` images, as place_rows does on texts, and `class_names`.
 
     Raises ConfigurationError if there are fewer.
     """
-    if stored.num_rows < num_rows:
+    if stored.about.num_rows < num_rows:
         raise ConfigurationError(
-            f"params.yaml: ranges and heldout: they need {num_rows} rows, and {source} has {stored.num_rows}; "
-            f"allowed: 0-{stored.num_rows}"
+            f"params.yaml: ranges and heldout: they need {num_rows} rows, and {source} has {stored.about.num_rows}; "
+            f"allowed: 0-{stored.about.num_rows}"
         )
     faults: Counter[str] = Counter()
-    for row_id, pixels, fault in _read_first_rows(stored.file, num_rows):
-        if fault is None:
-            repeated.add(row_id, pixels)
-        else:
-            faults[fault] += 1
+    with open_parquet(stored.file) as file:
+        rows = itertools.chain.from_iterable(
+            zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            for batch in file.iter_batches(256, columns=["row_id", "pixels", "fault"])
+        )
+        for row_id, pixels, fault in itertools.islice(rows, num_rows):
+            if fault is None:
+                repeated.add(row_id, pixels)
+            else:
+                faults[fault] += 1
     return {
         "num_rows": num_rows,
-        "digest": stored.digest,
+        "digest": stored.about.files[ROWS],
         "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
         "num_cut_rows": 0,
-        "class_names": stored.class_names,
+        "class_names": stored.about.class_names,
     }
-
-
-def _read_first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | None]]:
-    with open_parquet(file) as rows:
-        for batch in rows.iter_batches(256, columns=["row_id", "pixels", "fault"]):
-            for row_id, pixels, fault in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if row_id >= num_rows:
-                    return
-                yield row_id, pixels, fault
-
-
-def _store_digits() -> Path:
-    folder = _DIGITS / read_digits_version()
-    if not folder.is_dir():
-        with fill_folder(folder) as new:
-            write_digits(new)
-    return folder
 
 
 def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
@@ -162,12 +121,16 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
         show_progress(f"{dataset.source}: images", len(files)) as advance,
         contextlib.ExitStack() as opened,
     ):
-        archive = opened.enter_context(source.open("rb")) if source.is_file() else None
         # Decoders let go of Python's lock.
         pool = opened.enter_context(ThreadPoolExecutor(len(os.sched_getaffinity(0))))
         first = 0
         for batch in _make_batches(files, size=size):
-            contents = [_read_content(file, source, archive) for file in batch]
+            contents = []
+            for file in batch:
+                with (source if source.is_file() else source / file.name).open("rb") as content:
+                    content.seek(file.offset or 0)
+                    # Of too large a one, one byte more than is allowed.
+                    contents.append(content.read(min(file.size, MAX_BYTES + 1)))
             images = list(pool.map(partial(decode_image, size=size), contents))
             columns = {
                 "row_id": np.arange(first, first + len(batch), dtype=np.int64),
@@ -211,29 +174,12 @@ def _make_batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[Ima
     yield batch
 
 
-def _read_content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
-    """Return the file's bytes, or one more than are allowed."""
-    limit = MAX_BYTES + 1
-    if archive is None:
-        with (source / file.name).open("rb") as opened:
-            return opened.read(limit)
-    assert file.offset is not None
-    archive.seek(file.offset)
-    return archive.read(min(file.size, limit))
-
-
-def read_digits_version() -> str:
-    """Return the version of the package that the images come with."""
-    return importlib.metadata.version("scikit-learn")
-
-
 def write_digits(folder: Path) -> None:
     """Fill `folder` with 0/0000.png to 9/1796.png, the number in the name being the place in scikit-learn's set.
 
     8 x 8 pixels in 17 greys: E. Alpaydin, C. Kaynak 1998, Optical Recognition of Handwritten Digits, UCI repository (CC
     BY 4.0).
     """
-    from PIL import Image
     from sklearn.datasets import load_digits
 
     digits = load_digits()

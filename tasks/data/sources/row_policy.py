@@ -1,28 +1,33 @@
 """What happens to a row that is no good text: one place that decides it, whatever the row came from (docs/data.md)."""
 
 import itertools
+import math
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.process import wording
 from tasks.process.failure import DataError
 from tasks.records.facts import TokenisedFacts
 
+_BUFFER_BYTES = 2**20
 MAX_CHARACTERS = 1_000_000
 """Characters of a row that are kept; far more tokens than any sample has."""
 MAX_QUARANTINED_SHARE = 0.05
 """Of the rows read; with more of them it is the wrong column or a damaged file."""
+MAX_UNLABELLED_SHARE = 0.25
+"""The same of rows without a class, which nothing is wrong with."""
 MAX_LABEL_CHARACTERS = 200
 NO_CLASS = (-1, -100)
 """What data sets and libraries write for none; as text it is a class of that name."""
-CUT = "cut"
+CUT, UNLABELLED = "cut", "unlabelled"
 QUARANTINED = {
     "null": "null",
     "blank": "empty or white space",
     "nul": "text with a NUL character",
     "surrogate": "text with a lone surrogate, which UTF-8 cannot hold",
-    "unlabelled": "without a class (or -1, which stands for none unless it is text)",
+    UNLABELLED: "without a class (or -1, which stands for none unless it is text)",
     "long_prompt": "a prompt that leaves no token of the response within train.seq_len",
 }
 """Fault of a row that is left out of every slice -> in words."""
@@ -61,6 +66,30 @@ class Row(NamedTuple):
         return "\0".join(" ".join(unicodedata.normalize("NFKC", part).casefold().split()) for part in parts).encode()
 
 
+def open_parquet(path: Path) -> Any:
+    """Return the pyarrow.parquet.ParquetFile, to be read in batches of which memory holds one.
+
+    As pyarrow opens it by default, the first batch brings the columns' bytes of the whole file into memory.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
+
+def read_groups(file: Any, start: int, end: int, *, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Yield (position of its first row, pyarrow table) of each row group that rows from `start` to before `end` touch.
+
+    Each without the rows of it that are not asked for; memory holds one.
+    """
+    first = 0
+    for group in range(file.num_row_groups):
+        num_rows = file.metadata.row_group(group).num_rows
+        begin, stop = max(start - first, 0), min(end - first, num_rows)
+        if begin < stop:
+            yield first + begin, file.read_row_group(group, columns=list(columns)).slice(begin, stop - begin)
+        first += num_rows
+
+
 def make_rows(table: Any) -> list[Row]:
     """Return the rows of a table of rows.parquet, whichever of their fields it has."""
     names = table.column_names
@@ -77,35 +106,24 @@ class RowCheck:
         self._num_rows = 0
         self._faults: dict[str, tuple[int, int]] = {}
 
-    def take(self, batch: Iterable[Any], labels: Iterable[Any] | None = None) -> list[Row]:
-        """Return the next rows as they are kept; `labels`: the class of each, if classes are asked for.
+    def take(self, batch: Iterable[Sequence[Any]]) -> list[Row]:
+        """Return the next rows as they are kept: texts, texts with a class, or instruction, context and response.
 
-        Raises DataError for a value that is neither text nor null, or a class that is no text and no whole number.
-        """
-        rows = []
-        values = zip(batch, itertools.repeat(None)) if labels is None else zip(batch, labels, strict=True)
-        for value, label in values:
-            row = self._judge(value)
-            rows.append(self._count(row if labels is None else self._set_label(row, label)))
-        return rows
-
-    def take_instructions(self, batch: Iterable[tuple[Any, Any, Any]]) -> list[Row]:
-        """Return the next rows of instruction, context and response; raises DataError as `take` does.
-
-        A row without instruction or response is left out, one without a context is not.
+        Raises DataError for a value that is neither text nor null, or a class that is no text and no whole number. An
+        instruction without a response is left out, one without a context is not.
         """
         rows = []
         for values in batch:
-            instruction, context, response = (self._judge(value) for value in values)
-            faults = [part.fault for part in (instruction, response, context) if part.fault is not None]
-            left_out = [fault for fault in faults if fault in QUARANTINED]
-            if context.fault in ("null", "blank"):
-                left_out.remove(context.fault)
-            if left_out:
-                row = Row("", left_out[0], context="", response="")
-            else:
-                row = Row(instruction.text, CUT if CUT in faults else None, None, context.text, response.text)
-            rows.append(self._count(row))
+            row = self._judge(values[0])
+            if len(values) > 2:
+                row = _join_instruction(row, *map(self._judge, values[1:]))
+            elif len(values) > 1 and row.fault not in QUARANTINED:
+                row = self._set_label(row, values[1])
+            if row.fault is not None:
+                first, count = self._faults.get(row.fault, (self._num_rows, 0))
+                self._faults[row.fault] = (first, count + 1)
+            self._num_rows += 1
+            rows.append(row)
         return rows
 
     def _judge(self, value: Any) -> Row:
@@ -113,18 +131,12 @@ class RowCheck:
             raise DataError(f"{self._place}: row {self._num_rows} is {type(value).__name__}; allowed: text")
         return judge_value(value)
 
-    def _count(self, row: Row) -> Row:
-        if row.fault is not None:
-            first, count = self._faults.get(row.fault, (self._num_rows, 0))
-            self._faults[row.fault] = (first, count + 1)
-        self._num_rows += 1
-        return row
-
     def _set_label(self, row: Row, label: Any) -> Row:
-        if row.fault in QUARANTINED:
-            return row
+        if isinstance(label, float) and (math.isnan(label) or label.is_integer()):
+            # So a column of whole numbers is read where some rows have none.
+            label = None if math.isnan(label) else int(label)
         if label is None or label == "" or (isinstance(label, int) and label in NO_CLASS):
-            return Row("", "unlabelled")
+            return Row("", UNLABELLED)
         if not isinstance(label, str | int) or (
             isinstance(label, str) and (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable())
         ):
@@ -137,17 +149,31 @@ class RowCheck:
     def finish(self) -> None:
         """Raise DataError if so many rows are quarantined that the data set is not what it was taken for."""
         left_out = {fault: found for fault, found in self._faults.items() if fault in QUARANTINED}
-        num_left_out = sum(count for _, count in left_out.values())
-        if num_left_out > MAX_QUARANTINED_SHARE * self._num_rows:
-            found = "; ".join(
-                f"{count} {'row is' if count == 1 else 'rows are'} {QUARANTINED[fault]}, the first is row {first}"
-                for fault, (first, count) in sorted(left_out.items(), key=lambda item: item[1])
-            )
-            raise DataError(
-                f"{self._place}: {found} (counting from 0, of {self._num_rows} rows read); allowed: at most "
-                f"{MAX_QUARANTINED_SHARE:.0%} of such rows, which are left out; drop or mend them in the source, or "
-                f"set dataset.{self._key}"
-            )
+        num_unlabelled = left_out.get(UNLABELLED, (0, 0))[1]
+        num_bad = sum(count for _, count in left_out.values()) - num_unlabelled
+        for number, most, key in (
+            (num_bad, MAX_QUARANTINED_SHARE, self._key), (num_unlabelled, MAX_UNLABELLED_SHARE, "label"),
+        ):  # fmt: skip
+            if number > most * self._num_rows:
+                found = "; ".join(
+                    f"{count} {'row is' if count == 1 else 'rows are'} {QUARANTINED[fault]}, the first is row {first}"
+                    for fault, (first, count) in sorted(left_out.items(), key=lambda item: item[1])
+                )
+                raise DataError(
+                    f"{self._place}: {found} (counting from 0, of {self._num_rows} rows read); allowed: at most "
+                    f"{most:.0%} of such rows, which are left out; drop or mend them in the source, or set "
+                    f"dataset.{key}"
+                )
+
+
+def _join_instruction(instruction: Row, context: Row, response: Row) -> Row:
+    faults = [part.fault for part in (instruction, response, context) if part.fault is not None]
+    left_out = [fault for fault in faults if fault in QUARANTINED]
+    if context.fault in ("null", "blank"):
+        left_out.remove(context.fault)
+    if left_out:
+        return Row("", left_out[0], context="", response="")
+    return Row(instruction.text, CUT if CUT in faults else None, None, context.text, response.text)
 
 
 def describe_faults(counts: Mapping[str, int]) -> str:

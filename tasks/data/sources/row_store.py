@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.builtin import corpus
-from tasks.data.sources.parquet import open_parquet, read_groups
-from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names, make_rows
+from tasks.data.sources.row_policy import (
+    CUT,
+    QUARANTINED,
+    Row,
+    RowCheck,
+    list_class_names,
+    make_rows,
+    open_parquet,
+    read_groups,
+)
 from tasks.data.sources.rows import Reading, read_source_values
-from tasks.params.source_digest import digest_source
-from tasks.params.sources import DatasetParams
+from tasks.params.local_files import digest_source
+from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
+from tasks.records.sorted_numbers import SortedNumbers, read_windows
 from tasks.records.sources import ROWS, StoredManifest
 from tasks.services import hub
 from tasks.store.kept import fill_folder, link_file, read_kept
@@ -31,7 +40,7 @@ from training.process.files import digest_file, digest_json, replace_file
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 3
+_FORMAT = 4
 """Counts up when rows are judged otherwise than before, or the file's layout changes."""
 _SCHEMA = pa.schema(
     [
@@ -46,28 +55,84 @@ _OF_INSTRUCTIONS = ("context", "response")
 MAX_CLASSES = 10_000
 
 
+class RepeatedRows:
+    """Takes what each row holds, and counts."""
+
+    def __init__(self, heldout: RowRange | None) -> None:
+        """`heldout`: which rows are held out; None: those come later, from a source of their own."""
+        self._heldout = range(0) if heldout is None else range(heldout.start, heldout.end)
+        self._are_others_trained_on = True
+        self._inside, self._outside = SortedNumbers(), SortedNumbers()
+
+    def begin_heldout(self, heldout: RowRange) -> None:
+        """What comes from here on are rows of the source that the held-out ones have; others of it count nowhere."""
+        self._heldout, self._are_others_trained_on = range(heldout.start, heldout.end), False
+
+    def add(self, row_id: int, content: bytes) -> None:
+        """Take a row that is not left out."""
+        if row_id not in self._heldout and not self._are_others_trained_on:
+            return
+        key = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
+        (self._inside if row_id in self._heldout else self._outside).add(key)
+
+    def count(self) -> dict[str, int]:
+        """Return `num_duplicate_rows` and `num_heldout_rows_seen` (tasks/data/sources/row_store.py)."""
+        num_duplicates = num_seen = 0
+        for inside, outside in read_windows(self._inside, self._outside):
+            num_duplicates += inside.size + outside.size - np.union1d(inside, outside).size
+            num_seen += int(np.isin(inside, outside).sum())
+        return {"num_duplicate_rows": num_duplicates, "num_heldout_rows_seen": num_seen}
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """The first rows of a data set in a parquet file, at least as many as were asked for."""
 
     file: Path
-    num_rows: int
-    source_digest: str | None
-    """sha256 of the local file that the rows were read from; None for other sources."""
-    license: str | None
-    """As the data set's card on the Hub names it; None where that is not known."""
-    languages: list[str]
-    """Likewise; empty where they are not known."""
-    config: str | None
-    """Which of its configs it is; None where a source has none."""
+    about: StoredManifest
+
+    @property
+    def source_digest(self) -> str | None:
+        """sha256 of the local source that the rows were read from; None for other sources."""
+        return self.about.identity.get("digest")
 
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
-        """Yield the first `num_rows` rows, in batches."""
+        """Yield the first `num_rows` rows of text, in batches."""
         with open_parquet(self.file) as file:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
             # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
             for _, table in read_groups(file, 0, num_rows, columns=names):
                 yield make_rows(table)
+
+
+def keep_rows(
+    store: Path,
+    dataset: DatasetParams,
+    *,
+    identify: Callable[[], dict[str, Any]],
+    read: Callable[[Path], dict[str, Any]],
+    num_rows: int = 0,
+) -> StoredRows:
+    """Return rows of the store, of which `read` writes the file, and returns facts, unless so many are there already.
+
+    `identify`: everything that they depend on, apart from how many of them are asked for. Raises DataError if that has
+    become another.
+    """
+    identity = identify()
+    folder = store / digest_json(identity)[:32]
+    kept = read_kept(folder, StoredManifest)
+    if kept is not None and kept.num_rows >= num_rows:
+        _log.info("%s: reused the %d rows in %s", dataset.source, kept.num_rows, folder)
+    else:
+        with fill_folder(folder) as new:
+            facts = read(new / ROWS)
+            # The store is named after what the source held.
+            if identify() != identity:
+                raise DataError(f"{dataset.place}: changed while it was read; run again")
+            kept = StoredManifest(**facts, identity=identity, files={ROWS: digest_file(new / ROWS)})
+            kept.write(new)
+        _log.info("%s: read %d rows into %s", dataset.source, kept.num_rows, folder)
+    return StoredRows(folder / ROWS, kept)
 
 
 def store_rows(
@@ -81,34 +146,17 @@ def store_rows(
     if child is None:
         with BoundedChild() as child:
             return store_rows(dataset, num_rows, commit=commit, child=child)
-    identity = _make_identity(dataset, commit)
-    folder = STORE / digest_json(identity)[:32]
-    kept = read_kept(folder, StoredManifest)
-    if kept is not None and kept.num_rows >= num_rows:
-        _log.info("%s: reused the %d rows in %s", dataset.source, kept.num_rows, folder)
-    else:
-        with fill_folder(folder) as new:
-            if dataset.kind == "builtin":
-                config = _read(dataset, num_rows, commit, new / ROWS)
-            else:
-                config = child.run(_read, dataset, num_rows, commit, new / ROWS, what=dataset.place, is_endless=True)
-            # The store is named after what the source held.
-            if _make_identity(dataset, commit) != identity:
-                raise DataError(f"{dataset.place}: changed while it was read; run again")
-            license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
-            languages = [] if commit is None else hub.find_languages(dataset.location, commit, kind="dataset")
-            files = {ROWS: digest_file(new / ROWS)}
-            kept = StoredManifest(
-                num_rows=num_rows,
-                license=license_id,
-                languages=languages,
-                config=config,
-                identity=identity,
-                files=files,
-            )
-            kept.write(new)
-        _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
-    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license, kept.languages, kept.config)
+
+    def read(target: Path) -> dict[str, Any]:
+        if dataset.kind == "builtin":
+            config = _read(dataset, num_rows, commit, target)
+        else:
+            config = child.run(_read, dataset, num_rows, commit, target, what=dataset.place, is_endless=True)
+        said = (None, []) if commit is None else hub.read_card(dataset.location, commit, kind="dataset")
+        return {"num_rows": num_rows, "license": said[0], "languages": said[1], "config": config}
+
+    identify = partial(_make_identity, dataset, commit)
+    return keep_rows(STORE, dataset, identify=identify, read=read, num_rows=num_rows)
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, target: Path) -> dict[str, Any]:
@@ -124,7 +172,7 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
     schema = pq.read_schema(stored.file)
     with contextlib.ExitStack() as opened:
         first, writer = 0, None
-        if num_rows < stored.num_rows:
+        if num_rows < stored.about.num_rows:
             temporary = opened.enter_context(replace_file(target))
             writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
         for rows in stored.batches(num_rows):
@@ -141,7 +189,7 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
                 if row.fault not in QUARANTINED:
                     repeated.add(index, row.wording)
             first += len(rows)
-    if num_rows == stored.num_rows:
+    if num_rows == stored.about.num_rows:
         link_file(stored.file, target)
     return {
         "num_rows": num_rows,
@@ -150,15 +198,6 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
         "num_cut_rows": faults[CUT],
         **({"class_names": list_class_names(classes)} if "label" in schema.names else {}),
     }
-
-
-def require_classes(classes: Sequence[str]) -> None:
-    """Raise DataError unless there are 2 to 10,000 classes."""
-    if not 2 <= len(classes) <= MAX_CLASSES:
-        raise DataError(
-            f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {MAX_CLASSES:,}; choose another "
-            "column or other ranges"
-        )
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> str | None:
@@ -181,11 +220,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
         contextlib.closing(read_source_values(dataset, num_rows, commit=commit, reading=reading)) as batches,
     ):
         for values in batches:
-            if dataset.holds_instructions:
-                rows = check.take_instructions(values)
-            else:
-                texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
-                rows = check.take(texts, labels)
+            rows = check.take(values)
             writer.write_table(_make_table(first, rows, schema))
             first += len(values)
             advance(len(values))
@@ -199,19 +234,13 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
 
 
 def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
-    columns: dict[str, Any] = {"row_id": np.arange(first, first + len(rows), dtype=np.int64)}
-    for name in schema.names[1:]:
-        columns[name] = pa.array([getattr(row, name) for row in rows], pa.string())
-    return pa.table(columns, schema=schema)
+    named = (dict(zip(Row._fields, row, strict=True)) for row in rows)
+    return pa.Table.from_pylist([{"row_id": index, **row} for index, row in enumerate(named, first)], schema)
 
 
 def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
-    """Return everything that the rows depend on, apart from how many of them are asked for."""
-    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
-    if dataset.label is not None:
-        identity["label"] = dataset.label
-    if dataset.holds_instructions:
-        identity["column"] = dataset.named_columns
+    columns = dataset.named_columns if dataset.holds_instructions else [dataset.text_column, dataset.label]
+    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "columns": columns}
     if dataset.kind == "builtin":
         files = sorted(Path(corpus.__file__).parent.glob("*.py"))
         identity["packages"] = corpus.read_package_versions()

@@ -4,20 +4,18 @@ import glob
 import itertools
 import logging
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.data.builtin.corpus import read_corpus, read_corpus_by_package
-from tasks.data.builtin.instructions import read_instructions
+from tasks.data.builtin.corpus import read_corpus_by_package, read_instructions
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.params.local_files import find_builder
 from tasks.params.prompts import choose_columns
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
-from tasks.services.hub_calls import bound_requests
-from tasks.services.network import find_status_code, is_transient, name_error, walk_causes
+from tasks.services.hub_calls import bound_requests, find_status_code, is_caused_by, is_transient, name_error
 
 BATCH_ROWS = 1_000
 _CACHE = Path(".work/download/datasets")
@@ -43,32 +41,24 @@ class Reading:
 
 def read_source_values(
     dataset: DatasetParams, num_rows: int, *, commit: str | None, reading: Reading | None = None
-) -> Generator[list[Any], None, None]:
-    """Yield batches of the text column's first `num_rows` values, unchecked, in the order of the source.
+) -> Generator[list[Sequence[Any]], None, None]:
+    """Yield batches, of bounded size, of what the first `num_rows` rows hold, unchecked, in the order of the source.
 
-    With a label column: pairs of text and label; of instructions: instruction, context and response. Fewer come if the
-    source has fewer. Files behind the last one are not looked at. `reading` is told what is read.
+    Text, perhaps with its class, or instruction, context and response. Fewer come if the source has fewer. Files behind
+    the last one are not looked at. `reading` is told what is read.
 
     Raises DataError if the source cannot be read or has no such column, ResourceError if the Hub is away.
     """
+    rows: Iterator[Sequence[Any]] = _read_rows(dataset, commit, reading or Reading())
     if dataset.kind == "builtin":
-        labelled = ((text, package) for package, text in read_corpus_by_package())
-        rows: Iterator[Any] = read_corpus() if dataset.label is None else labelled
+        number = 1 if dataset.label is None else 2
+        rows = ((text, package)[:number] for package, text in read_corpus_by_package())
         rows = read_instructions() if dataset.holds_instructions else rows
-    else:
-        rows = _read_rows(dataset, commit, reading or Reading())
-    return _make_batches(itertools.islice(rows, num_rows))
-
-
-def _make_batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
-    """Yield the values in batches of bounded size, whatever the size of one."""
-    batch: list[Any] = []
+    batch: list[Sequence[Any]] = []
     num_characters = 0
-    for value in values:
-        batch.append(value)
-        num_characters += sum(
-            len(part) for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, str)
-        )
+    for values in itertools.islice(rows, num_rows):
+        batch.append(values)
+        num_characters += sum(len(part) for part in values if isinstance(part, str))
         if len(batch) == BATCH_ROWS or num_characters > _MAX_BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0
@@ -94,7 +84,7 @@ def _choose_columns(dataset: DatasetParams, columns: Iterable[str]) -> list[str 
     return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
-def _read_rows(dataset: DatasetParams, commit: str | None, reading: Reading) -> Iterator[Any]:
+def _read_rows(dataset: DatasetParams, commit: str | None, reading: Reading) -> Iterator[Sequence[Any]]:
     """Yield the columns of a data set of the Hub, or of local files, as they stream in; null where a row has none."""
     place = dataset.place + (f" at {commit}" if commit else "")
     try:
@@ -113,9 +103,9 @@ def _read_rows(dataset: DatasetParams, commit: str | None, reading: Reading) -> 
                     [(value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value) for value in part]
                     for part in parts
                 ]
-                yield from zip(*parts, strict=True) if len(parts) > 1 else parts[0]
+                yield from zip(*parts, strict=True)
     except Exception as error:  # whatever the reader of the files' format raises
-        if any(isinstance(cause, MemoryError) for cause in walk_causes(error)):
+        if is_caused_by(error, MemoryError):
             raise MemoryError from None
         # A file without a row.
         if not isinstance(error, StopIteration) and _EMPTY not in str(error):
@@ -168,6 +158,8 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
         return ConfigurationError(f"params.yaml: dataset.split: got {dataset.split!r}; {message}")
     if found := re.search(r"(?:available configs|not found\. Available): \[(.*?)\]", message):
         return ConfigurationError(f"params.yaml: dataset.config: got {dataset.config}; allowed: {found[1]}")
+    if "Multiple matches for FieldRef" in message:
+        return DataError(f"{place}: several columns have one name; allowed: each name once; rename them in the source")
     if dataset.kind == "path" and Path(dataset.location).is_file():
         with Path(dataset.location).open("rb") as file:
             if why := _BEGINNINGS.get(file.read(2)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks
-from tasks.params.packages import list_packages
+from tasks.params.cells import list_packages
 from tasks.process.failure import ConfigurationError, DistributedError
 from tasks.ranks.cluster.connection import require_head
 from training.process.files import digest_file

@@ -1,13 +1,11 @@
 """MLflow: one parent run per comparison, one child run per cell, and values in batches."""
 
 import contextlib
-import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +50,7 @@ def _close_to_others(uri: str) -> None:
             store.chmod(0o600)
 
 
-def find_site(uri: str) -> "Callable[[], ASGIApp] | None":
-    """Return what makes MLflow's UI of a store; None for a tracking server, which has its own."""
-    return None if uri.startswith(("http://", "https://")) else functools.partial(_make_site, uri)
-
-
-def _make_site(uri: str) -> "ASGIApp":
+def make_site(uri: str) -> "ASGIApp":
     """Return MLflow's own app of a store: `mlflow server` has no place to put a lock in front of it."""
     _close_to_others(uri)
     # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
@@ -82,11 +75,9 @@ def register_model(published: PublishedModel, *, experiment: str, uri: str) -> b
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     found = client.get_experiment_by_name(experiment)
-    wanted = f"tags.\"ddp_compare.results\" = '{published.results_digest}'"
-    parents = client.search_runs([found.experiment_id], filter_string=wanted) if found else []
-    below = [f"tags.\"mlflow.parentRunId\" = '{parent.info.run_id}'" for parent in parents[:1]]
-    runs = [run for part in below for run in client.search_runs([found.experiment_id], filter_string=part)]
-    run = next((run for run in runs if run.data.tags.get("ddp_compare.cell") == published.cell), None)
+    named = {"ddp_compare.results": published.results_digest, "ddp_compare.cell": published.cell}
+    wanted = " and ".join(f"tags.\"{tag}\" = '{text}'" for tag, text in named.items())
+    runs = client.search_runs([found.experiment_id], filter_string=wanted) if found else []
     # What a name of a registered model may not have.
     name = published.name.replace("/", "-").replace(":", "-")
     with contextlib.suppress(MlflowException):  # it is there
@@ -94,7 +85,7 @@ def register_model(published: PublishedModel, *, experiment: str, uri: str) -> b
     if any(one.source == published.source for one in client.search_model_versions(f"name = '{name}'")):
         return True
     client.create_model_version(
-        name, published.source, run_id=run.info.run_id if run else None, tags={"ddp_compare.cell": published.cell}
+        name, published.source, run_id=runs[0].info.run_id if runs else None, tags={"ddp_compare.cell": published.cell}
     )
     return True
 
@@ -129,19 +120,99 @@ def _make_input(rows: TrackedRows) -> Any:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _CellRun:
-    """One cell's run in the store."""
+class _Run:
+    """A run in the store: of the comparison, or of a cell below it."""
 
-    store: "_Runs"
-    run: Any
-    """MLflow's own view of it."""
+    def __init__(self, client: Any, run: Any) -> None:
+        self._client, self.run = client, run
+        self.id = run.info.run_id
+        self._known: set[tuple[bool, int]] | None = None
 
     def set_status(self, status: str) -> None:
-        self.store.set_status(self.run, status)
+        """Set the run's status; a finished one keeps its end."""
+        if self._client.get_run(self.id).info.status == status:
+            return
+        if status == "RUNNING":
+            self._client.update_run(self.id, status=status)
+        else:
+            self._client.set_terminated(self.id, status)
 
     def send(self, points: Iterable[Point]) -> int:
-        return self.store.send_points(self.run, points)
+        """Send the points that the run does not have yet; return the number of values sent."""
+        if self._known is None:
+            self._known = {
+                (anchor == EPOCH_ANCHOR, metric.step)
+                for anchor in (STEP_ANCHOR, EPOCH_ANCHOR)
+                for metric in self._client.get_metric_history(self.id, anchor)
+            }
+        missing = {point.place: point for point in points if point.place not in self._known}
+        sent, batch = 0, dict[tuple[bool, int], list[Any]]()
+        for point in [*missing.values(), None]:
+            size = sum(map(len, batch.values()))
+            # A point is never split over two calls, and each call is one transaction.
+            if batch and (point is None or size + len(point.values) > _MAX_METRICS_PER_CALL):
+                self._client.log_batch(self.id, metrics=[value for values in batch.values() for value in values])
+                self._known.update(batch)
+                sent, batch = sent + size, {}
+            if point is not None:
+                batch[point.place] = _make_metrics(point)
+        return sent
+
+    def log_facts(self, facts: Mapping[str, str]) -> None:
+        """Add the parameters that the run lacks."""
+        from mlflow.entities import Param
+
+        missing = [Param(key, value) for key, value in facts.items() if key not in self.run.data.params]
+        for start in range(0, len(missing), _MAX_PARAMS_PER_CALL):
+            self._client.log_batch(self.id, params=missing[start : start + _MAX_PARAMS_PER_CALL])
+        if missing:
+            self.run = self._client.get_run(self.id)
+
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Set the tags that differ."""
+        from mlflow.entities import RunTag
+
+        has = self.run.data.tags
+        self._client.log_batch(self.id, tags=[RunTag(key, text) for key, text in tags.items() if has.get(key) != text])
+
+    def log_figures(self, figures: Mapping[str, float]) -> int:
+        """Set the final figures that differ; return how many."""
+        has = self.run.data.metrics
+        changed = {key: value for key, value in figures.items() if has.get(key) != value}
+        if changed:
+            self._client.log_batch(self.id, metrics=_make_metrics(Point(0, int(time.time() * 1000), changed)))
+        return len(changed)
+
+    def log_system(self, points: list[Point]) -> int:
+        """Add what was read of hardware, which MLflow shows among its system metrics; once for each measurement."""
+        digest = digest_json([[point.timestamp_ms, point.values] for point in points])
+        if self.run.data.tags.get("ddp_compare.system") == digest:
+            return 0
+        values = [value for point in points for value in _make_metrics(point)]
+        for start in range(0, len(values), _MAX_METRICS_PER_CALL):
+            self._client.log_batch(self.id, metrics=values[start : start + _MAX_METRICS_PER_CALL])
+        self.log_tags({"ddp_compare.system": digest})
+        return len(values)
+
+    def keep_tables(self, tables: Mapping[str, Rows]) -> None:
+        """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
+        import pandas
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        kept = get_artifact_repository(self.run.info.artifact_uri)
+        present = {file.path for file in kept.list_artifacts("tables")}
+        for name, rows in tables.items():
+            if (path := f"tables/{name}.json") in present:
+                # MLflow adds rows to a table that is there.
+                kept.delete_artifacts(path)
+            if rows:
+                self._client.log_table(self.id, data=pandas.DataFrame(rows), artifact_file=path)
+
+
+def _make_metrics(point: Point) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [Metric(key, value, point.timestamp_ms, point.step) for key, value in point.values.items()]
 
 
 class _Runs:
@@ -161,53 +232,23 @@ class _Runs:
         os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
         _close_to_others(uri)
         self._client = MlflowClient(tracking_uri=uri)
-        self._known: dict[str, set[tuple[bool, int]]] = {}
         found = self._client.get_experiment_by_name(comparison.experiment)
         self._experiment_id = found.experiment_id if found else self._client.create_experiment(comparison.experiment)
         self._read_runs()
 
-    def open_parent(self) -> Any:
+    def open_parent(self) -> _Run:
         """Return the comparison's run, made if need be."""
-        tags = {"mlflow.note.content": self._comparison.description}
         is_new = None not in self._runs
+        tags = {"mlflow.note.content": self._comparison.description}
         run = self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
         if is_new and self._comparison.rows:
-            self._client.log_inputs(run.info.run_id, datasets=[_make_input(rows) for rows in self._comparison.rows])
+            self._client.log_inputs(run.id, datasets=[_make_input(rows) for rows in self._comparison.rows])
         return run
 
-    def open_cell(self, cell: str, facts: Mapping[str, str]) -> _CellRun:
+    def open_cell(self, cell: str, facts: Mapping[str, str]) -> _Run:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
-        tags = {"mlflow.parentRunId": self.open_parent().info.run_id, "ddp_compare.cell": cell}
-        return _CellRun(self, self._open(cell, name=cell, facts=facts, tags=tags))
-
-    def send_points(self, run: Any, points: Iterable[Point]) -> int:
-        """Send the points that the run does not have yet; return the number of values sent."""
-        from mlflow.entities import Metric
-
-        known = self._read_known(run.info.run_id)
-        missing = {point.place: point for point in points if point.place not in known}
-        sent = 0
-        batch: list[Any] = []
-        places: list[tuple[bool, int]] = []
-        for point in [*missing.values(), None]:
-            # A point is never split over two calls, and each call is one transaction.
-            if batch and (point is None or len(batch) + len(point.values) > _MAX_METRICS_PER_CALL):
-                self._client.log_batch(run.info.run_id, metrics=batch)
-                known.update(places)
-                sent, batch, places = sent + len(batch), [], []
-            if point is not None:
-                batch += [Metric(key, value, point.timestamp_ms, point.step) for key, value in point.values.items()]
-                places.append(point.place)
-        return sent
-
-    def set_status(self, run: Any, status: str) -> None:
-        """Set the run's status; a finished one keeps its end."""
-        if self._client.get_run(run.info.run_id).info.status == status:
-            return
-        if status == "RUNNING":
-            self._client.update_run(run.info.run_id, status=status)
-        else:
-            self._client.set_terminated(run.info.run_id, status)
+        tags = {"mlflow.parentRunId": self.open_parent().id, "ddp_compare.cell": cell}
+        return self._open(cell, name=cell, facts=facts, tags=tags)
 
     def withdraw(self, figures: Figures) -> None:
         """Delete the comparison's runs if one shows a final figure that is not among `figures`.
@@ -215,81 +256,32 @@ class _Runs:
         MLflow cannot delete a metric, and a withheld speedup must not stay visible.
         """
         allowed = {(cell, key) for cell, values in figures.items() for key in values}
-        shown = {(cell, key) for cell, run in self._runs.items() for key in run.data.metrics if "final/" in key}
+        shown = {(cell, key) for cell, run in self._runs.items() for key in run.run.data.metrics if "final/" in key}
         if shown <= allowed:
             return
         _log.info("tracker: figures that it shows are withheld now; writing the comparison's runs anew")
         for run in self._runs.values():
-            self._client.delete_run(run.info.run_id)
-        self._known.clear()
+            self._client.delete_run(run.id)
         self._read_runs()
 
     def send_report(self, report: Report) -> int:
         """Set figures and tags, and keep files and tables in the comparison's run, unless it has these very files."""
-        from mlflow.entities import RunTag
-
-        run, digest = self.open_parent(), report.digest
-        sent = self._send_figures(report.figures)
-        if run.data.tags.get("ddp_compare.report") != digest:
+        parent, digest = self.open_parent(), report.digest
+        sent = sum(self._runs[cell].log_figures(values) for cell, values in report.figures.items())
+        if parent.run.data.tags.get("ddp_compare.report") != digest:
             for name, path in report.files.items():
                 inside = Path(name).parent.as_posix()
-                self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
-            self._send_tables(run, report.tables)
-        sent += sum(self._send_system(self._runs[cell], points) for cell, points in report.system.items())
-        told = report.tags[None].get("verdict") or self._comparison.description
-        own = {"ddp_compare.report": digest, "mlflow.note.content": told}
-        if (results := report.files.get("results.json")) is not None:
-            own["ddp_compare.results"] = digest_file(results)
-        for cell, wanted in {**report.tags, None: {**report.tags[None], **own}}.items():
-            has = self._runs[cell].data.tags
-            changed = [RunTag(key, value) for key, value in wanted.items() if has.get(key) != value]
-            self._client.log_batch(self._runs[cell].info.run_id, tags=changed)
-        self.set_status(run, "FINISHED")
+                self._client.log_artifact(parent.id, str(path), None if inside == "." else inside)
+            parent.keep_tables(report.tables)
+        sent += sum(self._runs[cell].log_system(points) for cell, points in report.system.items())
+        verdict = report.tags[None].get("verdict") or self._comparison.description
+        own = {"ddp_compare.report": digest, "mlflow.note.content": verdict}
+        results = report.files.get("results.json")
+        of_all = {"ddp_compare.results": digest_file(results)} if results else {}
+        for cell, tags in report.tags.items():
+            self._runs[cell].log_tags({**tags, **of_all, **({} if cell else own)})
+        parent.set_status("FINISHED")
         return sent
-
-    def _send_figures(self, figures: Figures) -> int:
-        """Set the final figures of the runs that are open; return the number of values sent."""
-        from mlflow.entities import Metric
-
-        now, sent = int(time.time() * 1000), 0
-        for cell, values in figures.items():
-            run = self._runs[cell]
-            changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
-            if changed:
-                self._client.log_batch(run.info.run_id, metrics=[Metric(key, changed[key], now, 0) for key in changed])
-                sent += len(changed)
-        return sent
-
-    def _send_system(self, run: Any, points: list[Point]) -> int:
-        """Add what was read of hardware, which MLflow shows among its system metrics; once for each measurement."""
-        from mlflow.entities import Metric, RunTag
-
-        digest = digest_json([[point.timestamp_ms, point.values] for point in points])
-        if run.data.tags.get("ddp_compare.system") == digest:
-            return 0
-        values = [
-            Metric(key, value, point.timestamp_ms, point.step)
-            for point in points
-            for key, value in point.values.items()
-        ]
-        for start in range(0, len(values), _MAX_METRICS_PER_CALL):
-            self._client.log_batch(run.info.run_id, metrics=values[start : start + _MAX_METRICS_PER_CALL])
-        self._client.log_batch(run.info.run_id, tags=[RunTag("ddp_compare.system", digest)])
-        return len(values)
-
-    def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
-        """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
-        import pandas
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        kept = get_artifact_repository(run.info.artifact_uri)
-        present = {file.path for file in kept.list_artifacts("tables")}
-        for name, rows in tables.items():
-            if (path := f"tables/{name}.json") in present:
-                # MLflow adds rows to a table that is there.
-                kept.delete_artifacts(path)
-            if rows:
-                self._client.log_table(run.info.run_id, data=pandas.DataFrame(rows), artifact_file=path)
 
     def _read_runs(self) -> None:
         runs = self._client.search_runs(
@@ -297,27 +289,14 @@ class _Runs:
             filter_string=f"tags.\"ddp_compare.comparison\" = '{self._comparison.digest}'",
             order_by=["attributes.start_time DESC"],
         )
-        self._runs: dict[str | None, Any] = {run.data.tags.get("ddp_compare.cell"): run for run in runs}
+        self._runs: dict[str | None, _Run] = {
+            run.data.tags.get("ddp_compare.cell"): _Run(self._client, run) for run in runs
+        }
 
-    def _open(self, cell: str | None, *, name: str, facts: Mapping[str, str], tags: Mapping[str, str]) -> Any:
-        from mlflow.entities import Param
-
+    def _open(self, cell: str | None, *, name: str, facts: Mapping[str, str], tags: Mapping[str, str]) -> _Run:
         if cell not in self._runs:
             all_tags = {**tags, "ddp_compare.comparison": self._comparison.digest}
-            self._runs[cell] = self._client.create_run(self._experiment_id, run_name=name, tags=all_tags)
-        run = self._runs[cell]
-        missing = [Param(key, value) for key, value in facts.items() if key not in run.data.params]
-        for start in range(0, len(missing), _MAX_PARAMS_PER_CALL):
-            self._client.log_batch(run.info.run_id, params=missing[start : start + _MAX_PARAMS_PER_CALL])
-        if missing:
-            self._runs[cell] = self._client.get_run(run.info.run_id)
+            run = self._client.create_run(self._experiment_id, run_name=name, tags=all_tags)
+            self._runs[cell] = _Run(self._client, run)
+        self._runs[cell].log_facts(facts)
         return self._runs[cell]
-
-    def _read_known(self, run_id: str) -> set[tuple[bool, int]]:
-        if run_id not in self._known:
-            self._known[run_id] = {
-                (anchor == EPOCH_ANCHOR, metric.step)
-                for anchor in (STEP_ANCHOR, EPOCH_ANCHOR)
-                for metric in self._client.get_metric_history(run_id, anchor)
-            }
-        return self._known[run_id]

@@ -31,7 +31,7 @@ EXHIBITS = [
         "The learning rate of a trial falls to nothing in its first epoch, and begins at its peak in the next.",
         "search: by one schedule over",
         Patch(
-            "tasks.params.trials:make_train_changes",
+            "tasks.params.editing:make_train_changes",
             lambda of, *given: of(*given) | {"schedule_span": "segment"},
         ),
         scenario="search", params=_search(trials=1, rungs=[2]),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers
 from tokenizers import models as token_models
@@ -25,7 +26,8 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.facts import TokenisedFacts
 from tasks.records.sources import RawManifest
 from tasks.rehearsal.inputs import gather_inputs
-from tests.tasks.test_download import TEXTS, ask
+from tests.tasks.local_rows import ask, jsonl
+from tests.tasks.test_download import TEXTS
 from training.model.weights import without_deepspeed
 
 SMALL = {
@@ -59,7 +61,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def write_model(kind: str, *, tokenizer: Path | None, head: str = "AutoModelForCausalLM", **more: Any) -> None:
     """Write the folder `model` of that architecture, with random weights."""
-    import torch
     import transformers
 
     torch.manual_seed(0)
@@ -79,8 +80,7 @@ def try_model(*, child: Any = None, texts: list[str] = TEXTS, **changes: Any) ->
     """Do what `download` does with the folder `model` and the texts; return what is recorded."""
     is_labelled = changes.get("workload") == "sequence_classification"
     rows = [{"text": text} | ({"label": number % 2} if is_labelled else {}) for number, text in enumerate(texts)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = {"source": "path:rows.jsonl", **({"label": "label"} if is_labelled else changes.pop("dataset", {}))}
+    dataset = {**jsonl(rows), **({"label": "label"} if is_labelled else changes.pop("dataset", {}))}
     params: Params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
     child = child or _Here()
     raw, base_model = Path("data/raw"), Path("data/base_model")
@@ -159,14 +159,26 @@ def _gather(params: Params) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_a_rehearsal_tries_local_weights_as_download_does(kind: str, tiny_qwen2: Path) -> None:
-    write_model(kind, tokenizer=tiny_qwen2)
+@pytest.mark.parametrize(
+    ("says", "kind", "head", "changes"),
+    [
+        ("positions see the tokens", "bert", "AutoModelForCausalLM", {}),
+        (None, "llama", "AutoModelForCausalLM", {}),
+        ("depends on the rows beside it", "fnet", "AutoModelForMaskedLM", CLASSES),
+        (None, "bert", "AutoModelForMaskedLM", CLASSES),
+    ],
+)
+def test_a_rehearsal_tries_local_weights_as_download_does(
+    says: str | None, kind: str, head: str, changes: dict[str, Any], tiny_qwen2: Path
+) -> None:
+    write_model(kind, tokenizer=tiny_qwen2, head=head)
+    dataset = {"source": "builtin:docstrings", "label": "package"} if changes else None
+    params = ask(dataset, model={"source": "path:model", "name": "m"}, **changes)
     # The command tries it in a fork; no process can be forked to compute gradients once it has computed one.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone, contextlib.ExitStack() as stack:
-        if kind == "bert":
-            stack.enter_context(pytest.raises(ConfigurationError, match=r"^model.source path:model: positions see the"))
-        alone.submit(_gather, ask(model={"source": "path:model", "name": "m"})).result()
+        if says is not None:
+            stack.enter_context(pytest.raises(ConfigurationError, match=rf"^model.source path:model: .*{says}"))
+        alone.submit(_gather, params).result()
 
 
 def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> None:
@@ -188,6 +200,20 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> N
         (
             r"lm_head.weight has the shape \[2000, 32\] in the weights, and \[2048, 32\] by config.json",
             lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:2_000].clone()}),
+        ),
+        (
+            "model.norm.weight is float8_e4m3fn: quantised weights",
+            lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.float8_e4m3fn)}),
+        ),
+        (
+            "model.norm.weight is int8: quantised weights",
+            lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.int8)}),
+        ),
+        (
+            "the weights have model.layers.3.mlp.up_proj.weight, and config.json has fewer layers",
+            lambda weights: weights.update(
+                {"model.layers.3.mlp.up_proj.weight": weights["model.layers.2.mlp.up_proj.weight"].clone()}
+            ),
         ),
     ],
 )
@@ -227,6 +253,13 @@ def test_a_config_that_asks_for_more_than_a_model_is_refused(
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**26)
     with pytest.raises(DataError, match=says), BoundedChild() as child:
         try_model(child=child if "id2label" in changes else None)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(tiny_qwen2: Path) -> None:
+    write_model("llama", tokenizer=tiny_qwen2)
+    Path("model/tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"^model.source path:model: tokenizer: cannot be used"):
+        try_model()
 
 
 def _words(*, normalizer: Any = None, words: str = "") -> Tokenizer:
@@ -292,9 +325,9 @@ def test_a_chat_template_that_bursts_is_refused(tiny_qwen2: Path, monkeypatch: p
     write_model("llama", tokenizer=tiny_qwen2)
     Path("model/chat_template.jinja").write_text("{{ ('x' * 6000000000)|length }}")
     rows = [{"instruction": text, "response": text} for text in TEXTS]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = {"source": "path:rows.jsonl", "template": "chat"}
-    params = ask(dataset, model={"source": "path:model", "name": "m"}, workload="instruction")
+    params = ask(
+        {**jsonl(rows), "template": "chat"}, model={"source": "path:model", "name": "m"}, workload="instruction"
+    )
     raw, base_model = Path("data/raw"), Path("data/base_model")
     download_rows(params, raw, source_digest=None)
     download_model(params, base_model)

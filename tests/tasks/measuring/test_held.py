@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.measuring.session import count_all_trained, count_beside_adapter
-from tasks.params.adapter import LoraParams
+from tasks.params.train import LoraParams
 from tasks.process.failure import ConfigurationError
 from tests.extras import skip_without
 from tests.gpu.steps import read_told

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.params.presets import use_preset
+from tasks.params.editing import use_preset
 from tasks.process.failure import ConfigurationError
 
 

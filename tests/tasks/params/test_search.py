@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tasks.params import Params, load_params
+from tasks.params.editing import make_patch, make_train_changes
 from tasks.params.search import Configuration, SearchParams
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError
 from tests.extras import skip_without
 
@@ -58,14 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one weight decay": ({"weight_decay": [0.1]}, ["search.weight_decay", "2 items"]),
     "weight decay below 0": ({"weight_decay": [-0.1, 0.3]}, ["search.weight_decay", "from 0 to 10"]),
     "no batch": ({"batch_size": []}, ["search.batch_size", "1 item"]),
-    "batch of none": ({"batch_size": [0, 4]}, ["search.batch_size", "greater than or equal to 1"]),
-    "batch of half": ({"batch_size": [0.5]}, ["search.batch_size", "integer"]),
-    "no trial": ({"trials": 0}, ["search.trials", "greater than or equal to 1"]),
-    "none at once": ({"at_once": 0}, ["search.at_once", "greater than or equal to 1"]),
     "rungs that fall": ({"rungs": [3, 1]}, ["search.rungs", "rising"]),
-    "equal rungs": ({"rungs": [3, 3]}, ["search.rungs", "rising"]),
-    "eta of one": ({"eta": 1}, ["search.eta", "greater than or equal to 2"]),
-    "unknown key": ({"trails": 3}, ["search.trails", "did you mean trials?"]),
     "warm-up beyond the end": ({"warmup_steps": [0, 5000]}, ["search.warmup_steps", "got 5000", "less than 153"]),
 }
 

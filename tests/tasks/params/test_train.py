@@ -3,8 +3,7 @@
 import typing
 from collections.abc import Mapping
 
-from tasks.params.adapter import LoraParams
-from tasks.params.train import TrainParams
+from tasks.params.train import LoraParams, TrainParams
 from training.config import TrainingConfig
 
 NOT_FOR_RANKS = {"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"}

@@ -88,10 +88,6 @@ def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_credentials_differ_each_time() -> None:
-    assert len({make_credentials() for _ in range(100)}) == 100
-
-
 def test_a_login_stays_until_its_file_is_deleted_damaged_or_open_to_others(tmp_path: Path) -> None:
     file = tmp_path / "login"
     first = keep_credentials(file)

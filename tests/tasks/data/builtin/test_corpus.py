@@ -97,8 +97,8 @@ def test_rows_do_not_depend_on_the_order_in_which_files_are_listed(
 
 def test_reading_stops_once_enough_rows_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    docstrings_of = corpus._parse_docstrings
-    monkeypatch.setattr(corpus, "_parse_docstrings", lambda source: read.append(source) or docstrings_of(source))
+    docstrings_of = corpus.parse_documented
+    monkeypatch.setattr(corpus, "parse_documented", lambda source: read.append(source) or docstrings_of(source))
     first_rows(len(corpus.PACKAGES))
     assert len(read) < 15 * len(corpus.PACKAGES)
 

@@ -1,12 +1,11 @@
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.data.builtin.tiny_model import END_OF_TEXT, VOCAB_SIZE, write_tiny_qwen2
+from tasks.data.builtin.tiny_models import END_OF_TEXT, VOCAB_SIZE, write_tiny_qwen2
 
 
 def test_the_model_loads_as_a_qwen2_of_about_a_million_fp32_parameters(tiny_qwen2: Path) -> None:
@@ -18,14 +17,6 @@ def test_the_model_loads_as_a_qwen2_of_about_a_million_fp32_parameters(tiny_qwen
     with safe_open(tiny_qwen2 / "model.safetensors", framework="np") as weights:
         stored = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
     assert stored == sum(part.numel() for part in model.parameters())
-
-
-def test_the_model_has_learned_nothing(tiny_qwen2: Path, builtin_rows: list[str]) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
-    ids = tokenizer(builtin_rows[0], return_tensors="pt").input_ids
-    loss = model(input_ids=ids, labels=ids).loss.item()
-    assert loss == pytest.approx(torch.log(torch.tensor(float(VOCAB_SIZE))).item(), abs=0.2)
 
 
 def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
