@@ -21,9 +21,9 @@ from training.process.files import write_json
 
 BY_HAND: dict[str, Any] = json.loads(Path(__file__).with_name("by_hand.json").read_text(encoding="utf-8"))
 """What the files hold that no test works out anew."""
-RANGES = ["0-8", "8-16"]
-HELDOUT = "16-20"
-ROWS_PER_STEP = 4
+PARAMS: dict[str, Any] = BY_HAND["params"]
+RANGES: list[str] = PARAMS["ranges"]
+ROWS_PER_STEP: int = PARAMS["train"]["global_batch_size"]
 STEPS_PER_SEGMENT = 2
 NUM_PARAMETERS = 1000
 SEED = 0
@@ -31,23 +31,6 @@ SEED = 0
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
 LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
 START_CHECKSUM = "01" * 8
-PARAMS: dict[str, Any] = {
-    "name": "by-hand",
-    "description": "A comparison written by hand.",
-    "model": {"source": "builtin:tiny-qwen2", "name": "tiny_qwen2"},
-    "dataset": {"source": "builtin:docstrings"},
-    "ranges": RANGES,
-    "heldout": HELDOUT,
-    "workload": "causal_lm",
-    "train": {
-        "epochs": 1,
-        "global_batch_size": ROWS_PER_STEP,
-        "micro_batch_size": 1,
-        "learning_rate": 2e-3,
-        "seq_len": 128,
-    },
-    "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
-}
 
 
 def num_labels(row: int) -> int:

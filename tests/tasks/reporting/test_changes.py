@@ -8,39 +8,26 @@ import pytest
 
 from tasks.records.estimate import Estimate
 from tasks.reporting.history import HistoryRecord, make_history
+from tests.tasks.reporting.comparison import BY_HAND
 
 NUM_SESSIONS = 200
 STEP_SECONDS = {"1gpu": 0.136, "2gpu": 0.08}
 SPREAD = 0.005
 """Of a session's own figures."""
-WORK = {"params_digest": "aa", "code_digest": "cc", "machine_digest": "ac3e", "name": "simulated", "gates_passed": True}
-MACHINE = {"cpu": "A CPU", "num_cpus": 2, "gpus": "2 x A GPU", "driver": "550.1", "python": "3.11.9"}
-VERSIONS = {"torch": "2.15.0", "transformers": "5.23", "preflight": "fit to measure"}
+ENDS = ("", "_low", "_high")
 
 
 def record(
-    cell: str,
-    step: Estimate,
-    speedup: Estimate | None = None,
-    *,
-    session: int = 0,
-    num_rounds: int = 25,
-    **changes: object,
+    cell: str, step: Estimate, speedup: Estimate | None = None, *, session: int = 0, **changes: object
 ) -> HistoryRecord:
     """Return one cell of one session."""
-    figures = {"step_seconds": step.value, "step_seconds_low": step.low, "step_seconds_high": step.high}
-    if speedup is not None:
-        figures |= {"speedup": speedup.value, "speedup_low": speedup.low, "speedup_high": speedup.high}
-    content = {
-        **dict.fromkeys(("speedup", "speedup_low", "speedup_high")),
-        **(WORK | MACHINE | VERSIONS | figures),
+    figures = {"step_seconds": step} | ({} if speedup is None else {"speedup": speedup})
+    content = BY_HAND["history_record"] | {
         "finished_at": f"2026-01-01T{session // 60:02}:{session % 60:02}:00+00:00",
-        "measurement_digest": str(session),
-        "cell": cell,
-        "world_size": int(cell[0]),
-        "num_rounds": num_rounds,
+        "measurement_digest": str(session), "cell": cell, "world_size": int(cell[0]),
         "tokens_per_second": 1 / step.value,
-    }
+        **{f"{name}{end}": getattr(one, end[1:] or "value") for name, one in figures.items() for end in ENDS},
+    }  # fmt: skip
     return HistoryRecord.model_validate(content | changes)
 
 

@@ -7,40 +7,20 @@ from typing import Any
 
 import pytest
 
-from tasks.params.search import Configuration, SearchParams
 from tasks.process.failure import DataError
-from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
+from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch
 from tasks.reporting.search import describe_search, judge_lead, write_search_report
+from tests.tasks.reporting.comparison import BY_HAND
 from tests.tasks.reporting.rendered import lacks
 
 T_OF_TWO = 4.302652729911275
 """The 97.5 % point of Student's t with two degrees of freedom, from a table."""
 
 
-def _trial(index: int, losses: dict[int, float], seconds: list[float], problem: str | None = None) -> TrialRecord:
-    drawn = Configuration(
-        learning_rate=1e-5 * (index + 1), batch_size=2**index, weight_decay=0.1 * index, warmup_steps=100 * index
-    )  # fmt: skip
-    epochs = [TrialEpoch(num_tokens=1000, train_seconds=one) for one in seconds]
-    return TrialRecord(name=f"trial-{index}", drawn=drawn, losses=losses, epochs=epochs, problem=problem)
-
-
 @pytest.fixture
 def found() -> SearchFile:
-    return SearchFile(
-        name="mine", about="A model; some texts, rows 0-90; on the CPU.", heldout="90-100", unit="token",
-        asked=SearchParams(trials=4, rungs=[1, 3]), train_seed=42, base_loss=4.0,
-        trials=[
-            _trial(0, {1: 3.2}, [12.0]),
-            _trial(1, {1: 3.0, 3: 2.5}, [10.0, 6.0, 8.0]),
-            _trial(2, {1: 3.1}, [11.0]),
-            _trial(3, {}, [], problem="train: loss is nan"),
-        ],
-        best=1, runner_up=2, compared_after=1,
-        repeats=[RepeatRecord(trial=1, seed=43, loss=3.04), RepeatRecord(trial=2, seed=43, loss=3.06)],
-        spread=SpreadRecord(cell="2proc", world_size=2, epoch=TrialEpoch(num_tokens=1000, train_seconds=4.0)),
-        patch="--- a/params.yaml\n+++ b/params.yaml\n",
-    )  # fmt: skip
+    """Four trials, of which two went on after an epoch; the second won, and two were repeated with seed 43."""
+    return SearchFile.model_validate(BY_HAND["search"])
 
 
 @pytest.mark.parametrize(

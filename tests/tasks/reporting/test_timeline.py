@@ -4,20 +4,11 @@ from pathlib import Path
 
 from tasks.records.measurement import MeasurementFile, RankTimeline
 from tasks.reporting.timeline import collect_hardware, collect_timelines, write_timelines
-from tests.tasks.reporting.comparison import write_comparison
+from tests.tasks.reporting.comparison import BY_HAND, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
-STEP = {
-    "2proc": [
-        RankTimeline(started_at_ns=5_000_000, num_left_out=0, events=[
-            ("Model.forward", "host 1", 10.0, 400.0), ("aten::mm", "host 1", 20.0, 300.0),
-            ("autograd::engine::evaluate_function: MmBackward0", "host 1", 500.0, 500.0),
-            ("gloo:all_reduce", "exchange", 800.0, 600.0), ("Optimizer.step#AdamW.step", "host 1", 1500.0, 100.0),
-        ]),
-        # Its clock began 100 microseconds later.
-        RankTimeline(started_at_ns=5_100_000, num_left_out=0, events=[("gloo:all_reduce", "exchange", 710.0, 600.0)]),
-    ]
-}  # fmt: skip
+STEP = {cell: [RankTimeline.model_validate(one) for one in ranks] for cell, ranks in BY_HAND["timeline"].items()}
+"""A forward with a product in it, backward, exchange and update of rank 0; the clock of rank 1 began 100 us later."""
 
 
 def test_the_page_has_each_rank_on_one_clock_and_nothing_twice() -> None:
