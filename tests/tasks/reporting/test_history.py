@@ -1,6 +1,7 @@
 """reports/history.csv and the section History of the report, from the comparison written by hand."""
 
 import csv
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,48 +76,39 @@ def test_a_finished_comparison_adds_one_line_per_cell(tmp_path: Path, measured: 
     assert {name: float(second[name]) for name in figures} == pytest.approx(figures, rel=1e-6)
 
 
-def test_the_same_results_add_nothing_and_another_session_adds_its_own(
+def test_the_same_results_add_nothing_and_another_session_its_own_lines(
     tmp_path: Path, measured: dict[str, Any]
 ) -> None:
     first = remember(tmp_path, measured)
     before = (tmp_path / "reports" / "history.csv").read_bytes()
-    again = remember(tmp_path, measured)
+    assert remember(tmp_path, measured).history == first.history
+    # How often is logged makes no other work.
+    logged = {**measured, "train": {**measured["train"], "log_every_steps": 7}}
+    record_as(tmp_path, logged)
+    remember(tmp_path, logged)
     assert (tmp_path / "reports" / "history.csv").read_bytes() == before
-    assert again.history == first.history
     measure_again(tmp_path)
     remember(tmp_path, measured)
     assert len(lines_of(tmp_path)) == 4
     assert (tmp_path / "reports" / "history.csv").read_bytes().startswith(before)
 
 
-def test_how_often_is_logged_makes_no_other_work_and_the_weight_decay_does(
-    tmp_path: Path, measured: dict[str, Any]
+@pytest.mark.parametrize("change", ["weight decay", "environment"])
+def test_a_session_of_other_work_or_arithmetic_is_not_compared_with_this_one(
+    tmp_path: Path, measured: dict[str, Any], change: str
 ) -> None:
     remember(tmp_path, measured)
-    digests = []
-    for train in ({"log_every_steps": 7}, {"weight_decay": 0.1}):
-        changed = {**measured, "train": {**measured["train"], **train}}
-        record_as(tmp_path, changed)
-        remember(tmp_path, changed)
-        digests.append(lines_of(tmp_path)[-1]["params_digest"])
-    first = lines_of(tmp_path)[0]["params_digest"]
-    assert digests[0] == first != digests[1]
-    # The first change was no new comparison.
-    assert len(lines_of(tmp_path)) == 4
-
-
-def test_a_session_of_another_arithmetic_is_not_compared_with_this_one(
-    tmp_path: Path, measured: dict[str, Any]
-) -> None:
-    remember(tmp_path, measured)
-    variables = {"OMP_NUM_THREADS": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
-    for cell in measured["cells"]:
-        for part in measured["ranges"]:
+    if change == "weight decay":
+        measured = {**measured, "train": {**measured["train"], "weight_decay": 0.1}}
+        record_as(tmp_path, measured)
+    else:
+        variables = {"OMP_NUM_THREADS": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
+        for cell, part in product(measured["cells"], measured["ranges"]):
             edit_segment(tmp_path, cell, part, settings=[setting_of(measured) | {"environment": variables}])
     measure_again(tmp_path, seconds=0.030)
-    results = remember(tmp_path, measured)
-    assert results.history is not None
-    assert results.history.changes == []
+    history = remember(tmp_path, measured).history
+    assert history is not None
+    assert history.changes == []
     assert len({line["params_digest"] for line in lines_of(tmp_path)}) == 2
 
 
