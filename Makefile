@@ -31,7 +31,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help help-dev setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants chaos bench-levers bench lease-kit gpu-day bench-growth retrain lock clean
+.PHONY: help help-dev setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences golden test test-fast test-all nodes-demo museum mutants bench-levers bench lease-kit gpu-day bench-growth retrain lock clean
 
 # A line that begins with `##@` is the heading of the targets below it; those below `##@dev` are for whoever changes this.
 define LIST
@@ -158,10 +158,7 @@ mutants: $(READY)  ## Wrong functions, and the first test that sees each
 	@python -m tests.mutants
 
 museum: $(READY)  ## Wrong speedups built on purpose, and who catches them
-	@python -m tests.museum
-
-chaos: $(READY)  ## Kills, crashes, flipped bits; an hour or more
-	@python -m tests.chaos
+	@pytest tests/museum
 
 ##@dev Time: it, and what it stands beside
 

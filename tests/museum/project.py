@@ -32,12 +32,8 @@ class Size:
     """Seed of the model, the rows and the order."""
     train: tuple[tuple[str, Any], ...] = ()
     """Changes to the section `train` of params.yaml."""
-    hidden_size: int = 128
-    """Width of the language model."""
     workload: str = "causal_lm"
     """What is trained: one of tests/museum/workloads.py."""
-    dropout: float = 0.0
-    """Of the language model."""
     measure: tuple[tuple[str, Any], ...] = ()
     """Changes to the section `measure`."""
 
@@ -55,7 +51,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
     shutil.copy(_LAUNCHER, folder / "tasks" / "ranks" / "launchers" / "forked.py")
     data = folder / "data"
     for name, seed in (("base_model", size.seed), ("other_model", size.seed + 1000)):
-        write_model(size.workload, data / name, hidden_size=size.hidden_size, seed=seed, dropout=size.dropout)
+        write_model(size.workload, data / name, seed=seed)
         if size.workload != "image_classification":
             write_tokenizer(data / name)
     ranges = _write_slices(data, size)

@@ -9,8 +9,6 @@ import numpy as np
 
 from tasks.gates.checks import check_gates
 from tasks.records.gate import Gate
-from tests.museum.exhibit import UPDATES
-from tests.museum.exhibits import EXHIBITS
 from tests.tasks.reporting.blocks import SPEEDUP, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import (
     RANGES,
@@ -29,7 +27,6 @@ from tests.tasks.reporting.comparison import (
 Change = Callable[[Path, dict[str, Any], int], object]
 """Given the folder, the params, and the step from which the training is wrong."""
 CELLS = ("1proc", "2proc")
-NUM_STEPS = 4
 
 
 def _select_part(first: int) -> str:
@@ -111,96 +108,93 @@ def _set_timed(folder: Path, params: dict[str, Any], _: int) -> None:
 
 
 _UNCHECKED = "trainer's check removed"
-_DIFFERENT = _segment(parameter_checksums=["aa", "bb"])
-_OTHER_LOSS = _steps("2proc", loss=6.0)
-_ALL_MICRO_BATCHES = _traffic("2proc", number=4, num_bytes=16_000)
-_GRADIENT = _update("gradient")
-RECORDS: dict[str, Change] = {
-    f"raw module, {_UNCHECKED}": _DIFFERENT,
-    f"no_sync off by one, {_UNCHECKED}": _DIFFERENT,
-    f"zero1: shares not sent, {_UNCHECKED}": _DIFFERENT,
-    f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["bb"]),
-    "loss scale not shared": _DIFFERENT,
-    "no no_sync": _ALL_MICRO_BATCHES,
-    "no_sync around backward only": _ALL_MICRO_BATCHES,
-    "baseline in a DDP wrapper": _traffic("1proc", number=2, num_bytes=8_000),
-    "zero1: shares clipped one by one": _GRADIENT,
-    "fsdp2: shards clipped one by one": _update("weights"),
-    "pipeline: two stages that shuffle apart": _GRADIENT,
-    "mean of means over micro-batches": _GRADIENT,
-    "another weight decay in one cell": _update("weights"),
-    "one stream of dropout for all micro-batches": _GRADIENT,
-    "pipeline: labels = attention mask": _OTHER_LOSS,
-    "mean of means over ranks": _GRADIENT,
-    "wrong scaling by N": _GRADIENT,
-    "shard-local clipping": _GRADIENT,
-    "labels from the wrong column": _OTHER_LOSS,
-    "salted vocabulary": _GRADIENT,
-    "rank 1's gradient thrown away": _GRADIENT,
-    "learning rate of 1.1 times the recorded one in every cell": _update("weights"),
-    "no update in every cell": _update("weights"),
-    "labels from the wrong column in every cell": _first_loss(0.3, *CELLS),
-    "loss logged 8x": _first_loss(7.0, *CELLS),
-    "another precision in one cell": _first_loss(1e-3, "2proc"),
-    f"missing sharding, {_UNCHECKED}": _rows(lambda column: np.tile(column, 2)),
-    "an epoch of all data per rank": _rows(lambda column: np.tile(column, 2)),
-    "dropped samples": _rows(lambda column: column[:-1], *CELLS),
-    "doubled samples": _rows(lambda column: np.append(column, column[:1]), *CELLS),
-    "different rows per cell": _row_ids(lambda rows: rows + 8),
-    "epochs ignored": _forget_segment,
-    "another order per cell": _row_ids(lambda rows: rows[::-1]),
-    "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
-    "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
-    "trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS),
-    "another model evaluated": _evaluate_others,
-    "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
-    "silent start from the base model": _segment(part="8-16", start_checksum="01" * 8),
-    f"optimizer state not restored, {_UNCHECKED}": _segment(part="8-16", start_optimizer_checksum="empty"),
-    "optimizer state not restored in every cell": _segment(part="8-16", start_optimizer_checksum="empty"),
-    "different global batch per cell": _setting("2proc", "train", global_batch_size=8),
-    "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
-    "debugging left on in the baseline": _setting("1proc", "kernels", searches_anomalies=True),
-    "a profiler left on in the baseline": _setting("1proc", "interpreter", watched_by=["profile"]),
-    "other threads in the baseline": _setting("1proc", "kernels", threads=2),
-    "another algorithm of exchange in one rank's environment": _setting(
-        "2proc", "ranks_differ", **{"rank 1": {"environment.NCCL_ALGO": "Tree"}}
-    ),
-    "checkpoint inside the timer": _steps(*CELLS, other_seconds=0.5),
-    "upload inside the timer": _steps(*CELLS, part="8-16", other_seconds=0.5),
-    "upload inside a step": _steps("2proc", seconds=30.0),
-    "clock started after the step": _segment(train_seconds=0.1),
-    "data-bound run called GPU scaling": _segment(data_wait_seconds=2.0),
-    "timed: half the tokens": _blocks(num_tokens=16, num_samples=4),
-    "timed: half the tokens, all counted": _blocks(loss_sum=60.0),
-    "timed: other rows": _blocks(rows=block("2proc", 2).rows),
-    "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
-    "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
-    "timed: no exchange": _blocks(num_exchanges=[0, 0]),
-    "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
-    "timed: no update": _blocks(updates=[[0, 0]] * 2),
-    "timed: update on one rank alone": _blocks(updates=[[2, 2], [0, 0]]),
-    "timed: every second update": _blocks(updates=[[1, 1]] * 2),
-    "timed: half of the parameters updated": _blocks(updates=[[0, 2]] * 2),
-    "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
-    "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1),
-    "timed: debugging left on in the baseline": _set_timed,
-    "timed: turns left out": _leave_out_turns,
-    "timed: seconds of one arm scaled": _blocks(speedup=SPEEDUP / 0.7),
-    "timed: published speedup multiplied": _blocks(speedup=SPEEDUP * 1.36),
-    "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
+RECORDS: dict[str, dict[str, Change]] = {
+    "Same parameters on all ranks": {
+        f"raw module, {_UNCHECKED}": _segment(parameter_checksums=["aa", "bb"]),
+        f"pipeline: untied embeddings, {_UNCHECKED}": _segment(parameter_checksums=["bb"]),
+    },
+    "Gradients were synchronised": {
+        "no no_sync": _traffic("2proc", number=4, num_bytes=16_000),
+        "baseline in a DDP wrapper": _traffic("1proc", number=2, num_bytes=8_000),
+    },
+    "Update equivalence": {
+        "zero1: shares clipped one by one": _update("gradient"),
+        "no update in every cell": _update("weights"),
+    },
+    "Loss curves coincide": {"pipeline: labels = attention mask": _steps("2proc", loss=6.0)},
+    "Starts from the base model": {
+        "labels from the wrong column in every cell": _first_loss(0.3, *CELLS),
+        "another precision in one cell": _first_loss(1e-3, "2proc"),
+    },
+    "Every sample exactly once": {
+        f"missing sharding, {_UNCHECKED}": _rows(lambda column: np.tile(column, 2)),
+        "dropped samples": _rows(lambda column: column[:-1], *CELLS),
+        "doubled samples": _rows(lambda column: np.append(column, column[:1]), *CELLS),
+        "different rows per cell": _row_ids(lambda rows: rows + 8),
+        "epochs ignored": _forget_segment,
+    },
+    "Same rows in the same steps": {"another order per cell": _row_ids(lambda rows: rows[::-1])},
+    "Steps are those asked for": {
+        "rows not shuffled in every cell": _row_ids(np.sort, *CELLS),
+        "schedule stops half-way in every cell": _steps(*CELLS, learning_rate=1.5e-3),
+    },
+    "Held-out rows were held out": {
+        "trained on the held-out rows": _row_ids(lambda rows: 16 + rows % 4, *CELLS),
+    },
+    "Evaluated what was trained": {"another model evaluated": _evaluate_others},
+    "No break between segments": {
+        "different start weights per cell": _segment("0-8", start_checksum="02" * 8),
+        "silent start from the base model": _segment("8-16", start_checksum="01" * 8),
+        f"optimizer state not restored, {_UNCHECKED}": _segment("8-16", start_optimizer_checksum="empty"),
+    },
+    "Same work in every cell": {
+        "different global batch per cell": _setting("2proc", "train", global_batch_size=8),
+        "another attention kernel in the baseline": _setting("1proc", "kernels", attention="eager"),
+        "a profiler left on in the baseline": _setting("1proc", "interpreter", watched_by=["profile"]),
+        "another algorithm of exchange in one rank's environment": _setting(
+            "2proc", "ranks_differ", **{"rank 1": {"environment.NCCL_ALGO": "Tree"}}
+        ),
+        "timed: debugging left on in the baseline": _set_timed,
+    },
+    "Only steps were timed": {
+        "checkpoint inside the timer": _steps(*CELLS, other_seconds=0.5),
+        "upload inside a step": _steps("2proc", seconds=30.0),
+        "clock started after the step": _segment(train_seconds=0.1),
+    },
+    "Not data-bound": {"data-bound run called GPU scaling": _segment(data_wait_seconds=2.0)},
+    "Timed blocks did the work": {
+        "timed: half the tokens": _blocks(num_tokens=16, num_samples=4),
+        "timed: half the tokens, all counted": _blocks(loss_sum=60.0),
+        "timed: other rows": _blocks(rows=block("2proc", 2).rows),
+        "timed: weak scaling called strong": _blocks(num_tokens=64, num_samples=16),
+        "timed: larger micro-batches in one arm": _blocks(num_micro_batches=4),
+        "timed: no exchange": _blocks(num_exchanges=[0, 0]),
+        "timed: nothing learned": _blocks("1proc", grad_norm_sum=0.0),
+        "timed: no update": _blocks(updates=[[0, 0]] * 2),
+        "timed: update on one rank alone": _blocks(updates=[[2, 2], [0, 0]]),
+        "timed: half of the parameters updated": _blocks(updates=[[0, 2]] * 2),
+        "timed: baseline in a DDP wrapper": _blocks("1proc", num_exchanges=[2]),
+    },
+    "Baseline is not slowed": {
+        "timed: loss computed twice in the baseline": _blocks("1proc in a DDP wrapper", seconds=0.1),
+    },
+    "Training bears out the blocks": {
+        "timed: turns left out": _leave_out_turns,
+        "timed: seconds of one arm scaled": _blocks(speedup=SPEEDUP / 0.7),
+        "timed: published speedup halved": _blocks(speedup=SPEEDUP * 0.49),
+    },
 }
-"""Exhibit -> what is changed."""
+"""Gate -> defect -> what is changed."""
 
 
-def judge(folder: Path, key: str, first: int = 1) -> list[Gate]:
-    """Return what the gates say of a comparison with this exhibit's change, written to the folder.
+def judge(folder: Path, gate: str, key: str, first: int = 1) -> list[Gate]:
+    """Return what the gates say of a comparison with this defect's change, written to the folder.
 
-    `first`: the step from which the training is wrong. What is caught early in one way leaves other updates later.
+    `first`: the step from which the training is wrong.
     """
-    params, change = write_comparison(folder), RECORDS[key]
-    if first > 1 and next(part for part in EXHIBITS if part.key == key).late_caught_by == UPDATES:
-        change = _GRADIENT
-    change(folder, params, first)
+    folder.mkdir(exist_ok=True)
+    params = write_comparison(folder)
+    RECORDS[gate][key](folder, params, first)
     return check_gates(outputs_of(folder, params))
 
 

@@ -41,10 +41,10 @@ PARAMS: dict[str, dict[str, Any]] = {
 """Workload -> the sections of params.yaml that depend on it."""
 
 
-def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int, dropout: float) -> None:
+def write_model(workload: str, folder: Path, *, seed: int) -> None:
     """Write a base model of random weights."""
     if workload in ("causal_lm", "instruction"):
-        make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=hidden_size, seed=seed, dropout=dropout)
+        make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=128, seed=seed)
     elif workload == "sequence_classification":
         make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
     else:
