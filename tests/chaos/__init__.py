@@ -1,1 +1,1 @@
-"""Faults, each provoked for real and many times, beside the clean run whose weights must come out all the same."""
+"""Faults that are provoked for real: processes killed at random moments, saves that break off, checkpoints damaged."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.saved import NEWEST, STEPS_PER_SEGMENT, Saved
-from tests.chaos.trial import Trial
 
 _DIED = 9
 _PATCHED = ("open", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
@@ -68,21 +67,21 @@ class _Death:
         return wrapped
 
 
-def crash_trials(saved: Saved, on_point: Callable[[str], Any] = lambda _: None) -> Iterator[Trial]:
-    """Die at every point of saving a partial checkpoint, then a finished segment; `on_point` is told its kind."""
-    for prepare, step in _saves(saved):
+def crash_everywhere(saved: Saved) -> Iterator[tuple[str, str]]:
+    """Die at every point of saving a partial checkpoint, then a finished segment; yield its kind and what is wrong."""
+    saves = ((saved.next_partial_save, NEWEST + 2), (saved.next_finished_save, 2 * STEPS_PER_SEGMENT))
+    for prepare, step in saves:
         number = 0
         while True:
             work = saved.copy()
             kind = _died_at(prepare(work), number)
             if kind is None:
                 break
-            on_point(kind)
-            yield Trial(problem=problem_after(saved, work, new=step, where=f"point {number} ({kind})"))
+            yield kind, _find_problem(saved, work, new=step, where=f"point {number} ({kind})")
             number += 1
 
 
-def problem_after(saved: Saved, work: Path, *, new: int, where: str) -> str:
+def _find_problem(saved: Saved, work: Path, *, new: int, where: str) -> str:
     """Return what the next start does not make good, or nothing."""
     start = saved.next_start(work)
     wrong = []
@@ -94,10 +93,6 @@ def problem_after(saved: Saved, work: Path, *, new: int, where: str) -> str:
     unwanted = ["*tmp*", "step-*"] if start.stands_after == 2 * STEPS_PER_SEGMENT else ["*tmp*"]
     wrong += [f"left behind: {path.relative_to(work)}" for pattern in unwanted for path in work.rglob(pattern)]
     return "; ".join(f"{where}: {words}" for words in wrong)
-
-
-def _saves(saved: Saved) -> list[tuple[Callable[[Path], Save], int]]:
-    return [(saved.next_partial_save, NEWEST + 2), (saved.next_finished_save, 2 * STEPS_PER_SEGMENT)]
 
 
 def _died_at(save: Save, point: int) -> str | None:

@@ -4,7 +4,6 @@ Ranks are forked, and trials run a few at a time, since they mostly wait; torchr
 (tests/tasks/ranks/test_watchdog.py).
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -68,35 +67,24 @@ def work_of(folder: Path, trial: HangTrial) -> Path:
     return folder / f"{trial.kind.replace(':', '-')}-{trial.rank}-{trial.section}"
 
 
-def all_trials() -> list[HangTrial]:
-    """Return 20 hangs to be tried: every section, either rank, and all kinds."""
-    sections = ("data", "forward", "backward", "update", "collective", "checkpoint")
-    asked = [("hang", section) for section in sections]
-    asked += [("stop", section) for section in ("forward", "collective", "checkpoint")] + [("freeze", "backward")]
-    return [HangTrial(kind, rank, section) for kind, section in asked for rank in (0, 1)]
-
-
 def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
     """Return the trials with what came of them; in a process of its own, from which ranks can be forked."""
-    asked = [f"{trial.kind}@{trial.rank}@{trial.section}" for trial in trials]
+    told = [str(folder), [[trial.kind, trial.rank, trial.section] for trial in trials], watchdog_seconds, at_once]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.chaos.hangs", "--folder", str(folder)),
-            *("--watchdog-seconds", str(watchdog_seconds), "--at-once", str(at_once), *asked),
-        ],
-        cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        [sys.executable, "-m", "tests.chaos.hangs", json.dumps(told)], cwd=PROJECT, stdout=subprocess.PIPE, text=True,
+        check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     return [_from_json(line) for line in done.stdout.splitlines()]
 
 
-def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdog_seconds: float) -> HangTrial:
+def _try_hang(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdog_seconds: float) -> HangTrial:
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
+    import tests.museum.forked
     from tasks.process.failure import StageError
     from tasks.ranks.memory import run_within_memory
     from training.config import parse_config
 
-    _offer_forked_launcher()
+    sys.modules["tasks.ranks.launchers.forked"] = tests.museum.forked
     work = work_of(folder, trial)
     if trial.kind != "none":
         os.environ["FAULT"] = f"rank={trial.rank},step={STEP},kind={trial.kind},section={trial.section}"
@@ -137,12 +125,6 @@ def _ranks_with_stacks(work: Path) -> tuple[int, ...]:
     )
 
 
-def _offer_forked_launcher() -> None:
-    import tests.museum.forked
-
-    sys.modules["tasks.ranks.launchers.forked"] = tests.museum.forked
-
-
 def _config(folder: Path) -> dict[str, Any]:
     """Return the config of two ranks on a model that an own process makes: this one must not compute."""
     model = (
@@ -157,7 +139,9 @@ def _config(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _import_what_ranks_import() -> None:
+def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
+    config = _config(folder)
+    # What ranks import.
     import torch.nn.parallel  # noqa: F401
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
@@ -165,10 +149,6 @@ def _import_what_ranks_import() -> None:
     import training.strategies.ddp
     import training.workloads.causal_lm  # noqa: F401
 
-
-def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
-    config = _config(folder)
-    _import_what_ranks_import()
     waiting, running, answers = list(enumerate(trials)), {}, {}
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -184,7 +164,7 @@ def _forked(folder: Path, config: dict[str, Any], trial: HangTrial, watchdog_sec
     pid = os.fork()
     if pid == 0:
         try:
-            came_of_it = hang_trial(folder, config, trial, watchdog_seconds=watchdog_seconds)
+            came_of_it = _try_hang(folder, config, trial, watchdog_seconds=watchdog_seconds)
         except BaseException:
             came_of_it = dataclasses.replace(trial, message=traceback.format_exc())
         answer.write_text(json.dumps(dataclasses.asdict(came_of_it)))
@@ -197,21 +177,8 @@ def _from_json(text: str) -> HangTrial:
     return HangTrial(**{**said, "stacks": tuple(said["stacks"]), "found": said["found"] and tuple(said["found"])})
 
 
-def main() -> None:
-    """Try them and write what came of each, a line of JSON each."""
-    parser = argparse.ArgumentParser(prog="tests.chaos.hangs", description=__doc__)
-    parser.add_argument("trials", nargs="+", metavar="KIND@RANK@SECTION")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--watchdog-seconds", type=float, required=True)
-    parser.add_argument("--at-once", type=int, required=True)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    asked = [text.split("@") for text in arguments.trials]
-    trials = [HangTrial(kind, int(rank), section) for kind, rank, section in asked]
-    limits = {"watchdog_seconds": arguments.watchdog_seconds, "at_once": arguments.at_once}
-    for trial in _run(arguments.folder, trials, **limits):
-        sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    place, asked, patience, most = json.loads(sys.argv[1])
+    Path(place).mkdir(parents=True, exist_ok=True)
+    for came_of_it in _run(Path(place), [HangTrial(*one) for one in asked], watchdog_seconds=patience, at_once=most):
+        sys.stdout.write(json.dumps(dataclasses.asdict(came_of_it)) + "\n")

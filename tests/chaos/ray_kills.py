@@ -2,19 +2,14 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.trial import Trial
 from tests.flows.toy_project import wait_for
-from tests.ray_cluster import Cluster, find_own_address, two_raylets
+from tests.ray_cluster import Cluster
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 
@@ -108,85 +103,41 @@ class RayTraining:
         return sum(one["event"] == "step" for one in events_in(self._stream(name)))
 
 
-def kill_trials(
-    training: RayTraining, *, num_trials: int, choose: random.Random | None = None
-) -> Iterator[Trial]:  # fmt: skip
-    """Kill in turn what KILLED names, then go on; in the end on one machine, to torchrun's weights.
+def kill_in_turn(training: RayTraining) -> list[str]:
+    """Kill in turn what KILLED names, the newest process, then go on; in the end on one machine.
 
-    The newest process once a checkpoint is saved; with `choose` any of them, every other time at a random moment while
-    machines, files and ranks are made ready.
+    Return what was wrong: with who is left, with what is said, with where the next run goes on and with the weights.
     """
     cluster, saved, found = training.cluster, 0, []
-    for number in range(num_trials):
-        killed = list(KILLED)[number % len(KILLED)]
+    for killed, says in KILLED.items():
         for machine in (0, 1):
             cluster.start(machine)
-        is_early = choose is not None and number // len(KILLED) % 2 == 1
-        if choose is not None and is_early:
-            process = training.start("many")
-            wait_for(partial(cluster.find, killed), seconds=SECONDS, what=f"{killed} is there")
-            time.sleep(choose.uniform(0, 5))
-        else:
-            process = training.begin("many")
-        problems = _find_lost(training, saved)
+        process = training.begin("many")
+        found.append(_find_lost(training, saved))
         saved = max(saved, training.saved_at("many") or 0)
-        victims = cluster.find(killed)
-        victim = choose.choice(victims) if choose else victims[-1]
-        takes_head = killed == "raylet/raylet" and victim != victims[-1]
-        wrong, seconds = _strike(training, process, killed, victim, is_early=is_early, takes_head=takes_head)
-        found.append(("; ".join(filter(None, (problems, wrong))), seconds))
-        if killed == "gcs_server" or takes_head:
+        os.kill(cluster.find(killed)[-1], signal.SIGKILL)
+        try:
+            out, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out = f"not ended within {SECONDS:.0f} s: {process.communicate()[0]}"
+        wait_for(lambda: not any(map(cluster.find, _LEFT)), seconds=SECONDS, what="no rank is left")
+        if says:
+            is_right = process.returncode == 6 and says.format(address=cluster.address) in out and "(raylet)" not in out
+        else:
+            is_right = process.returncode == -signal.SIGKILL
+        found.append("" if is_right else f"{killed}: exit code {process.returncode}, it said: {out[-1500:]}")
+        if killed == "gcs_server":
             cluster.stop(0)
         if killed in ("gcs_server", "raylet/raylet"):
             cluster.stop(1)
     cluster.stop(1)
     cluster.start(0)
     training.run("many", "ray", cluster.address, "1")
-    at_the_end = (_find_lost(training, saved), training.find_difference("many"))
-    for each, seconds in found:
-        yield Trial(problem="; ".join(filter(None, (each, *at_the_end))), seconds_lost=seconds)
-
-
-def _strike(
-    training: RayTraining, process: "subprocess.Popen[str]", killed: str, victim: int, *, is_early: bool,
-    takes_head: bool,
-) -> tuple[str, float]:  # fmt: skip
-    """Kill the victim and wait for the end of all ranks; return what was wrong, and the seconds that it took.
-
-    `takes_head`: `ray start` ends the head beside the victim, which may be what is noticed.
-    """
-    cluster, struck_at = training.cluster, time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    try:
-        out, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out = f"not ended within {SECONDS:.0f} s: {process.communicate()[0]}"
-    wait_for(
-        lambda: not any(map(cluster.find, _LEFT)), seconds=SECONDS, what=f"no rank is left after the end of {killed}"
-    )
-    causes = [killed, "gcs_server"] if takes_head else [killed]
-    says = [KILLED[cause].format(address=cluster.address) for cause in causes]
-    last = (out.splitlines() or [""])[-1]
-    if not KILLED[killed]:
-        is_right = process.returncode == -signal.SIGKILL
-    elif is_early:
-        # What is lost before there are ranks may as well be called a cluster that is not there.
-        is_right = process.returncode in (4, 6) and last.startswith("driver: ")
-    else:
-        is_right = process.returncode == 6 and any(one in out for one in says) and "(raylet)" not in out
-    problem = "" if is_right else f"{killed}: exit code {process.returncode}, it said: {out[-1500:]}"
-    return problem, time.monotonic() - struck_at
+    found += [_find_lost(training, saved), training.find_difference("many")]
+    return [problem for problem in found if problem]
 
 
 def _find_lost(training: RayTraining, saved: int) -> str:
     stood_at = training.resumed_at("many")
     return "" if stood_at is None or stood_at >= saved else f"went on at step {stood_at}, saved were {saved}"
-
-
-def ray_trials(root: Path, *, num_trials: int, seed: int = 3) -> Iterator[Trial]:
-    """Yield them on a cluster of their own."""
-    here, starts = find_own_address(), (subprocess.Popen, subprocess.Popen)
-    with two_raylets(root, addresses=(here, here), starts=starts) as cluster:
-        training = RayTraining(root, cluster, num_steps=60 * num_trials)
-        yield from kill_trials(training, num_trials=num_trials, choose=random.Random(seed))

@@ -48,16 +48,13 @@ class Start:
 class Saved:
     """A finished segment and two partial checkpoints of the next one, in a folder to be copied for each trial."""
 
-    def __init__(self, root: Path, launcher: ForkedRanks | None = None) -> None:
+    def __init__(self, root: Path, ranks: ForkedRanks) -> None:
         self.root = root
         model = make_tiny_model(root / "model", hidden_size=16, num_layers=1, dropout=0.1)
         rows = make_slice(root / "slice", num_rows=8 * STEPS_PER_SEGMENT)
         described = make_config(root / "left", model, [rows], epochs=2, checkpoint_every_steps=2)
-        ranks = launcher or ForkedRanks()
         # After the update of step 14, before it is saved.
         codes = ranks.launch(described, fault=f"rank=0,step={_NEXT},kind=sigkill")
-        if launcher is None:
-            ranks.close()
         assert codes == [-9], codes
         self.config: TrainingConfig = read_config(root / "left" / "config.json")
         self.strategy = single.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)

@@ -1,12 +1,13 @@
 """Saves that break off at any point, and checkpoints that are damaged afterwards."""
 
 import os
+import random
+from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.crash_points import KINDS, crash_trials
-from tests.chaos.damage import flip_trials, truncation_trials
-from tests.chaos.saved import NEWEST, Saved
+from tests.chaos.crash_points import KINDS, crash_everywhere
+from tests.chaos.saved import NEWEST, OLDER, STEPS_PER_SEGMENT, Saved
 from tests.training.forked_ranks import ForkedRanks
 from training.state.receipt import RECEIPT
 
@@ -19,25 +20,42 @@ def saved(ranks: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Saved
 
 @pytest.mark.slow
 def test_a_crash_at_any_point_of_a_save_leaves_the_previous_or_the_new_checkpoint(saved: Saved) -> None:
-    kinds: list[str] = []
-    trials = list(crash_trials(saved, kinds.append))
-    assert [trial.problem for trial in trials if trial.problem] == []
-    assert set(kinds) == KINDS
-    assert len(trials) > 150, "the injection met too few points to prove anything"
+    found = list(crash_everywhere(saved))
+    assert [problem for _, problem in found if problem] == []
+    assert {kind for kind, _ in found} == KINDS
+    assert len(found) > 150, "the injection met too few points to prove anything"
+
+
+def _flip_a_bit(content: bytes, choose: random.Random) -> bytes:
+    flipped = bytearray(content)
+    flipped[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
+    return bytes(flipped)
+
+
+def _cut_short(content: bytes, choose: random.Random) -> bytes:
+    return content[: choose.randrange(len(content))]
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_in_any_file_is_detected_and_the_previous_checkpoint_used(saved: Saved) -> None:
-    trials = list(flip_trials(saved, num_trials=60))
-    assert len(trials) == 60
-    assert [trial.problem for trial in trials if trial.problem] == []
-
-
-@pytest.mark.slow
-def test_truncation_at_any_offset_is_detected_and_the_previous_checkpoint_used(saved: Saved) -> None:
-    trials = list(truncation_trials(saved, num_trials=20))
-    assert len(trials) == 20
-    assert [trial.problem for trial in trials if trial.problem] == []
+@pytest.mark.parametrize("harm", [_flip_a_bit, _cut_short])
+def test_damage_to_any_file_is_seen_and_the_previous_checkpoint_used(
+    harm: Callable[[bytes, random.Random], bytes], saved: Saved
+) -> None:
+    choose = random.Random(0)
+    for number in range(30):
+        work = saved.copy()
+        if number % 2:
+            saved.next_finished_save(work)()
+            folder, previous = saved.segment(work, 1), STEPS_PER_SEGMENT
+        else:
+            folder, previous = saved.partial(work, NEWEST), OLDER
+        file = choose.choice(sorted(folder.iterdir()))
+        content = file.read_bytes()
+        file.unlink()  # it is a link
+        file.write_bytes(harm(content, choose))
+        start = saved.next_start(work)
+        assert len(start.refused) == 1, file
+        assert (start.stands_after, start.checksum) == (previous, saved.checksums[previous]), file
 
 
 def test_the_order_of_a_save_is_that_of_the_protocol(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,41 @@
-"""Who is called a straggler."""
+"""Who is called a straggler, of real ranks."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.stragglers import equal_trials, straggler_trials
+from tasks.records.outputs import SegmentOutputs
+from tasks.records.run import read_segment
+from tasks.reporting.straggler import SlowestRank, find_slowest_rank
+from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks
 from tests.undisturbed import hold_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
+def _find_slowest(folder: Path, ranks: ForkedRanks, fault: str | None) -> SlowestRank:
+    """Train a hundred steps on two ranks: a few seconds, which are the least in which a straggler can be told."""
+    config = make_config(
+        folder / "work", make_tiny_model(folder / "model"), [make_slice(folder / "slice", num_rows=1600, min_len=8)],
+        strategy="ddp", world_size=2, global_batch_size=16, checkpoint_every_steps=0, log_every_steps=1,
+    )  # fmt: skip
+    assert ranks.launch(config, fault=fault) == [0, 0]
+    (segment,) = (folder / "work" / "segments").iterdir()
+    found = find_slowest_rank(SegmentOutputs(segment, read_segment(segment)).read_steps())
+    assert found is not None
+    return found
+
+
 def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(ranks: ForkedRanks, tmp_path: Path) -> None:
-    assert [trial.problem for trial in straggler_trials(tmp_path, ranks, num_trials=2)] == ["", ""]
+    found = _find_slowest(tmp_path, ranks, "rank=1,step=1,kind=slow:3")
+    assert (found.is_straggler, found.rank) == (True, 1)
 
 
 def test_ranks_that_are_as_fast_as_each_other_are_not(ranks: ForkedRanks, tmp_path: Path) -> None:
-    def check(number: int) -> None:
-        assert [trial.problem for trial in equal_trials(tmp_path / str(number), ranks, num_trials=1)] == [""]
-
     # Where others take a core from one of them, it is the slower one.
-    hold_undisturbed(check)
+    hold_undisturbed(lambda number: _require_none(_find_slowest(tmp_path / str(number), ranks, None)))
+
+
+def _require_none(found: SlowestRank) -> None:
+    assert not found.is_straggler, found

@@ -15,7 +15,7 @@ import pytest
 
 from tasks.process.failure import ConfigurationError
 from tasks.ranks.cluster import connection
-from tests.chaos.ray_kills import KILLED, SECONDS, RayTraining, kill_trials
+from tests.chaos.ray_kills import SECONDS, RayTraining, kill_in_turn
 from tests.extras import skip_without
 from tests.flows.toy_project import wait_for
 from tests.processes import left_of, new_mark
@@ -27,10 +27,7 @@ pytestmark = [pytest.mark.slow, needs_ray]
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[RayTraining]:
-    """On two raylets; its ranks start at once, each with a process in its place that is ended as it would be itself.
-
-    `python -m tests.chaos ray` starts them anew.
-    """
+    """On two raylets; its ranks start at once, each with a process in its place that is ended as it would be itself."""
     folder, here, python = tmp_path_factory.mktemp("cluster"), find_own_address(), str(warm / "python")
     starts = (subprocess.Popen, subprocess.Popen)
     with two_raylets(folder, addresses=(here, here), starts=starts, python=python) as cluster:
@@ -58,9 +55,7 @@ def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training: RayTrai
 def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_weights_of_torchrun(
     training: RayTraining,
 ) -> None:
-    trials = list(kill_trials(training, num_trials=len(KILLED)))
-    assert [trial.problem for trial in trials if trial.problem] == []
-    assert len(trials) == len(KILLED)
+    assert kill_in_turn(training) == []
 
 
 def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
