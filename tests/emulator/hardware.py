@@ -5,7 +5,8 @@ Patches functions of training/ as soon as a rank imports it; any other model is 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,6 @@ def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -
         return found
 
     def exchange(group: object, bucket: dist.GradBucket) -> Future[Tensor]:
-        model.rank.run_wrapper()
         if communicates:
             return model.link.average(bucket.buffer(), group)
         kept: Future[Tensor] = Future()
@@ -79,20 +79,10 @@ def _describe(of: Callable[..., Any], strategy: ddp.Ddp) -> dict[str, Any]:
 
 @_replace(Replica, "__init__")
 def _make_replica(of: Callable[..., Any], replica: Replica, model: nn.Module, *more: Any, **named: Any) -> None:
-    """Have an update take its time."""
+    """Have an update wait for the exchange."""
     of(replica, model, *more, **named)
     if isinstance(model, EmulatedModel):
         replica.optimizer.register_step_pre_hook(lambda *_: model.rank.update())
-
-
-@_replace(timed_blocks, "load_micro_batches")
-def _load(of: Callable[..., Any], made: Any, ranks: Any, steps: list[int], data: str, **named: Any) -> Iterator[Any]:
-    """Take the time of copying micro-batches to the device."""
-    for parts, step, waited in of(made, ranks, steps, data, **named):
-        if isinstance(made.model, EmulatedModel) and data != "device":
-            for _ in parts:
-                made.model.rank.copy_micro_batch()
-        yield parts, step, waited
 
 
 @_replace(timed_blocks.BlockRunner, "_time_block")
@@ -102,7 +92,7 @@ def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run:
     class StartingNow(CpuUse):
         def __init__(self) -> None:
             if isinstance(made.model, EmulatedModel):
-                made.model.rank.start_now()
+                made.model.rank.at = time.monotonic()
             super().__init__()
 
     timed_blocks.CpuUse = StartingNow  # type: ignore[misc]
@@ -115,11 +105,11 @@ def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run:
 
 @_replace(timed_blocks.BlockRunner, "sweep")
 def _sweep(of: Callable[..., Any], blocks: Any, variant: Any, **named: Any) -> dict[str, Any]:
-    """Sleep for the seconds of an all-reduce by its emulated bytes."""
+    """Sleep for the seconds of an all-reduce."""
     config: TrainingConfig = blocks._config
     if config.workload != WORKLOAD:
         found: dict[str, Any] = of(blocks, variant, **named)
         return found
     device: EmulatedDevice = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
-    link = functools.partial(device.compute_link_seconds, world_size=blocks._ranks.world_size)
-    return sweep_exchange(blocks._ranks, seconds_of_link=link, **named)
+    seconds = device.compute_link_seconds(blocks._ranks.world_size)
+    return sweep_exchange(blocks._ranks, seconds_of_link=lambda _: seconds, **named)

@@ -21,7 +21,7 @@ class EmulatedModel(nn.Module):
         self.device = read_device(model_dir)
         self.rank = EmulatedRank(self.device)
         self.link = EmulatedLink(self.rank)
-        generator = torch.Generator().manual_seed(self.device.seed)
+        generator = torch.Generator().manual_seed(0)
         self.layers = nn.ParameterList(
             torch.randn(self.device.parameters_per_layer, generator=generator) / self.device.num_layers
             for _ in range(self.device.num_layers)
@@ -29,7 +29,7 @@ class EmulatedModel(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the predictions for tokens of any shape: the same shape, float32."""
-        self.rank.begin_forward()
+        self.rank.join()
         places = input_ids.flatten() % self.device.parameters_per_layer
         predicted = torch.zeros(places.shape, device=places.device)
         for index, weight in enumerate(self.layers):
@@ -55,7 +55,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (places,) = gradients, ctx.saved_tensors
         if ctx.is_last:
-            ctx.rank.begin_backward()
+            ctx.rank.join()
         of_weight = gradient.new_zeros(ctx.size).index_add_(0, places, gradient)
         ctx.rank.run_layer(ctx.rank.device.backward_ms)
         return gradient, of_weight, None, None, None

@@ -1,21 +1,15 @@
-"""An emulated device: a real small model, real gradients and a real DDP, whose layers, link and loader sleep.
+"""An emulated device: a real small model, real gradients and a real DDP, whose layers and link sleep.
 
 For what the numbers of a comparison cannot show on a machine without GPUs: 1 to 8 ranks on two cores scale as the
 described devices would, and the truth is known. What is described, and how: tests/emulator/device.py.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 import tests.emulator.hardware  # noqa: F401
-from tests.emulator.device import read_device
 from tests.emulator.model import EmulatedModel
-from tests.emulator.rank import EmulatedLoader
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, make_dummy_micro_batch, open_slice
 from training.model.weights import load_weights
@@ -38,23 +32,9 @@ HAS_PROMPTS = False
 _NUM_TARGETS = 97
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LoadedRows(Slice):
-    """Rows that take a loader's time."""
-
-    loader: EmulatedLoader
-
-    def collate(self, rows: Sequence[int], **options: Any) -> MicroBatch:
-        """Return the rows as one micro-batch, in as long as the loader takes."""
-        micro_batch = super().collate(rows, **options)
-        self.loader.load_micro_batch()
-        return micro_batch
-
-
 def augment_rows(rows: Slice, config: TrainingConfig, segment: SegmentConfig) -> Slice:
-    """Return the rows as a training loads them."""
-    kept = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
-    return _LoadedRows(**kept, loader=EmulatedLoader(read_device(config.model_dir)))
+    """Return the rows as they are."""
+    return rows
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> EmulatedModel:
