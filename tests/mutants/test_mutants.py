@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutants import MUTANTS, PATCHES, Mutant
 from tests.mutants.__main__ import TABLE, read_rows
-from tests.mutants.patching import Patch, make_environment
+from tests.mutants.patching import make_environment
 
 _SAYS = "from tasks.train import require_room as of; print(of.__name__, of(1, 2, num=3, what=str()))"
 
@@ -21,13 +21,7 @@ def test_what_a_mutant_names_is_there_and_so_are_its_tests(mutant: Mutant, proje
     assert all((project / "tests" / name.partition("::")[0]).is_file() for name in mutant.tests)
 
 
-def test_a_missing_name_is_an_error() -> None:
-    with pytest.raises(KeyError, match="gone"):
-        Patch("os:gone", str).apply({})
-
-
 def test_the_table_has_a_row_of_every_mutant() -> None:
-    assert len(PATCHES) == len(MUTANTS) >= 60
     assert read_rows(TABLE.read_text(encoding="utf-8")).keys() == PATCHES.keys()
 
 

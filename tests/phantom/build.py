@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.phantom.cards import CARDS, make_header
-from tests.phantom.symbols import KERNELS, SILENT, UNANSWERED, list_defined, list_wanted, make_source
+from tests.phantom.symbols import KERNELS, SILENT, list_defined, list_wanted, make_source
 
 _HERE = Path(__file__).parent
 _SOURCES = ("machine", "together", "memory", "runtime", "driver", "nvml", "nccl", "cublas", "cusolver", "cudnn")
@@ -77,17 +77,6 @@ def build(folder: Path) -> Phantom:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(library.name)
     return Phantom(library=library)
-
-
-def list_unanswered(phantom: Phantom) -> set[str]:
-    """Return the functions that torch wants and that the library only gives a name to."""
-    answered = list_defined(*(phantom.library.parent / f"{name}.o" for name in _SOURCES))
-    return list_wanted(_find_torch()) - answered - KERNELS - SILENT
-
-
-def list_new(phantom: Phantom) -> set[str]:
-    """Return those of them that were not there when somebody last looked them through."""
-    return list_unanswered(phantom) - set(UNANSWERED.read_text().split())
 
 
 def find_unknown(phantom: Phantom) -> set[str]:

@@ -43,20 +43,10 @@ CARDS = {
         multiprocessors=108, threads=2048, shared_bytes=166_912, cache_bytes=40 * 2**20,
         clock_mhz=1410, memory_clock_mhz=1593, bus_bits=5120, power_watts=400,
     ),
-    "A100-40": Card(
-        name="NVIDIA A100-SXM4-40GB", capability=(8, 0), memory_bytes=42_412_802_048, board_memory_mib=40_960,
-        multiprocessors=108, threads=2048, shared_bytes=166_912, cache_bytes=40 * 2**20,
-        clock_mhz=1410, memory_clock_mhz=1215, bus_bits=5120, power_watts=400,
-    ),
     "H200": Card(
         name="NVIDIA H200", capability=(9, 0), memory_bytes=150_119_383_040, board_memory_mib=143_771,
         multiprocessors=132, threads=2048, shared_bytes=232_448, cache_bytes=50 * 2**20,
         clock_mhz=1980, memory_clock_mhz=3201, bus_bits=6144, power_watts=700,
-    ),
-    "A10G": Card(
-        name="NVIDIA A10G", capability=(8, 6), memory_bytes=23_684_186_112, board_memory_mib=23_028,
-        multiprocessors=80, threads=1536, shared_bytes=101_376, cache_bytes=6 * 2**20,
-        clock_mhz=1710, memory_clock_mhz=6251, bus_bits=384, power_watts=300,
     ),
     "4090": Card(
         name="NVIDIA GeForce RTX 4090", capability=(8, 9), memory_bytes=25_386_352_640, board_memory_mib=24_564,
@@ -67,12 +57,6 @@ CARDS = {
         name="Tesla T4", capability=(7, 5), memory_bytes=15_655_829_504, board_memory_mib=15_360,
         multiprocessors=40, threads=1024, shared_bytes=65_536, cache_bytes=4 * 2**20,
         clock_mhz=1590, memory_clock_mhz=5001, bus_bits=256, power_watts=70,
-    ),
-    # The installed torch has no code for it.
-    "V100-16": Card(
-        name="Tesla V100-SXM2-16GB", capability=(7, 0), memory_bytes=16_935_682_048, board_memory_mib=16_384,
-        multiprocessors=80, threads=2048, shared_bytes=98_304, cache_bytes=6 * 2**20,
-        clock_mhz=1530, memory_clock_mhz=877, bus_bits=4096, power_watts=300,
     ),
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     """Write what was run to standard output."""
     found: dict[str, Any] = {}
     alone: Any = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
-    precisions = ["fp16", "fp32"] + ["bf16"] * (torch.cuda.get_device_capability() >= (8, 0))
+    precisions = ["fp16", "fp32", "bf16"]
     with join_ranks(alone) as ranks:
         for (workload, packing), precision, strategy in itertools.product(WORKLOADS, precisions, STRATEGIES):
             if strategy in _WITHOUT_FP16 and precision != precisions[-1]:

@@ -23,8 +23,6 @@ KERNELS = frozenset((_LISTS / "kernels.txt").read_text().split())
 """Counted as a launch."""
 SILENT = frozenset((_LISTS / "silent.txt").read_text().split())
 """Succeed, and there is nothing to answer."""
-UNANSWERED = _LISTS / "unanswered.txt"
-"""What torch wants and no training has called so far; `python -m tests.phantom --known` writes it."""
 _NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "cusolver": 9, "nccl": 5, "nvml": 3, "cu": 801}
 """What the rest returns, after it has said its name: CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, and so on."""
 

@@ -52,11 +52,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     used = {frozenset(one.devices) for one in read_counts(counts) if one.devices}
     assert used == {frozenset({0}), frozenset({1})}
     assert "phantom:" not in workspace.repro("report").stdout
-    _require_reported(workspace.folder / "reports")
-
-
-def _require_reported(reports: Path) -> None:
-    """Require of a report what it says of two cards, and that it says of which numbers it believes none."""
+    reports = workspace.folder / "reports"
     results = json.loads((reports / "results.json").read_bytes())
     assert results["state"] == "withheld"
     verdicts = {gate["name"]: gate["verdict"] for gate in results["gates"]}
@@ -64,7 +60,6 @@ def _require_reported(reports: Path) -> None:
     assert verdicts["Update equivalence"] == "failed"
     known = ("Every rank has a device of its own", "Gradients were synchronised", "Every sample exactly once")
     assert {verdicts[name] for name in known} == {"passed"}
-    assert [gpu["name"] for gpu in results["comparison"]["machine"]["gpus"]] == [_CARD.name] * 2
     assert [(cell["device"], cell["backend"]) for cell in results["cells"]] == [("cuda", None), ("cuda", "nccl")]
     one, two = ({arm["arm"]: arm for arm in results["measurement"]["arms"]}[cell] for cell in ("1proc", "2proc"))
     # A card at rest takes a tenth of its limit; MFU is of the peak of all cards of the arm.
@@ -73,9 +68,4 @@ def _require_reported(reports: Path) -> None:
     of_a_token = [arm["mfu"] / arm["tokens_per_second"] for arm in (one, two)]
     assert of_a_token[0] == pytest.approx(2 * of_a_token[1])
     assert all(0 < arm["peak_memory_gib"] <= arm["peak_reserved_gib"] < 1 for arm in (one, two))
-    page = (reports / "report.md").read_text()
-    assert "1proc 1 of 2 GPUs; by what the ranks said" in page
-    assert f"- **Machine**: {_CARD.name} (79.6 GiB) and {_CARD.name} (79.6 GiB)" in page
-    assert f"| GPUs of one kind | ok | 2 x {_CARD.name} ({_CARD.clock_mhz} MHz, {_CARD.power_watts} W," in page
-    assert "| links between GPUs | ok | 0-1: PCIe through one PCIe switch, peer to peer |" in page
     assert _CARD.name in (reports / "index.html").read_text()

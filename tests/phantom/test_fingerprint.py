@@ -20,31 +20,17 @@ SLICE = "MIG-00000000-0000-0000-0000-000000000200"
 _ON_THE_CPU = "or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 _REFUSED = {
     "a driver too old": (
-        "H100-80", {"PHANTOM_DRIVER_CUDA": "12040"}, 4,
-        ("the NVIDIA driver 595.00.00 runs CUDA 12.4 at most", "update the driver to 580 or later", _ON_THE_CPU),
+        {"PHANTOM_DRIVER_CUDA": "12040"},
+        ("the NVIDIA driver 595.00.00 runs CUDA 12.4 at most", "update the driver to 580 or later"),
     ),
-    "no code": (
-        "V100-16", {}, 4, ("has no code for Tesla V100-SXM2-16GB (compute capability 7.0; it has sm_75,", _ON_THE_CPU)
-    ),
-    "bf16 emulated": ("T4", {}, 2, ("train.precision: bf16 on Tesla T4 (compute capability 7.5)", "use fp16, or")),
-    "MIG without slices": (
-        "H100-80", {"PHANTOM_SLICES": "0"}, 4, ("MIG is on and no slice is there; make one (nvidia-smi", _ON_THE_CPU)
-    ),
-    "too few cards": (
-        "H100-80", {"CUDA_VISIBLE_DEVICES": "1"}, 4,
-        ("cells.2gpu has 2 ranks, each", "and 1 may be used here of 2; name more in CUDA_VISIBLE_DEVICES, give the",
-         "oversubscribe", _ON_THE_CPU),
-    ),
+    "MIG without slices": ({"PHANTOM_SLICES": "0"}, ("MIG is on and no slice is there; make one (nvidia-smi",)),
     # As many slices as ranks are named, and no process sees more than one of them.
     "two slices for two ranks": (
-        "H100-80", {"PHANTOM_SLICES": "2", "CUDA_VISIBLE_DEVICES": f"{SLICE},MIG-00000000-0000-0000-0000-000000000100"},
-        4,
+        {"PHANTOM_SLICES": "2", "CUDA_VISIBLE_DEVICES": f"{SLICE},MIG-00000000-0000-0000-0000-000000000100"},
         ("cells.2gpu has 2 ranks", f"one MIG slice and nothing else, here {CARDS['H100-80'].name} MIG 1g.10gb; switch",
-         "name whole GPUs in CUDA_VISIBLE_DEVICES, give the cell 1 at most", "oversubscribe: true in it", _ON_THE_CPU),
+         "name whole GPUs in CUDA_VISIBLE_DEVICES, give the cell 1 at most", "oversubscribe: true in it"),
     ),
-    "no card chosen": (
-        "H100-80", {"CUDA_VISIBLE_DEVICES": "7"}, 4, ("CUDA_VISIBLE_DEVICES=7 leaves none of 2 GPUs", _ON_THE_CPU)
-    ),
+    "no card chosen": ({"CUDA_VISIBLE_DEVICES": "7"}, ("CUDA_VISIBLE_DEVICES=7 leaves none of 2 GPUs",)),
 }  # fmt: skip
 
 _ON_ONE = """cells:
@@ -58,7 +44,7 @@ _ON_ONE = """cells:
 def fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_phantom: Callable[..., Path]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return `fingerprint(card, environment)`: the stage in a folder of its own, on a machine with two such cards."""
+    """Return `fingerprint(environment)`: the stage in a folder of its own, on a machine with two cards."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     shutil.copy(PROJECT / "dvc.yaml", tmp_path)
@@ -66,10 +52,10 @@ def fingerprint(
     params = params.replace("micro_batch_size: auto", "micro_batch_size: 16")
     (tmp_path / "params.yaml").write_text(params)
 
-    def run(card: str, environment: dict[str, str], *, cells: str = "") -> subprocess.CompletedProcess[str]:
+    def run(environment: dict[str, str], *, cells: str = "") -> subprocess.CompletedProcess[str]:
         if cells:
             (tmp_path / "params.yaml").write_text(re.sub(r"cells:\n(  .*\n)+", cells, params))
-        on_phantom(card, num_cards=2)
+        on_phantom(num_cards=2)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         names = ("machine", "sources", "trial", "stages")
@@ -82,20 +68,18 @@ def fingerprint(
     return run
 
 
-@pytest.mark.parametrize(("card", "environment", "code", "words"), _REFUSED.values(), ids=_REFUSED)
+@pytest.mark.parametrize(("environment", "words"), _REFUSED.values(), ids=_REFUSED)
 def test_what_cannot_be_trained_on_is_refused_in_one_line_with_the_remedy(
-    card: str,
     environment: dict[str, str],
-    code: int,
     words: tuple[str, ...],
     fingerprint: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    done = fingerprint(card, environment)
-    assert done.returncode == code, done.stderr
+    done = fingerprint(environment)
+    assert done.returncode == 4, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("fingerprint: ")
-    assert [part for part in words if part not in line] == [], line
+    assert [part for part in (*words, _ON_THE_CPU) if part not in line] == [], line
     assert not (tmp_path / "machine.json").exists()
 
 
@@ -116,7 +100,7 @@ def test_what_can_be_trained_on_is_kept_as_the_machines(
     fingerprint: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    done = fingerprint("H100-80", environment, cells=cells)
+    done = fingerprint(environment, cells=cells)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     gpus = json.loads((tmp_path / "machine.json").read_bytes())["gpus"]

@@ -14,8 +14,10 @@ from tests.conftest import PROJECT
 from tests.extras import skip_without
 from tests.gpu.steps import NUM_STEPS, WORKLOADS
 from tests.images import CLASS_NAMES
+from tests.phantom.cards import CARDS
 from tests.phantom.counts import read_counts
 from tests.phantom.steps import A_WAIT
+from tests.phantom.test_fingerprint import SLICE
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import facts_of, start_ranks, weights_at_end
 
@@ -45,11 +47,7 @@ _CELLS: dict[str, dict[str, Any]] = {
     "packed rows": {"packing": True, "precision": "bf16"},
     # As the presets for GPUs have it.
     "packed rows, compiled": {"packing": True, "compile": True, "precision": "bf16"},
-    "packed rows on 2": {"packing": True, "precision": "bf16", "world_size": 2},
     "classes": {"workload": "sequence_classification", "precision": "fp16"},
-    "classes on 2": {"workload": "sequence_classification", "precision": "bf16", "world_size": 2},
-    "images": {"workload": "image_classification", "precision": "fp32"},
-    "images on 2": {"workload": "image_classification", "precision": "fp16", "world_size": 2},
     "images normalised over 2": {
         "workload": "image_classification", "precision": "fp16", "world_size": 2, "statistics_rows": 4
     },
@@ -57,7 +55,6 @@ _CELLS: dict[str, dict[str, Any]] = {
         "workload": "instruction", "precision": "bf16", "world_size": 2,
         "adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear", "base": None},
     },
-    "shares on 2": {"strategy": "zero1", "precision": "bf16", "world_size": 2},
     "responses on 2": {
         "workload": "instruction", "packing": True, "strategy": "fsdp2", "precision": "bf16", "world_size": 2
     },
@@ -65,22 +62,15 @@ _CELLS: dict[str, dict[str, Any]] = {
     "shards on the host of 2": {
         "strategy": "fsdp2", "precision": "bf16", "world_size": 2, "options": {"offload": "cpu", "mixed": "bf16"}
     },
-    "replicas on 4": {"strategy": "fsdp2", "world_size": 4, "options": {"replicas": 2}},
-    "stages on 2": {"strategy": "pipeline", "precision": "bf16", "world_size": 2},
     "stages and shares on 8": {
         "strategy": "pipeline", "world_size": 8, "global_batch_size": 16, "options": {"replicas": 4, "zero1": True}
     },
-    **{
-        f"{name} on {num}": {
-            "strategy": "deepspeed", "world_size": num, "global_batch_size": 16, "options": options, **changes
-        }
-        for name, num, options, changes in (
-            # On 4 a flag lies where a bucket of gradients was, on one rank and not on another.
-            ("zero stage 2", 4, {"stage": 2}, {"precision": "bf16"}),
-            ("zero stage 3", 2, {"stage": 3, "whole_below": 1000}, {"precision": "bf16"}),
-            # Of the stage that shares out most; the exchanges of all are the same on any number of ranks.
-            ("zero stage 3 on the host", 2, {"stage": 3, "offload": "cpu"}, {"precision": "fp32"}),
-        )
+    # On 4 a flag lies where a bucket of gradients was, on one rank and not on another.
+    "zero stage 2 on 4": {
+        "strategy": "deepspeed", "world_size": 4, "global_batch_size": 16, "options": {"stage": 2}, "precision": "bf16"
+    },
+    "zero stage 3 on the host of 2": {
+        "strategy": "deepspeed", "world_size": 2, "options": {"stage": 3, "offload": "cpu"}, "precision": "fp32"
     },
     "exact on 2": {"exact": True, "world_size": 2},
     "options of ddp on 2": {
@@ -121,15 +111,34 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
     assert len({one.collectives for one in ranks}) == 1
 
 
-@pytest.mark.parametrize("card", ["H100-80", "T4"])
-def test_no_step_waits_for_the_device(card: str, on_phantom: OnPhantom, tmp_path: Path) -> None:
-    on_phantom(card)
+@pytest.mark.parametrize(
+    ("cell", "backend"),
+    [({}, None), ({"strategy": "ddp", "world_size": 2, "oversubscribe": True}, "gloo")],
+    ids=["1 rank", "2 ranks that share it"],
+)
+def test_ranks_on_a_slice_of_a_card_train_to_their_checkpoint_and_record_its_name(
+    cell: dict[str, Any], backend: str | None, on_phantom: OnPhantom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second of three slices, as a user would choose it.
+    monkeypatch.setenv("PHANTOM_SLICES", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{SLICE},{SLICE.replace('0200', '0100')}")
+    counts = on_phantom()
+    config = _train(tmp_path, precision="bf16", packing=True, **cell)
+    assert weights_at_end(config)
+    facts = facts_of(config)
+    assert facts["backend"] == backend
+    assert {setting["device"] for setting in facts["settings"]} == {f"{CARDS['H100-80'].name} MIG 1g.10gb"}
+    assert all(one.devices == {0} for one in read_counts(counts) if one.devices)
+
+
+def test_no_step_waits_for_the_device(on_phantom: OnPhantom, tmp_path: Path) -> None:
+    on_phantom()
     done = subprocess.run(
         [sys.executable, "-m", "tests.phantom.steps", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=True
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found.pop(A_WAIT) == "called a synchronizing CUDA operation"
     # One process and ddp in each precision, what shares the state out in one.
-    assert len(found) == len(WORKLOADS) * ((3 if card == "H100-80" else 2) * 2 + 2)
+    assert len(found) == len(WORKLOADS) * (3 * 2 + 2)
     assert {name: steps for name, steps in found.items() if steps != list(range(1, NUM_STEPS + 1))} == {}
     assert "phantom:" not in done.stderr

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.launchers.torchrun import LocalRanks
 from tests.flows.toy_project import living, wait_for
 
 pytestmark = pytest.mark.slow
@@ -56,32 +55,11 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
     assert forked.stdout.endswith("at the end\n")
 
 
-@pytest.mark.usefixtures("starts_warm")
-def test_the_ranks_that_a_test_starts_do_not_import_torch_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("SAID", "0")
-    launch = LocalRanks(
-        project / "config.json", world_size=1, threads_per_rank=1, log_folder=project / "logs", module="tasks.told"
-    )
-    assert launch.exit_code() == 0, launch.explain_end()
-    launch.stop(grace_seconds=0)
-    (said,) = project.glob("logs/**/stdout.log")
-    assert '"is warm": true' in said.read_text()
-
-
-def _start_waiting(warm: Path, project: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
-
-
-def _read_pid(started: "subprocess.Popen[str]") -> int:
-    assert started.stdout is not None
-    return int(started.stdout.readline())
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm: Path, project: Path, number: signal.Signals) -> None:
-    started = _start_waiting(warm, project)
-    pid = _read_pid(started)
+    started = subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    pid = int(started.stdout.readline())
     started.send_signal(number)
     # It held the other end, and nobody else.
     said, _ = started.communicate(timeout=_SECONDS)
