@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 class Api:
     """A server's REST interface, for whoever has its credentials."""
@@ -55,6 +57,31 @@ class Api:
                     raise
                 time.sleep(wait)
         raise AssertionError("the last try returns or raises")
+
+    def find_status(self, path: str, body: Any = None, **headers: str) -> int:
+        """Return the status of the answer to a request with these headers alone; a GET if there is no body."""
+        content = None if body is None else json.dumps(body).encode()
+        told = {"Content-Type": "application/json", **headers}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", content, told), timeout=60) as got:
+                return int(got.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def require_closed_to_others(self, *pids: int) -> None:
+        """Fail unless these processes listen on loopback, and answer nobody without credentials and no other site."""
+        sockets = [at for pid in pids for at in psutil.Process(pid).net_connections("inet")]
+        assert {at.laddr.ip for at in sockets if at.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+        assert self.find_status("health") == 200
+        assert self.find_status("admin/settings") == 401
+        assert self.find_status("flow_runs/filter", {}) in (401, 403)
+        self.ask("flow_runs/filter", limit=1)
+        own = self.url.removesuffix("/api")
+        assert self.find_status("flow_runs/filter", {}, **self.headers, Origin=own) == 200
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example:80"}, {"Origin": "null"}):
+            assert self.find_status("flow_runs/filter", {}, **self.headers, **headers) == 403, headers
+        without_token = {name: value for name, value in self.headers.items() if "Csrf" not in name}
+        assert self.find_status("flow_runs/filter", {}, **without_token) == 403
 
     def last_flow_run(self) -> dict[str, Any]:
         """Return the flow run that was started last."""

@@ -10,9 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +24,8 @@ from tasks.services import follower as following
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
 from tasks.services.trackers.mlflow import find_runs_page
-from tests.tracked_run import ALL_STEPS, PARAMS, Place
+from tests.flows.toy_project import wait_for
+from tests.tracked_run import ALL_STEPS, PARAMS, Place, step_event
 from tests.tracker_stores import STORES, find_closed_port
 from training.process.files import digest_file
 
@@ -53,10 +52,6 @@ class MlflowPlace(Place):
         assert len(runs) == len(found)
         return runs
 
-    def steps(self, cell: str, key: str = "loss") -> list[int]:
-        """Every step at which the cell's run has the metric, one entry per stored value."""
-        return [step for step, _ in STORES["mlflow"].read_values(self.folder)[cell][key]]
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         with contextlib.closing(sqlite3.connect(self.store, isolation_level=None)) as database:
@@ -71,12 +66,6 @@ def place(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
     return MlflowPlace(tmp_path, empty_store)
-
-
-def _train_until_stopped(place: MlflowPlace) -> None:
-    with place.follow() as follower:
-        follower.send(place.events(1, 2, 3, 4))
-        raise PreemptedError("stopped")
 
 
 def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: MlflowPlace) -> None:
@@ -112,10 +101,6 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}
     assert files == {"index.html", "report.md", "results.json", "charts/speedup.svg", *tables}
-
-
-def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(place: MlflowPlace) -> None:
-    place.report(speedup=1.5)
     published = PublishedModel(
         name="small", cell="2proc", source="https://hub.example/me/small/tree/abc",
         results_digest=digest_file(place.folder / "reports" / "results.json"),
@@ -127,124 +112,75 @@ def test_what_was_published_is_one_version_of_a_model_below_the_run_of_its_cell(
     assert version.run_id == place.runs()["2proc"].info.run_id
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
-    place: MlflowPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_stopped: bool, place: MlflowPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "OPEN_SECONDS", 0.5)
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.5)
     # Far below the 20 seconds that MLflow itself waits for the lock: a real bound, not a stopwatch.
-    with place.locked(), place.follow() as follower:
-        follower.send(place.events(*ALL_STEPS))
-        follower.replay([])
+    bounds = {"OPEN_SECONDS": 0.5, "CLOSE_SECONDS": 60.0 if is_stopped else 0.5, "STOP_SECONDS": 0.2}
+    for name, seconds in bounds.items():
+        monkeypatch.setattr(following, name, seconds)
+    with place.locked():
+        with contextlib.suppress(PreemptedError), place.follow() as follower:
+            follower.send(place.events(*ALL_STEPS))
+            if is_stopped:
+                raise PreemptedError("stopped")
+            follower.replay([])
         (worker,) = [thread for thread in threading.enumerate() if thread.name == "tracker"]
         assert worker.is_alive()
-    assert "no answer in time" in caplog.text
-    worker.join(120)
-    place.report(speedup=None)
-    assert place.steps("2proc") == ALL_STEPS
-
-
-def test_a_training_that_was_asked_to_stop_does_not_wait_for_its_tracker(
-    place: MlflowPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "OPEN_SECONDS", 0.2)
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 60.0)
-    monkeypatch.setattr(following, "STOP_SECONDS", 0.2)
-    # MLflow gives up on the lock after 20 seconds, its longest wait here if it were waited for.
-    with place.locked():
-        with pytest.raises(PreemptedError):
-            _train_until_stopped(place)
-        (worker,) = [thread for thread in threading.enumerate() if thread.name == "tracker"]
     # With the process it would have ended there.
     worker.join(120)
     place.report(speedup=None)
-    assert place.steps("2proc") == ALL_STEPS
-
-
-@contextlib.contextmanager
-def _ui(place: MlflowPlace, project: Path) -> Iterator[tuple[int, dict[str, str], int]]:
-    """Serve the UI as `make mlflow` does; yield its port, what it asks for and its pid."""
-    (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
-    port = find_closed_port()
-    environment = {**os.environ, "PYTHONPATH": str(project), "MLFLOW_PORT": str(port)}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tasks.services.tracker_ui"],
-        cwd=place.folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        _page(f"http://127.0.0.1:{port}/health", server)
-        lines = (place.folder / ".work/mlflow.env").read_text().splitlines()
-        yield port, dict(line.split("=", 1) for line in lines), server.pid
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        assert server.wait(30) == 0
-    assert not (place.folder / ".work/mlflow.env").exists()
-
-
-@pytest.fixture(scope="module")
-def ui(
-    tmp_path_factory: pytest.TempPathFactory, empty_store: Path, project: Path
-) -> Iterator[tuple[MlflowPlace, int, dict[str, str], int]]:
-    """The UI of a comparison with a speedup of 1.5: the place, the port, what it asks for and its pid."""
-    place = MlflowPlace(tmp_path_factory.mktemp("ui"), empty_store)
-    with contextlib.chdir(place.folder):
-        place.report(speedup=1.5)
-    with _ui(place, project) as (port, access, pid):
-        yield place, port, access, pid
+    assert STORES["mlflow"].read_values(place.folder)["2proc"]["loss"] == [
+        (step, step_event(step)["loss"]) for step in ALL_STEPS
+    ]
 
 
 @pytest.mark.slow
-def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(
-    ui: tuple[MlflowPlace, int, dict[str, str], int], project: Path
-) -> None:
-    place, port, access, pid = ui
-    create = {"path": "/api/2.0/mlflow/experiments/create", "body": {"name": "of somebody else"}}
-    file, secret = place.folder / ".work/mlflow.env", access["MLFLOW_TRACKING_PASSWORD"]
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert _refused(port, {"path": "/"}) == 401
-    assert _refused(port, {"path": "/ajax-api/3.0/mlflow/assistant/config"}) == 401
-    assert _refused(port, create) == 401
-    for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
-        assert _refused(port, create, access, **headers) == 403, headers
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
-    assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
-    assert not [one for one in processes if secret in " ".join(one.cmdline())]
-    assert "experiment_id" in _read(port, create["path"], access, body=create["body"])
-
-    taken = subprocess.run(
-        [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)], cwd=place.folder,
-        env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert taken.returncode == 4
-    (line,) = taken.stderr.splitlines()
-    assert line.startswith(f"mlflow: port {port} is not to be had (Address already in use)")
-    assert file.read_text().rstrip().endswith(secret), "the one that serves keeps its password"
-
-
-def _read(port: int, path: str, access: dict[str, str] | None = None, *, body: Any = None, **headers: str) -> str:
-    content = None if body is None else json.dumps(body).encode()
-    if access:
+def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place: MlflowPlace, project: Path) -> None:
+    (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
+    port, file = find_closed_port(), place.folder / ".work/mlflow.env"
+    command = [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)]
+    told: dict[str, Any] = {"cwd": place.folder, "env": {**os.environ, "PYTHONPATH": str(project)}}
+    server = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **told
+    )
+    try:
+        wait_for(lambda: server.poll() is not None or _ask(port, "/health") == 200, seconds=60, what="it answers")
+        access = dict(line.split("=", 1) for line in file.read_text().splitlines())
         pair = f"{access['MLFLOW_TRACKING_USERNAME']}:{access['MLFLOW_TRACKING_PASSWORD']}"
-        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-    address = f"http://127.0.0.1:{port}{path}"
-    request = urllib.request.Request(address, content, {"Content-Type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return str(answer.read().decode())
+        own = {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+        create = ("/api/2.0/mlflow/experiments/create", {"name": "of somebody else"})
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert _ask(port, "/") == _ask(port, "/ajax-api/3.0/mlflow/assistant/config") == _ask(port, *create) == 401
+        for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+            assert _ask(port, *create, **own, **headers) == 403, headers
+        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+        assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
+        assert not [one for one in processes if access["MLFLOW_TRACKING_PASSWORD"] in " ".join(one.cmdline())]
+        assert _ask(port, *create, **own) == 200
+
+        taken = subprocess.run(command, capture_output=True, text=True, timeout=60, **told)
+        (line,) = taken.stderr.splitlines()
+        assert taken.returncode == 4
+        assert line.startswith(f"mlflow: port {port} is not to be had (Address already in use)")
+        assert pair.partition(":")[2] in file.read_text(), "the one that serves keeps its password"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        assert server.wait(30) == 0
+    assert not file.exists()
 
 
-def _refused(port: int, asked: dict[str, Any], access: dict[str, str] | None = None, **headers: str) -> int:
-    with pytest.raises(urllib.error.HTTPError) as refusal:
-        _read(port, asked["path"], access, body=asked.get("body"), **headers)
-    return refusal.value.code
-
-
-def _page(address: str, server: subprocess.Popen[bytes]) -> str:
-    for _ in range(240):
-        assert server.poll() is None, "the server ended"
-        try:
-            with urllib.request.urlopen(address, timeout=5) as answer:
-                return str(answer.read().decode())
-        except OSError:
-            time.sleep(0.25)
-    raise AssertionError("the server did not answer within 60 seconds")
+def _ask(port: int, path: str, body: Any = None, **headers: str) -> int:
+    """Return the status of the answer; 0 where nobody answers."""
+    content = None if body is None else json.dumps(body).encode()
+    told = {"Content-Type": "application/json", **headers}
+    try:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", content, told)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0

@@ -1,4 +1,4 @@
-"""The notebook's cells, one after another, with its preset shrunk; and what the Dockerfile types."""
+"""The notebook's cells, one after another, with its preset shrunk."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.command import app
 from tests.workspace import SMALL, Workspace
 
 PRESET = Path("presets/qwen2-arxiv-t4.yaml")
@@ -52,15 +51,3 @@ def test_the_cells_of_the_notebook_run_one_after_another(
     exec(show, {})
     assert (place.folder / shown[0]).is_file()
     assert place.run("bash", "-c", typed[-1].removeprefix("!")).stdout.count(": cached, ") >= 8
-
-
-def test_the_dockerfile_sets_up_as_the_makefile_does_and_runs_a_command_of_ours(project: Path) -> None:
-    lines = re.findall(r"^([A-Z]+) (.*)$", (project / "Dockerfile").read_text(), flags=re.MULTILINE)
-    told = dict(lines)
-    assert f"{told['WORKDIR']}/.venv/bin:$PATH" == told["ENV"].removeprefix("PATH=")
-    setup = lines[[kind for kind, _ in lines].index("COPY") + 2][1]
-    for torch, wants in (("", "make setup"), ("cuda12", "make setup TORCH=cuda12")):
-        place = Workspace(project)
-        assert place.run("bash", "-c", f"TORCH={torch}; echo {setup}").stdout.strip() == wants
-    assert json.loads(told["ENTRYPOINT"]) == ["ddp-compare"]
-    assert json.loads(told["CMD"])[0] in {command.callback.__name__ for command in app.registered_commands}

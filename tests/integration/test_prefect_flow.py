@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from flows.server import find_or_start
+from flows.server import find_or_start, set_damaged_aside
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
@@ -22,7 +20,6 @@ from tests.processes import left_of, new_mark, none_left_of
 pytestmark = pytest.mark.slow
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
-COMMANDS = [*STAGES[:-1], "page", "upload"]
 
 
 @contextlib.contextmanager
@@ -47,15 +44,9 @@ def server_of(toy: ToyProject) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> ToyProject:
-    """The project that the module's server keeps its database in."""
-    return make_toy_project(tmp_path_factory.mktemp("server") / "toy", database=prefect_database)
-
-
-@pytest.fixture(scope="module")
-def api(home: ToyProject) -> Iterator[Api]:
+def api(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[Api]:
     """One server for the module."""
-    with server_of(home) as api:
+    with server_of(make_toy_project(tmp_path_factory.mktemp("server") / "toy", database=prefect_database)) as api:
         yield api
 
 
@@ -77,10 +68,8 @@ def _flow(toy: ToyProject, api: Api, **extra: str) -> tuple[subprocess.Completed
 def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as_an_artifact_too(
     finished: ToyProject, api: Api
 ) -> None:
-    first = api.states(api.last_flow_run())
-    assert list(first) == STAGES
-    assert set(first.values()) == {"Completed"}
-    assert finished.executed() == COMMANDS
+    assert api.states(api.last_flow_run()) == dict.fromkeys(STAGES, "Completed")
+    assert finished.executed() == [*STAGES[:-1], "page", "upload"]
     edges = api.edges(api.last_flow_run())
     assert edges["fingerprint"] == set()
     assert edges["train@2proc"] == edges["measure"] == {"slice"}
@@ -90,15 +79,10 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert ran.returncode == 0
     assert second == {"fingerprint": "Unchanged", **dict.fromkeys(STAGES[1:], "Cached")}
     assert finished.executed() == ["fingerprint"]
-    assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
-    assert api.last_flow_run()["state"]["message"] == "2proc is faster, says the toy"
-
     run = api.last_flow_run()
-    found = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
-    artifacts = {artifact["key"]: artifact for artifact in found}
-    assert set(artifacts) == {"ddp-compare-report"}
-    report = artifacts["ddp-compare-report"]
-    assert report["data"] == "# The toy's report\n"
+    assert run["state"]["message"] == "2proc is faster, says the toy"
+    (report,) = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
+    assert (report["key"], report["data"]) == ("ddp-compare-report", "# The toy's report\n")
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
 
 
@@ -118,83 +102,25 @@ def test_changed_parameter_runs_what_depends_on_it_and_put_back_restores(finishe
 
 
 def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject, api: Api) -> None:
+    line = "slice: rows of the toy: got 3; allowed: 4"
     finished.change("dvc.yaml", "data/slices.txt sliced", "data/slices.txt sliced again")
-    ran, states = _flow(finished, api, TOY_FAILS="slice:3")
-    assert ran.returncode == 3
-    assert ran.stderr.splitlines()[-1] == "slice: rows of the toy: got 3; allowed: 4"
+    try:
+        ran, states = _flow(finished, api, TOY_FAILS="slice:3")
+    finally:
+        finished.change("dvc.yaml", "data/slices.txt sliced again", "data/slices.txt sliced")
+    assert (ran.returncode, ran.stdout, ran.stderr.splitlines()[-1]) == (3, "", line)
     assert "Traceback" not in ran.stderr
-    assert ran.stdout == ""
     assert states["slice"] == "Failed"
     assert "evaluate" not in states
     run = api.last_flow_run()
-    assert (run["state_type"], run["state"]["message"]) == ("FAILED", "slice: rows of the toy: got 3; allowed: 4")
+    assert (run["state_type"], run["state"]["message"]) == ("FAILED", line)
 
 
-@pytest.fixture(scope="module")
-def restored(finished: ToyProject, tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
-    """A copy of the finished project in which every stage is cached, whatever was changed in it before."""
-    folder = tmp_path_factory.mktemp("restored") / "toy"
-    subprocess.run(["cp", "-a", finished.folder, folder], check=True)
-    toy = ToyProject(folder)
-    _repro(toy)
-    toy.executed()
-    return toy
-
-
-def _repro(toy: ToyProject) -> None:
-    dvc = [sys.executable, "-m", "dvc", "repro", "--quiet"]
-    subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=300)
-
-
-@pytest.fixture
-def done(restored: ToyProject, tmp_path: Path) -> ToyProject:
-    """A copy of it, which no server serves."""
-    subprocess.run(["cp", "-a", restored.folder, tmp_path / "toy"], check=True)
-    return ToyProject(tmp_path / "toy")
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def test_reruns_of_what_is_cached_start_no_server_and_leave_nothing_behind(done: ToyProject) -> None:
-    mark = new_mark()
-    sizes = []
-    with none_left_of(mark):
-        for _ in range(3):
-            ran = done.flow(**mark)
-            assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "Report: reports/index.html"), ran.stderr
-            assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
-            assert "fingerprint: done, with the same result as before" in ran.stderr
-            assert done.executed() == ["fingerprint"]
-            sizes.append([_bytes_in(done.folder / name) for name in (".prefect", ".work", "reports", "data")])
-        assert left_of(mark) == {}
-    assert len({tuple(size) for size in sizes}) == 1, sizes
-
-
-def test_damaged_database_of_prefect_is_put_aside_in_one_line_and_the_comparison_runs(done: ToyProject) -> None:
-    home = done.folder / ".prefect"
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir()
-    (home / "prefect.db").write_bytes(b"no database " * 1000)
-    done.change("params.yaml", "seed: 1", "seed: 99")
-    ran = done.flow()
-    assert ran.returncode == 0, ran.stderr
-    told = [line for line in ran.stderr.splitlines() if "was damaged" in line]
-    assert told == [
-        "ddp-compare: .prefect/prefect.db was damaged; it is .prefect/prefect.db.damaged now, and Prefect begins a new "
-        "one (earlier runs are no longer shown, no result is lost)"
-    ]
-    assert (home / "prefect.db.damaged").read_bytes().startswith(b"no database ")
-    with contextlib.closing(sqlite3.connect(home / "prefect.db")) as connection:
-        assert connection.execute("select count(*) from flow_run").fetchone() == (1,)
-
-
-def _list_imports(toy: ToyProject) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+def _list_imports(toy: ToyProject, **extra: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
     """Run the flow; return how it ended, without what is said of imports, and the packages that it imported."""
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "flows"],
-        cwd=toy.folder, env=toy.environment(), capture_output=True, text=True, timeout=300,
+        cwd=toy.folder, env=toy.environment(**extra), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     imports, said = [], []
     for line in ran.stderr.splitlines():
@@ -203,17 +129,46 @@ def _list_imports(toy: ToyProject) -> tuple[subprocess.CompletedProcess[str], se
     return ran, {line.rpartition("|")[2].strip().partition(".")[0] for line in imports}
 
 
-def test_rerun_of_what_is_cached_imports_no_prefect(done: ToyProject) -> None:
-    ran, imported = _list_imports(done)
-    assert ran.returncode == 0
+def test_reruns_of_what_is_cached_start_no_server_import_no_prefect_and_leave_nothing_behind(
+    finished: ToyProject, tmp_path: Path
+) -> None:
+    done, mark, sizes = _copy(finished, tmp_path), new_mark(), []
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=done.folder, env=done.environment(), check=True
+    )
+    done.executed()
+    with none_left_of(mark):
+        for _ in range(2):
+            ran, imported = _list_imports(done, **mark)
+            assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "Report: reports/index.html"), ran.stderr
+            assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
+            assert done.executed() == ["fingerprint"]
+            folders = (done.folder / name for name in (".prefect", ".work", "reports", "data"))
+            sizes.append([sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders])
+        assert left_of(mark) == {}
+    assert sizes[0] == sizes[1]
     assert "dvc" in imported
     assert not imported & {"prefect", "torch", "mlflow", "pandas", "sqlalchemy"}
 
 
-@pytest.mark.parametrize("broken", ["epochs: 0", "epoch: 1"])
-def test_bad_params_end_in_one_line_before_anything_is_started_or_imported(tmp_path: Path, broken: str) -> None:
+def test_damaged_database_of_prefect_is_put_aside_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefect_database: Path
+) -> None:
+    database = tmp_path / "prefect.db"
+    database.write_bytes(prefect_database.read_bytes())
+    set_damaged_aside(database)
+    assert (database.is_file(), capsys.readouterr().err) == (True, "")
+    database.write_bytes(b"no database " * 1000)
+    set_damaged_aside(database)
+    assert not database.exists()
+    assert (tmp_path / "prefect.db.damaged").read_bytes().startswith(b"no database ")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "prefect.db was damaged" in line
+
+
+def test_bad_params_end_in_one_line_before_anything_is_started_or_imported(tmp_path: Path) -> None:
     toy = make_toy_project(tmp_path / "toy")
-    toy.change("params.yaml", "epochs: 1", broken)
+    toy.change("params.yaml", "epochs: 1", "epoch: 1")
     before = set(toy.folder.iterdir())
     ran, imported = _list_imports(toy)
     assert ran.returncode == 2
@@ -224,38 +179,37 @@ def test_bad_params_end_in_one_line_before_anything_is_started_or_imported(tmp_p
     assert not imported & {"prefect", "dvc", "torch", "mlflow", "pandas", "numpy"}
 
 
-def _untrained_copy(finished: ToyProject, folder: Path) -> ToyProject:
-    """Return a copy of the finished project in which the cells have to be trained again."""
+def _copy(finished: ToyProject, folder: Path, **train: int) -> ToyProject:
+    """Return a copy of the finished project with these values in `train`."""
     subprocess.run(["cp", "-a", finished.folder, folder / "toy"], check=True)
-    toy = ToyProject(folder / "toy")
-    yaml = YAML()
+    toy, yaml = ToyProject(folder / "toy"), YAML()
     params = yaml.load(toy.folder / "params.yaml")
-    params["train"]["seed"] = 4711
+    params["train"].update(train)
     yaml.dump(params, toy.folder / "params.yaml")
-    (toy.folder / "dvc.yaml").write_text((finished.folder / "dvc.yaml").read_text().replace("sliced again", "sliced"))
     return toy
 
 
-def _start_training(toy: ToyProject) -> list[psutil.Process]:
-    """Return every process of a flow whose `train@2proc` has begun."""
-    wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=240, what=f"training runs; said: {toy.output()}")
-    wait_for(lambda: (toy.folder / "slow.txt").read_text().count(" "), seconds=60, what="the pids are written")
-    pids = [int(pid) for pid in (toy.folder / "slow.txt").read_text().split()]
-    return [psutil.Process(pid) for pid in pids]
+@contextlib.contextmanager
+def _training(toy: ToyProject, **extra: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """Run a flow; yield it, and every process of it, once `train@2proc` has begun."""
+    slow = toy.folder / "slow.txt"
+    with toy.running("flows", TOY_IS_SLOW="train@2proc", **extra) as flow:
+        wait_for(
+            lambda: slow.exists() and " " in slow.read_text(), seconds=240, what=f"training runs; said: {toy.output()}"
+        )
+        own = [psutil.Process(int(pid)) for pid in slow.read_text().split()]
+        yield flow, [*own, *psutil.Process(flow.pid).children(recursive=True)]
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_signal_lets_training_save_and_leaves_no_process(
     finished: ToyProject, api: Api, tmp_path: Path, number: int, exit_code: int
 ) -> None:
-    toy = _untrained_copy(finished, tmp_path)
-    with toy.running("flows", **api.environment, TOY_IS_SLOW="train@2proc") as flow:
-        training = _start_training(toy)
-        everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
+    toy = _copy(finished, tmp_path, seed=4711)
+    with _training(toy, **api.environment) as (flow, everything):
         flow.send_signal(number)
         assert flow.wait(timeout=90) == exit_code
     assert (toy.folder / "saved.txt").read_text() == "saved"
-    assert "train: saved" in toy.output()
     assert "Traceback" not in toy.output()
     assert living(everything) == []
 
@@ -263,12 +217,18 @@ def test_signal_lets_training_save_and_leaves_no_process(
 def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(
     finished: ToyProject, tmp_path: Path, prefect_database: Path
 ) -> None:
-    toy = _untrained_copy(finished, tmp_path)
+    toy, mark = _copy(finished, tmp_path, seed=4711), new_mark()
     toy.give_database(prefect_database)
-    with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
-        training = _start_training(toy)
-        everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
+    with none_left_of(mark), _training(toy, **mark) as (flow, everything):
         assert len(everything) >= 4, "server, DVC, training and its rank"
+        # Its own server is for its own user, and a stage has nothing that opens it.
+        (server,) = [pid for pid, words in left_of(mark).items() if "flows.server" in words]
+        secrets = Path(f"/proc/{server}/environ").read_text().split("\0")
+        own = Api(dict(variable.split("=", 1) for variable in secrets if "=" in variable))
+        own.require_closed_to_others(server)
+        assert [run["state_type"] for run in own.ask("flow_runs/filter", limit=1)] == ["RUNNING"]
+        stage = Path(f"/proc/{everything[0].pid}/environ").read_text()
+        assert own.environment["PREFECT_API_AUTH_STRING"] not in stage
         flow.kill()
         wait_for(lambda: not living(everything), seconds=60, what="every process is gone, which by itself stays")
     toy.executed()

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
+import flows.search
 from flows.search import Search, require_comparable
 from flows.trials import TRIALS
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
 from tests.faults import plan_faults
-from tests.museum.exhibit import Exhibit
-from tests.museum.exhibits import EXHIBITS
-from tests.museum.museum import name_patches
-from tests.mutants.patching import make_environment
 from tests.processes import left_of, new_mark, none_left_of
 from tests.workspace import Workspace
 from training.process.files import digest_file
@@ -131,7 +128,7 @@ def test_what_is_written_to_params_yaml_meanwhile_is_in_no_trial(search: Search)
 
 
 def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twice(search: Search) -> None:
-    found = _read_here()
+    found = _read(Workspace(Path.cwd()))
     best = search.trials[found["best"]]
     runs = [RunFile.read(best.locate_run(epochs)) for epochs in RUNGS]
     assert [part.epoch for part in runs[1].segments] == [1, 2]
@@ -139,56 +136,43 @@ def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twi
     folders = [best.locate_run(1) / runs[0].segments[0].folder, best.locate_run(2) / runs[1].segments[0].folder]
     assert folders[0].joinpath("segment.json").stat().st_ino == folders[1].joinpath("segment.json").stat().st_ino
     for index, trial in enumerate(found["trials"]):
-        assert len(trial["losses"]) == (2 if index == found["best"] else 1)
-        assert len(trial["epochs"]) == len(trial["losses"])
+        assert len(trial["losses"]) == len(trial["epochs"]) == (2 if index == found["best"] else 1)
 
 
-def test_a_search_that_is_finished_trains_nothing(searched: Workspace, warm: Path, tmp_path: Path) -> None:
+def test_a_search_that_is_finished_trains_nothing_and_its_best_goes_on_as_an_ordinary_comparison(
+    searched: Workspace, warm: Path, tmp_path: Path
+) -> None:
     again = searched.copy(tmp_path / "project", programs=warm)
-    again.change({"tracking.kind": "none"})
-    before = _count_launches(again)
-    said = again.run(*SEARCH).stdout
-    assert "to epoch 1: 3 of 3 trials are there already" in said
+    before, found = _count_launches(again), _read(again)
+    assert "to epoch 1: 3 of 3 trials are there already" in again.run(*SEARCH).stdout
     assert _count_launches(again) == before
-    assert _read(again) == _read(searched)
-
-
-def test_the_best_goes_on_as_an_ordinary_comparison(searched: Workspace, warm: Path, tmp_path: Path) -> None:
-    goes_on = searched.copy(tmp_path / "project", programs=warm)
-    found = _read(goes_on)
-    goes_on.run("git", "apply", "reports/search/params.patch")
-    goes_on.run("ddp-compare", "params")
-    params = load_params(goes_on.folder / "params.yaml")
+    assert _read(again) == found
+    again.run("git", "apply", "reports/search/params.patch")
+    params = load_params(again.folder / "params.yaml")
     drawn = found["trials"][found["best"]]["drawn"]
     assert (params.train.learning_rate, params.train.global_batch_size) == (drawn["learning_rate"], drawn["batch_size"])
-    launches = goes_on.launches("1proc")
-    said = goes_on.repro("train@1proc").stdout
+    launches = again.launches("1proc")
+    said = again.repro("train@1proc").stdout
     assert "1proc: 2 of 2 segments are finished already; nothing to train" in said
-    assert goes_on.launches("1proc") == launches
+    assert again.launches("1proc") == launches
 
 
-def test_a_schedule_of_another_span_is_refused(search: Search) -> None:
+def test_a_schedule_of_another_span_and_other_tokens_are_refused(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DataError, match=r"learning rate .* in step \d+, by one schedule over \d+ steps .*; allowed"):
         require_comparable(search.trials, 1, span=3)
-
-
-@pytest.mark.parametrize(
-    "exhibit", [part for part in EXHIBITS if part.scenario == "search"], ids=lambda exhibit: exhibit.key
-)
-def test_a_search_of_the_museum_is_refused(
-    exhibit: Exhibit, searched: Workspace, warm: Path, tmp_path: Path
-) -> None:  # fmt: skip
-    wrong = searched.copy(tmp_path / "project", programs=warm)
-    wrong.change({"tracking.kind": "none", **dict(exhibit.params)})
-    done = wrong.run(*SEARCH, ok=False, **make_environment(name_patches(exhibit)))
-    assert done.returncode == ExitCode.DATA
-    assert exhibit.caught_by.removeprefix("search: ") in done.stdout.splitlines()[-1]
+    read, best = flows.search.read_epochs, _read(Workspace(Path.cwd()))["best"]
+    longer = search.trials[best].name
+    monkeypatch.setattr(flows.search, "read_epochs", lambda one, num: read(one, 2 if one.name == longer else num))
+    with pytest.raises(DataError, match=r"learned from [\d,]+ tokens and .*; allowed: as many in all"):
+        require_comparable(search.trials, 1, span=RUNGS[-1])
 
 
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
-    searched: Workspace, tmp_path: Path
+    searched: Workspace, warm: Path, tmp_path: Path
 ) -> None:
-    bad = searched.copy(tmp_path / "project")
+    bad = searched.copy(tmp_path / "project", programs=warm)
     bad.change({"tracking.kind": "none", "train.seed": 7})
     mark = new_mark()
     with none_left_of(mark):
@@ -212,7 +196,3 @@ def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(
     launches = _count_launches(bad)
     assert bad.run(*SEARCH, ok=False).returncode == ExitCode.DIVERGED
     assert _count_launches(bad) == launches
-
-
-def _read_here() -> dict[str, Any]:
-    return _read(Workspace(Path.cwd()))

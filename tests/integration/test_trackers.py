@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tasks.services import follower as following
 from tasks.services.tracker import PENDING, PendingReport
 from tasks.services.tracker_ui import send_pending
+from tests.flows.toy_project import wait_for
 from tests.tracked_run import ALL_STEPS, NUM_STEPS, Place, step_event
 from tests.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
 
@@ -26,6 +26,7 @@ FOLLOW = """
 import sys, time
 from pathlib import Path
 from tasks.services import follower as following
+from tests.flows.toy_project import wait_for
 from tests.tracked_run import Place
 following.FLUSH_SECONDS = 0.05
 kind, first, last, waits = sys.argv[1], *map(int, sys.argv[2:])
@@ -40,6 +41,7 @@ with place.follow() as follower:
 REPORT = """
 import sys
 from pathlib import Path
+from tests.flows.toy_project import wait_for
 from tests.tracked_run import Place
 place = Place(Path.cwd(), [sys.argv[1]])
 Path("is-reporting").touch()
@@ -67,14 +69,6 @@ def place(tmp_path: Path, tracker: str, empty_store: Path) -> Place:
     if tracker == "mlflow":
         shutil.copy(empty_store, tmp_path)
     return Place(tmp_path, [tracker])
-
-
-def _wait_until(is_true: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if is_true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("did not happen within a minute")
 
 
 def _kill(process: subprocess.Popen) -> None:
@@ -117,7 +111,7 @@ def test_a_report_leaves_every_value_once_with_figures_gates_facts_and_the_repor
 def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(place: Place, tracker: str) -> None:
     for first, last in ((1, 4), (3, 7)):
         process = place.start(FOLLOW, tracker, first, last, 60)
-        _wait_until((place.folder / "is-sent").exists)
+        wait_for((place.folder / "is-sent").exists, seconds=60, what="it is sent")
         time.sleep(0.3)
         assert process.poll() is None
         _kill(process)
@@ -125,6 +119,10 @@ def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(pl
     # The checkpoint was that of step 5: steps 6 and 7 are trained, and streamed, again.
     process = place.start(FOLLOW, tracker, 6, 10, 0)
     assert process.wait(120) == 0
+    process = place.start(REPORT, tracker)
+    wait_for((place.folder / "is-reporting").exists, seconds=60, what="it reports")
+    time.sleep(1)
+    _kill(process)
     place.report(speedup=1.5)
     _require_every_value_once(tracker, place.folder)
 
@@ -134,16 +132,10 @@ def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place: Place, t
     require_tracker(tracker)
     with place.follow() as follower:
         follower.send(place.events(1, 2))
-        _wait_until(lambda: len(STORES[tracker].read_values(place.folder).get("2proc", {}).get("loss", [])) == 2)
-
-
-def test_a_report_that_was_killed_while_it_was_sent_is_whole_after_the_next(place: Place, tracker: str) -> None:
-    process = place.start(REPORT, tracker)
-    _wait_until((place.folder / "is-reporting").exists)
-    time.sleep(1)
-    _kill(process)
-    place.report(speedup=1.5)
-    _require_every_value_once(tracker, place.folder)
+        read = STORES[tracker].read_values
+        wait_for(
+            lambda: len(read(place.folder).get("2proc", {}).get("loss", [])) == 2, seconds=60, what="both are there"
+        )
 
 
 def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path: Path) -> None:
@@ -160,10 +152,12 @@ def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path: Path
 def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it_is_back(
     place: Place, tracker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "Canary0" * 5)
     with monkeypatch.context() as patch:
-        STORES[tracker].take_away(place.folder, patch)
+        STORES[tracker].take_away(place.folder, patch)  # its address and key hold a canary, too
         with place.follow() as follower:
             follower.send(place.events(*ALL_STEPS))
+        assert "canary" not in caplog.text.lower()
         caplog.clear()
         place.report(speedup=1.5)
         (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -174,42 +168,29 @@ def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it
     assert send_pending(place.params) is True
     assert not PENDING.exists()
     _require_every_value_once(tracker, place.folder)
-
-
-def test_no_secret_of_the_environment_is_kept_or_said(
-    place: Place, tracker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "Canary0" * 5)
-    with monkeypatch.context() as patch:
-        STORES[tracker].take_away(place.folder, patch)
-        place.report(speedup=1.5)
-    place.report(speedup=1.5)
     assert "canary" not in caplog.text.lower()
     assert b"canary" not in read_all_bytes(place.folder).lower()
 
 
-def test_a_figure_that_is_withheld_later_vanishes_with_all_that_showed_it(place: Place, tracker: str) -> None:
-    place.report(speedup=1.5)
+def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_all_that_showed_it(
+    place: Place, tracker: str
+) -> None:
+    for is_proven, name in ((True, "speedup"), (False, "unproven_speedup")):
+        place.report(speedup=1.5, is_proven=is_proven)
+        found = STORES[tracker].read_values(place.folder)["2proc"]
+        assert {key: [value for _, value in found[key]] for key in found if "speedup" in key} == {
+            f"final/{name}": [1.5]
+        }
     place.report(speedup=None)
     _require_every_value_once(tracker, place.folder)
-    found = STORES[tracker].read_values(place.folder)
-    assert not [key for values in found.values() for key in values if "speedup" in key]
+    values = STORES[tracker].read_values(place.folder).values()
+    assert not [key for found in values for key in found if "speedup" in key]
     said = STORES[tracker].read_texts(place.folder)
     assert "# Speedup None" in said
     assert "withheld: Same rows, same work" in said
     if tracker != "mlflow":  # which keeps the files of deleted runs until `mlflow gc`
         assert "# Speedup 1.5" not in said
         assert "passed: 1,600 rows" not in said
-
-
-def test_a_speedup_has_the_name_of_what_it_is_now_and_no_other(place: Place, tracker: str) -> None:
-    for is_proven, name in ((True, "speedup"), (False, "unproven_speedup"), (True, "speedup")):
-        place.report(speedup=1.5, is_proven=is_proven)
-        _require_every_value_once(tracker, place.folder)
-        found = STORES[tracker].read_values(place.folder)["2proc"]
-        assert {key: [value for _, value in found[key]] for key in found if "speedup" in key} == {
-            f"final/{name}": [1.5]
-        }
 
 
 def test_two_at_once_are_each_whole_and_one_that_is_away_holds_up_no_other(

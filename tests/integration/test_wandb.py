@@ -43,7 +43,9 @@ def _require_every_step_once(server: WandbServer) -> None:
             assert found[0][2] == 1_772_366_400.5, "the time of the step, not of sending it"
 
 
-def test_what_is_written_is_sent_once_with_config_figures_gates_and_report(place: Place, server: WandbServer) -> None:
+def test_what_is_written_is_sent_once_and_a_figure_that_is_withheld_later_is_deleted_there(
+    place: Place, server: WandbServer
+) -> None:
     place.report(speedup=1.5)
     _require_every_step_once(server)
     runs = {run.name: run for run in server.runs.values()}
@@ -51,19 +53,14 @@ def test_what_is_written_is_sent_once_with_config_figures_gates_and_report(place
     assert runs["2proc"].summary["speedup"] == "proven"
     assert runs["2proc"].config["world_size"]["value"] == "2"
     assert b"# Speedup 1.5" in b"".join(runs["small"].files.values())
-    before = dict(server.runs)
+    first = dict(server.runs)
     server.runs.clear()
     place.report(speedup=1.5)
     assert not server.runs, "sent again"
-    assert before
-
-
-def test_a_figure_that_is_withheld_later_is_deleted_there(place: Place, server: WandbServer) -> None:
-    place.report(speedup=1.5)
-    first = set(server.runs)
+    server.runs.update(first)
     place.report(speedup=None)
     _require_every_step_once(server)
-    assert server.deleted == first, "all three showed the gate that has failed since, or the speedup"
+    assert server.deleted == set(first), "all three showed the gate that has failed since, or the speedup"
     for run in server.runs.values():
         assert not [key for key in run.summary if key.startswith("final/speedup")]
         assert b"# Speedup 1.5" not in b"".join(run.files.values())
