@@ -86,21 +86,6 @@ def test_first_run_runs_every_stage_and_the_second_none_but_leaves_the_report_as
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
 
 
-def test_changed_parameter_runs_what_depends_on_it_and_put_back_restores(finished: ToyProject, api: Api) -> None:
-    finished.executed()
-    finished.change("params.yaml", "epochs: 1", "epochs: 2")
-    _, states = _flow(finished, api)
-    # The reports of both are the same: upload finds nothing new.
-    assert [stage for stage in STAGES if states[stage] == "Completed"] == ["train@1proc", "train@2proc", "evaluate"]
-    assert finished.executed() == ["fingerprint", "train@1proc", "train@2proc", "evaluate"]
-
-    finished.change("params.yaml", "epochs: 2", "epochs: 1")
-    _, states = _flow(finished, api)
-    assert [stage for stage in STAGES if states[stage] != "Cached"] == ["fingerprint"]
-    assert finished.executed() == ["fingerprint"]
-    assert (finished.folder / "data/runs/1proc.txt").read_text() == "1\n"
-
-
 def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject, api: Api) -> None:
     line = "slice: rows of the toy: got 3; allowed: 4"
     finished.change("dvc.yaml", "data/slices.txt sliced", "data/slices.txt sliced again")
