@@ -312,7 +312,7 @@ def test_kill_of_dvc_or_of_the_shell_ends_the_training_and_a_second_comparison_i
             assert line.startswith(
                 f"ddp-compare: a comparison runs in this folder already: make compare, pid {flow.pid} on "
             )
-            os.kill(find(mark, "flows.tied_dvc"), signal.SIGKILL)
+            os.kill(find(mark, "flows.child"), signal.SIGKILL)
             assert flow.wait(timeout=60) not in (0, None)
             wait_for(lambda: not left_of(mark), seconds=30, what="nobody is left of the training")
         assert training.saved_step() >= seen
