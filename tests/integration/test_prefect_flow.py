@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from flows.server import find_or_start, set_damaged_aside
+from flows.server import _set_damaged_aside, find_or_start
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
@@ -141,10 +141,10 @@ def test_damaged_database_of_prefect_is_put_aside_in_one_line(
 ) -> None:
     database = tmp_path / "prefect.db"
     database.write_bytes(prefect_database.read_bytes())
-    set_damaged_aside(database)
+    _set_damaged_aside(database)
     assert (database.is_file(), capsys.readouterr().err) == (True, "")
     database.write_bytes(b"no database " * 1000)
-    set_damaged_aside(database)
+    _set_damaged_aside(database)
     assert not database.exists()
     assert (tmp_path / "prefect.db.damaged").read_bytes().startswith(b"no database ")
     (line,) = capsys.readouterr().err.splitlines()
