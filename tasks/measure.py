@@ -38,8 +38,7 @@ from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.config import SegmentConfig
 from training.numerics import NUMERICS_VERSION
-from training.process.files import digest_json
-from training.process.unwritten import digest_code
+from training.process.files import digest_code, digest_json
 
 _SHARE_APART = 0.05
 """Of the mean length, or of the root of the mean square, which attention goes by."""

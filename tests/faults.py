@@ -128,7 +128,7 @@ class Plan:
             return result
 
         heartbeat.enter = enter_with_faults  # type: ignore[method-assign]
-        strategy.on_section = enter_with_faults
+        strategy.replica.on_section = enter_with_faults
         strategy.train_step = train_with_faults  # type: ignore[method-assign]
 
     def inject_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:

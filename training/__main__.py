@@ -20,7 +20,7 @@ from pathlib import Path
 from ddp_audit.process.lifeline import end_with_parent
 from ddp_audit.process.redaction import format_traceback, redact, redact_logs, shorten
 from training.config import TrainingConfig, read_config
-from training.process.events import EventStream
+from training.process.events import EventStream, StopRequest
 from training.process.failure import (
     EXIT_FAILED,
     FAILURES,
@@ -30,10 +30,9 @@ from training.process.failure import (
     is_out_of_memory,
     record_failure,
 )
+from training.process.files import require_code
 from training.process.heartbeat import Heartbeat
 from training.process.safe_loading import require_safe_torch
-from training.process.stop_request import StopRequest
-from training.process.unwritten import require_code
 
 _MAX_REASON_CHARACTERS = 2_000
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -128,7 +127,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     else:
         from training.loop import train
 
-    from training.strategies import find_strategy
+    from training.step.strategy import find_strategy
     from training.workloads import find_workload
 
     find_workload(config.workload)

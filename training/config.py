@@ -46,7 +46,7 @@ class TrainingConfig:
     cell: str
     """Name of the cell."""
     strategy: str
-    """Name of a file in training/strategies/."""
+    """Name of a folder in training/strategies/."""
     options: Mapping[str, Any]
     """Options of the strategy, as its file names them under OPTIONS."""
     world_size: int

@@ -8,7 +8,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import SegmentPlan, make_micro_batches
 from training.launch import TrainingLaunch
 from training.process.failure import DivergedError
-from training.process.unwritten import read_stamps, require_unwritten
+from training.process.files import read_stamps, require_unwritten
 from training.step.strategy import Strategy
 
 

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from training.config import TrainingConfig
 from training.process.distributed import Ranks
-from training.process.events import EventStream
+from training.process.events import EventStream, StopRequest
 from training.process.failure import EXIT_INTERRUPTED, StoppedError
 from training.process.heartbeat import Heartbeat
-from training.process.stop_request import StopRequest
 from training.record.segment import tell_utc_time
 from training.state.checkpoint import CheckpointStore
-from training.step.strategy import Strategy
-from training.strategies import find_strategy
+from training.step.strategy import Strategy, find_strategy
 from training.workloads import Workload, find_workload
 
 
@@ -44,7 +42,7 @@ def build_strategy(launch: TrainingLaunch) -> Strategy:
     config, workload = launch.config, launch.workload
     model = workload.load_model(config.model_dir)
     strategy = find_strategy(config.strategy).build(model, workload, config, launch.ranks)
-    strategy.on_section = launch.heartbeat.enter
+    strategy.replica.on_section = launch.heartbeat.enter
     return strategy
 
 

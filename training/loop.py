@@ -12,19 +12,16 @@ import numpy as np
 import torch
 
 from training.config import TrainingConfig
-from training.data.batches import MicroBatch, prefetch_micro_batches
+from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
-from training.data.rows import Rows
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
-from training.model.compiled_layers import explain_failed_compilation
-from training.process.distributed import Ranks
-from training.process.events import EventStream
+from training.model.layers import explain_failed_compilation
+from training.process.distributed import Ranks, collect_device_facts
+from training.process.events import EventStream, StopRequest
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.process.files import digest_code
 from training.process.heartbeat import Heartbeat, StepSection
-from training.process.ownership import collect_device_facts
-from training.process.stop_request import StopRequest
-from training.process.unwritten import digest_code
 from training.record.ledger_file import count_targets
 from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
@@ -33,9 +30,9 @@ from training.record.window import StepFacts, Window
 from training.state.checkpoint import CheckpointStore
 from training.state.receipt import DROPPED, drop_files
 from training.state.update_keeper import UpdateKeeper
-from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
-from training.step.strategy import Digests, Strategy
+from training.step.snapshot import Digests
+from training.step.strategy import Strategy
 from training.workloads import open_training_rows
 
 _log = logging.getLogger(__name__)
@@ -176,7 +173,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         # ---------------------------------------------------- log point: the clock stands still from here on
         heartbeat.enter(StepSection.COLLECTIVE)
         with _name_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
-            facts = window.close(forgives_overflow=strategy.may_overflow)
+            facts = window.close(forgives_overflow=strategy.replica.may_overflow)
         record.mark_exchanges(ranks, num_steps=segment_step)
         if is_evaluated:
             facts[-1] = _evaluate(launch, strategy, record, heldout, facts[-1])
@@ -344,3 +341,46 @@ def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:
         allocated, reserved = (ranks.gather(np.array(peaks)).max(axis=0) / 2**30).tolist()
         counters.peak_memory_gib = max(allocated, counters.peak_memory_gib or 0.0)
         counters.peak_reserved_gib = max(reserved, counters.peak_reserved_gib or 0.0)
+
+
+_ASTRAY_MULTIPLE = 2.0
+_ASTRAY_NATS = 1.0
+"""A smoothed loss above so many times the segment's first, and above that by so many nats per token, has gone astray.
+
+Both, since small losses vary by multiples and large ones by nats."""
+_ASTRAY_STEPS = 5
+"""For so many steps on end."""
+_SMOOTHING = 0.8
+"""What the smoothed loss keeps of itself in a step: it remembers about five."""
+
+
+class DivergenceRule:
+    """Takes the losses of a segment in order; the first one is where it comes from.
+
+    That is the loss before any update of the segment, on rows of the same range. The same on all ranks, since the
+    losses are.
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._smoothed = 0.0
+        self._num_above = 0
+
+    def take(self, step: int, loss: float, *, num_targets: int) -> None:
+        """Take the next step's loss, nats per token; raises DivergedError once the rule says so.
+
+        A step without a target has no loss, and logs 0: as the first one it would have every other go astray.
+        """
+        if not num_targets:
+            return
+        if self._first is None:
+            self._first = self._smoothed = loss
+        self._smoothed = _SMOOTHING * self._smoothed + (1 - _SMOOTHING) * loss
+        allowed = max(_ASTRAY_MULTIPLE * self._first, self._first + _ASTRAY_NATS)
+        self._num_above = self._num_above + 1 if self._smoothed > allowed else 0
+        if self._num_above >= _ASTRAY_STEPS:
+            raise DivergedError(
+                f"diverged at step {step}: the smoothed loss is {self._smoothed:.4g} and has been above {allowed:.4g} "
+                f"for {_ASTRAY_STEPS} steps, the segment began at {self._first:.4g}; nothing of it was saved after the "
+                "last checkpoint; lower learning_rate, or use more warmup_steps"
+            )

@@ -81,7 +81,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     from training.config import read_config
     from training.data.plan import make_micro_batches
     from training.process.distributed import join_ranks
-    from training.strategies import single
+    from training.strategies.single import step as single
     from training.workloads import causal_lm
 
     torch.set_num_threads(1)
@@ -155,11 +155,11 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
 
     from training.config import read_config
     from training.data.plan import make_micro_batches
+    from training.loop import DivergenceRule
     from training.process.distributed import join_ranks
     from training.process.events import EventStream
     from training.record.ledger_file import count_targets
     from training.record.window import Window
-    from training.step.divergence import DivergenceRule
     from training.step.strategy import StepResult
 
     source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
@@ -190,7 +190,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     from training.process.events import EventStream
     from training.record.segment_facts import SegmentFacts
     from training.state.checkpoint import CheckpointStore
-    from training.strategies import single
+    from training.strategies.single import step as single
     from training.workloads import causal_lm
 
     config = read_config(work / "training.json")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from training.config import TrainingConfig, read_config
+from training.data.batches import Rows
 from training.data.plan import plan_segment
-from training.data.rows import Rows
 from training.workloads import find_workload
 
 JOB_FILE = "job.json"

@@ -8,15 +8,15 @@ sign that rounding turns in a gradient near 0, of which Adam makes a whole step,
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.equivalence.differences import EXCHANGE_EPS, MARGIN, Differences, compare_numbers
 from tasks.records.checked_update import NUMBER_TOLERANCE, CheckedUpdate, Compared
-from tasks.strategies import get_exchange_dtype
 from training.config import TrainingConfig
+from training.strategies import get_exchange_dtype
 
 if TYPE_CHECKING:  # torch takes seconds to import, pydantic is not there where one GPU is measured
     from torch import Tensor
@@ -85,9 +85,20 @@ def check_update(config: TrainingConfig, process: "OneProcess", folder: Path) ->
     start_problem: str | None = None
     try:
         before, after = (_load_state(config, process, folder, title) for title in (BEFORE, AFTER))
-        start_problem = _find_start_problem(process, before) if number == 1 else None
-        problems = [*_find_disagreements(facts), *([start_problem] if start_problem else [])]
-        problems += _find_changed_others(config, process, before, after)
+        problems = [
+            f"after it the ranks hold {different} different {what}"
+            for what, checksums in facts["copies"].items()
+            if (different := len(set(checksums))) > 1
+        ]
+        if number == 1:
+            # Begins with the base model and nothing else.
+            if not _are_equal({**before.trained, **before.statistics}, process.start_weights):
+                start_problem = "the ranks begin with other weights than the base model's"
+            elif before.has_moments:
+                start_problem = "the ranks begin with moments of an optimizer that has made updates"
+            problems += [start_problem] if start_problem else []
+        changed = _list_changed_others(config, process, before, after)
+        problems += [f"weights that are not trained are others: {', '.join(changed[:3])}"] if changed else []
         check = _Check(config, process, number, facts, before, after)
         compared, gaps = check.compared, check.gaps
         problems += check.problems
@@ -107,7 +118,7 @@ def check_update(config: TrainingConfig, process: "OneProcess", folder: Path) ->
 
 def _load_state(config: TrainingConfig, process: "OneProcess", folder: Path, title: str) -> State:
     from training.model.weights import load_tensors
-    from training.step.strategy import STATE, WEIGHTS
+    from training.step.snapshot import STATE, WEIGHTS
 
     weights, state = (load_tensors(folder / f"{title}-{part}.pt", is_mapped=True) for part in (WEIGHTS, STATE))
     source = state["adapter"] if config.adapter else weights
@@ -133,31 +144,15 @@ def _load_state(config: TrainingConfig, process: "OneProcess", folder: Path, tit
     )
 
 
-def _find_disagreements(facts: Mapping[str, Any]) -> Iterator[str]:
-    for what, checksums in facts["copies"].items():
-        if (different := len(set(checksums))) > 1:
-            yield f"after it the ranks hold {different} different {what}"
-
-
-def _find_start_problem(process: "OneProcess", before: State) -> str | None:
-    """Return in what the first update does not begin with the base model and nothing else."""
-    if not _are_equal({**before.trained, **before.statistics}, process.start_weights):
-        return "the ranks begin with other weights than the base model's"
-    return "the ranks begin with moments of an optimizer that has made updates" if before.has_moments else None
-
-
-def _find_changed_others(config: TrainingConfig, process: "OneProcess", before: State, after: State) -> Iterator[str]:
+def _list_changed_others(config: TrainingConfig, process: "OneProcess", before: State, after: State) -> list[str]:
     if config.adapter:
-        changed = process.list_changed(after.others, after.trained)
-    else:
-        changed = [
-            name
-            for name, part in before.others.items()
-            # Which counts forwards, and decides nothing.
-            if not name.endswith("num_batches_tracked") and not part.equal(after.others[name])
-        ]
-    if changed:
-        yield f"weights that are not trained are others: {', '.join(changed[:3])}"
+        return process.list_changed(after.others, after.trained)
+    return [
+        name
+        for name, part in before.others.items()
+        # Which counts forwards, and decides nothing.
+        if not name.endswith("num_batches_tracked") and not part.equal(after.others[name])
+    ]
 
 
 def _are_equal(mine: Mapping[str, "Tensor"], its: Mapping[str, "Tensor"]) -> bool:
@@ -176,7 +171,7 @@ class _Check:
         before: State,
         after: State,
     ) -> None:
-        from tasks.equivalence.orders import make_other_orders, make_rank_order
+        from tasks.equivalence.reference.update import make_other_orders, make_rank_order
 
         self._config, self._process, self._number = config, process, number
         self._before, self._after = before, after

@@ -10,7 +10,7 @@ from tasks.process.progress import show_progress
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import nn
 
-    from training.data.rows import Rows
+    from training.data.batches import Rows
 
 _MAX_TOKENS_PER_BATCH = 16_384
 _LOGITS_BYTES = {"cpu": 2**30, "cuda": 6 * 2**30}

@@ -10,7 +10,7 @@ from ddp_audit.process.wording import Reason, explain
 from tasks.evaluating.loss_arithmetic import compute_relative_difference, compute_relative_differences
 from tasks.gates.equivalence import read_updates
 from tasks.records.outputs import Outputs
-from tasks.strategies import find_profile
+from training.strategies import find_profile
 
 _WINDOW = 16
 TOLERANCE = 1e-1

@@ -16,7 +16,7 @@ from tasks.params.choices import read_unit
 from tasks.records.blocks import BlockWork
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
-from training.data.row_digest import digest_rows
+from training.record.ledger_file import digest_rows
 
 _SHARE_APART = 0.10
 """Of tokens per sample, which rule how long a step takes and how much of it is computation."""

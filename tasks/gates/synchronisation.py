@@ -1,6 +1,6 @@
 """Was all exchanged that the strategy has to exchange? What the ranks counted, and torch's own record of it.
 
-What has to be is worked out from the cell and the model (tasks/strategies/), apart from the code that exchanges it.
+What has to be is worked out from the cell and the model (training/strategies/), apart from the code that exchanges it.
 """
 
 from typing import NamedTuple
@@ -8,9 +8,25 @@ from typing import NamedTuple
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
-from tasks.strategies import Profile, Work, find_profile, sum_expected
+from training.strategies import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    SEND,
+    STATISTIC,
+    Profile,
+    Work,
+    count,
+    find_profile,
+    sum_expected,
+)
 
 _BYTES_PER_GRADIENT = 4
+_WORDS = {
+    ALL_REDUCE: "all-reduces", ALL_GATHER: "all-gathers", REDUCE_SCATTER: "reduce-scatters", BROADCAST: "broadcasts",
+    STATISTIC: "exchanges of what batch normalisation is over", SEND: "messages to other stages",
+}  # fmt: skip
 
 
 def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
@@ -24,15 +40,12 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
             problems.setdefault(found.sentence, []).append((found, segment.title))
     if run.facts.world_size == 1 and not problems:
         return None
-    first = run.segments[0]
-    works = [_make_segment_work(segment, outputs, cell) for segment in run.segments]
-    whole = Work(
-        **{
-            **vars(works[0]),
-            "num_steps": sum(work.num_steps for work in works),
-            "num_rounds": (sum(work.num_rounds[0] for work in works), sum(work.num_rounds[1] for work in works)),
-        }
-    )
+    work = _make_segment_work(run.segments[0], outputs, cell)
+    steps, total = sum(segment.facts.num_steps for segment in run.segments), _sum_traffic(run)
+    figures: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.list_figures(work)}
+    for kind, counted in total.items():
+        figures[f"{kind}s_per_step"] = counted.number / steps
+        figures[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
     return make_finding(
         # Each once, with the first segment that has it and the number of others.
         [
@@ -43,11 +56,14 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
             )
             for alike in problems.values()
         ],
-        "per optimizer step {cell} {traffic}; the gradient has {gradient_mib:three_digits} MiB",
+        "per optimizer step {cell} {traffic} for {layout}; the gradient has {gradient_mib:three_digits} MiB",
         cell=cell,
-        traffic=profile.describe_traffic(_sum_traffic(run), whole),
-        gradient_mib=whole.gradient_bytes / 2**20,
-        **_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
+        traffic=", ".join(
+            f"{counted.number / steps:g} {_WORDS.get(kind, kind)}" for kind, counted in sorted(total.items())
+        ),
+        layout=profile.describe_layout(work),
+        gradient_mib=work.gradient_bytes / 2**20,
+        **figures,
     )
 
 
@@ -76,27 +92,41 @@ def _make_segment_work(segment: SegmentOutputs, outputs: Outputs, cell: str) -> 
 
 def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
     work, traffic = _make_segment_work(segment, outputs, cell), segment.facts.traffic
-    if found := profile.find_problem(traffic, work):
+    if work.world_size == 1:
+        # Wrapped in DDP, say, a baseline pays for an exchange with itself.
+        number = sum(kind.number for kind in traffic.values())
+        return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
+    if found := profile.find_problem(work):
         return found
-    expected = profile.compute_expected_traffic(work) if work.world_size > 1 else {}
-    for kind, counted in traffic.items():
-        if kind not in expected and counted.number:
+    expected = profile.compute_expected_traffic(work)
+    for kind in sorted({*expected, *traffic}):
+        (number, num_bytes), needed = count(traffic, kind), expected.get(kind)
+        if needed is None and number:
             return explain(
-                "foreign_collectives", "{number} collectives of the kind {kind}, of which its strategy has none",
-                number=counted.number, kind=kind,
+                "foreign_collectives", "{number} exchanges of the kind {kind}, of which its strategy has none",
+                number=number, kind=kind,
             )  # fmt: skip
-    for kind, (number, num_bytes) in expected.items():
-        counted_number = traffic[kind].number if kind in traffic else 0
-        counted_bytes = traffic[kind].num_bytes if kind in traffic else 0
-        if not number.has(counted_number):
+        if needed is not None and not needed.number.has(number):
+            accumulated = outputs.runs[cell].facts.grad_accum_steps
+            per_step, least, most = number / work.num_steps, *needed.number
+            is_every = accumulated > 1 and least == most and number >= least // work.num_steps * work.num_rounds[0]
             return explain(
-                "other_number", "{number} collectives of the kind {kind}, {least} to {most} are needed",
-                number=counted_number, kind=kind, least=number.least, most=number.most,
+                "too_few_exchanges" if number < least
+                else "exchanged_on_every_micro_batch" if is_every
+                else "too_many_exchanges",
+                "{number:,} exchanges of the kind {kind} in {steps:plural step}, {per_step:g} per step, where "
+                + ("{least:,}" if least == most else "{least:,} to {most:,}") + " are needed"
+                + ": synchronised on every of {micro_batches} micro-batches" * is_every,
+                number=number, kind=kind, steps=work.num_steps, per_step=per_step, least=least, most=most,
+                micro_batches=accumulated,
             )  # fmt: skip
-        if not num_bytes.has(counted_bytes):
+        if needed is not None and not needed.has_bytes(number, num_bytes):
+            least, most = needed.num_bytes
             return explain(
-                "other_bytes", "{bytes:,} bytes in collectives of the kind {kind}, {least:,} to {most:,} are needed",
-                bytes=counted_bytes, kind=kind, least=num_bytes.least, most=num_bytes.most,
+                "other_bytes",
+                "{bytes:,} bytes in exchanges of the kind {kind}, "
+                + ("{least:,}" if least == most else "{least:,} to {most:,}") + " are needed",
+                bytes=num_bytes, kind=kind, least=least, most=most,
             )  # fmt: skip
     return _find_record_problem(segment, profile, outputs, cell)
 
@@ -150,12 +180,3 @@ class _Sum(NamedTuple):
 
     number: int
     num_bytes: int
-
-
-def _collect_numbers(run: RunOutputs, profile: Profile, work: Work) -> dict[str, float]:
-    steps = sum(segment.facts.num_steps for segment in run.segments)
-    found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.list_figures(work)}
-    for kind, counted in _sum_traffic(run).items():
-        found[f"{kind}s_per_step"] = counted.number / steps
-        found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
-    return found

@@ -15,7 +15,7 @@ from tasks.gates.synchronisation import make_work
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.strategies import Work, find_profile, get_exchange_dtype, sum_expected
+from training.strategies import Work, find_profile, get_exchange_dtype, sum_expected
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.

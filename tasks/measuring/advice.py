@@ -19,7 +19,7 @@ from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Advice, Advised, Waterfall
-from tasks.strategies import Knob, count_shares, find_profile, format_patch
+from training.strategies import Knob, count_shares, find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def list_knobs(
     train = params.train
     spread = params.cells[cell]
     profile = find_profile(spread.strategy)
-    has_advice = profile.explain_no_knobs(is_exact=train.exact) is None
+    has_advice = not train.exact and profile.no_advice is None
     knobs = profile.list_knobs(spread.options, exchange=exchange, can=can) if has_advice else []
     if "packing" in can and not train.packing:
         knobs.append(
@@ -316,3 +316,20 @@ def _make_arm(cell: Cell, knobs: Sequence[Knob]) -> Arm:
             overrides[name] = {**overrides.get(name, {}), **value} if isinstance(value, dict) else value
     names = " and ".join(knob.change for knob in knobs)
     return Arm(name=f"{cell.name}, {names}", cell=cell.name, variant={"overrides": overrides})
+
+
+def format_patch(knobs: Sequence[Knob], cell: str) -> str:
+    """Return the changes as YAML, to be merged into params.yaml."""
+    train: list[str] = []
+    options: dict[str, Any] = {}
+    for knob in knobs:
+        for name, value in knob.overrides.items():
+            if name == "options":
+                options |= value
+            else:
+                train.append(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
+    lines = ["train:", *train] if train else []
+    if options:
+        written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())
+        lines += ["cells:", f"  {cell}:", f"    options: {{{written}}}"]
+    return "\n".join(lines)

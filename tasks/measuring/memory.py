@@ -8,8 +8,8 @@ from tasks.machine.usable_gpus import parse_capability
 from tasks.measuring.planning import Session
 from tasks.measuring.workers import Workers
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
-from tasks.strategies import count_shares
 from training.config import TrainingConfig
+from training.strategies import count_shares
 
 _log = logging.getLogger(__name__)
 

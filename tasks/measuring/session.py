@@ -35,8 +35,8 @@ from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
 from tasks.records.measurement import Advice, BesideSpeed, LinkSpeed, MeasurementFile, RankTimeline, Waterfall
 from tasks.records.sources import BaseModelManifest
-from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
+from training.strategies import find_profile
 
 _BYTES_OF_WEIGHT = 4
 _BYTES_OF_GRADIENT = 4
@@ -182,10 +182,24 @@ def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> lis
         for name, spread in reversed(params.cells.items())
         if spread.world_size > 1
         for sentence in list_unavailable(
-            name, spread.strategy, spread.options, is_exact=params.train.exact, has_waterfall=name in with_waterfall
+            name, spread.strategy, is_exact=params.train.exact, has_waterfall=name in with_waterfall
         )
     }
     return list(reversed(found.values()))
+
+
+def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall: bool = False) -> list[str]:
+    """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy.
+
+    `has_waterfall`: whether it has one all the same, by what its ranks timed themselves.
+    """
+    profile, exact = find_profile(strategy), f"the strategy {strategy} in exact mode" if is_exact else None
+    reasons = {"A waterfall": exact or profile.no_waterfall, "Advice on options": exact or profile.no_advice}
+    return [
+        f"{cell}: {what}: not available for {why}."
+        for what, why in reasons.items()
+        if why is not None and not (has_waterfall and what == "A waterfall")
+    ]
 
 
 def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) -> list[str]:

@@ -29,7 +29,7 @@ from tasks.process.failure import DistributedError, ResourceError
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Waterfall
-from tasks.strategies import count_shares, find_profile
+from training.strategies import count_shares, find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class TimedComparison:
         ]
 
     def _has_waterfall(self, cell: Cell) -> bool:
-        return find_profile(cell.strategy).explain_no_waterfall(is_exact=self.is_exact) is None
+        return not self.is_exact and find_profile(cell.strategy).no_waterfall is None
 
     @property
     def counterfactuals(self) -> list[Arm]:

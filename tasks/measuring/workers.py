@@ -77,7 +77,7 @@ class Workers:
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
         self.devices: list[list[Answer]] = []
-        """Of every start: what each rank computes on, as it said itself (training/process/ownership.py)."""
+        """Of every start: what each rank computes on, as it said itself (training/process/distributed.py)."""
         self._settings: dict[str, list[Answer]] = {}
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
         self.start()

@@ -16,7 +16,7 @@ from tasks.params.cells import (
     count_statistics_rows,
     list_packages,
     require_fit,
-    require_fit_for_adapter,
+    require_installed_adapter,
     require_same_statistics,
 )
 from tasks.params.choices import (
@@ -188,7 +188,7 @@ class Params(Section):
         """Raise ValueError for what a cell cannot do, or could not do as the others do."""
         for name, cell in self.cells.items():
             require_cell_name(name)
-            require_fit(name, cell, self.train, unit=read_unit(self.workload))
+            require_fit(name, cell, self.train, self.workload, normalises=self.model.norm == "sync_batch")
             train, shares = self.train_of(name), cell.shares
             # One that is still to be found will be a part of each share.
             per_forward = shares * max(train.micro_batch_size, 1)
@@ -206,7 +206,7 @@ class Params(Section):
                     f"ray.address: got local with cells.{name}.num_nodes={cell.num_nodes}; allowed: auto or HOST:PORT "
                     "of a running cluster, see docs/ray.md"
                 )
-        require_fit_for_adapter(self.train, self.workload, self.cells)
+        require_installed_adapter(self.train)
         require_same_statistics(self.model, self.train, self.cells)
         for name in self.left_out:
             require_cell_name(name)
@@ -232,7 +232,7 @@ class Params(Section):
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data, model and training are of one kind, such as texts with classes."""
-        unit, dataset, train, workload = read_unit(self.workload), self.dataset, self.train, self.workload
+        unit, dataset, workload = read_unit(self.workload), self.dataset, self.workload
         if (unit == "image") != dataset.holds_images:
             allowed = "images, with their image_size" if unit == "image" else "texts, without image_size"
             raise ValueError(
@@ -246,11 +246,6 @@ class Params(Section):
         if dataset.holds_images:
             if dataset.label is not None:
                 raise ValueError(f"dataset.label: got {dataset.label!r}; allowed: null, an image's folder is its class")
-            if train.packing or train.compile:
-                got = f"got {str(train.packing or train.compile).lower()}"
-                raise ValueError(f"train.packing, train.compile: {got}; allowed: false, images have neither")
-            if train.activation_checkpointing != "none":
-                raise ValueError("train.activation_checkpointing: got layers; allowed: none for images")
         else:
             self._check_texts()
         require_model_for(workload, self.model)
@@ -263,11 +258,6 @@ class Params(Section):
             raise ValueError(
                 f"dataset.label: got {dataset.label[:80]!r} with workload {workload}; allowed: none, it learns no "
                 "classes"
-            )
-        if train.packing and train.compile and has_labels(workload):
-            raise ValueError(
-                "train.packing, train.compile: got true, true; allowed: one of them true, packs of texts that are "
-                "classified are not compiled"
             )
         if "seq_len" not in train.model_fields_set:
             raise ValueError("train.seq_len: missing; allowed: tokens per sample at most, such as 512")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from tasks.params.choices import list_file_names, list_takers, read_constant, require_installed, require_one_of
+from tasks.params.choices import list_file_names, read_constant, require_installed, require_one_of, require_package
 from tasks.params.section import Finite, Section
 from tasks.params.train import AUTO, TrainParams
-from tasks.strategies import count_shares, find_profile, get_exchange_dtype
+from training.combinations import STRATEGIES, SYNC_BATCH, find_conflict, list_asked, say
+from training.strategies import count_shares, find_options, find_profile
 
 if TYPE_CHECKING:
     from tasks.params.sources import ModelParams
@@ -20,9 +21,9 @@ class CellParams(Section):
     """One bar of the chart: how the same work is spread."""
 
     strategy: str
-    """How the update is computed: the name of a file in training/strategies/."""
+    """How the update is computed: the name of a folder in training/strategies/."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the strategy, as OPTIONS in its file names them with their defaults."""
+    """Options of the strategy, as OPTIONS in its options.py names them with their defaults."""
     world_size: int = Field(ge=1, le=4096)
     """Number of ranks (processes); on CUDA one per device."""
     launcher: str = "torchrun"
@@ -37,8 +38,8 @@ class CellParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require_one_of("strategy", self.strategy, list_file_names("training/strategies"))
-        require_installed("strategy", self.strategy, "training/strategies")
+        require_one_of("strategy", self.strategy, sorted(STRATEGIES))
+        require_package("strategy", self.strategy, f"training/strategies/{self.strategy}/options.py")
         require_options(self.options, self.strategy)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         require_installed("launcher", self.launcher, "tasks/ranks/launchers")
@@ -82,18 +83,9 @@ class RayParams(Section):
 _ADAPTER, _FOUR_BIT = "training/model/adapter.py", "training/model/four_bit.py"
 
 
-def read_options(strategy: str) -> dict[str, Any]:
-    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
-
-    A tuple is a choice, of which the first is the default.
-    """
-    options: dict[str, Any] = read_constant(f"training/strategies/{strategy}.py", "OPTIONS") or {}
-    return options
-
-
 def require_options(options: dict[str, Any], strategy: str) -> None:
     """Raise ValueError unless the strategy has these options, each one of its choices or of its default's kind."""
-    known = read_options(strategy)
+    known = find_options(strategy).OPTIONS
     for name, value in options.items():
         require_one_of("options", name, sorted(known))
         default = known[name]
@@ -110,26 +102,19 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
     find_profile(strategy).require(options)
 
 
-def require_fit(cell: str, spread: CellParams, train: TrainParams, *, unit: str) -> None:
-    """Raise ValueError where the cell's strategy cannot do the work, which counts in `unit`, on so many ranks."""
-    strategy, options = spread.strategy, spread.options
-    if wrong := find_profile(strategy).explain_unfit(options, world_size=spread.world_size, unit=unit):
-        raise ValueError(f"cells.{cell}.{wrong}")
-    if train.eval_every_steps and read_constant(f"training/strategies/{strategy}.py", "EVALUATES") is False:
-        raise ValueError(
-            f"train.eval_every_steps: got {train.eval_every_steps} with cells.{cell}.strategy {strategy}, in whose "
-            "stages no rank has a whole model to look with; allowed: 0, every model is evaluated after each epoch "
-            "anyway"
-        )
-    if train.exact and strategy not in (takers := list_takers("strategies", "IS_EXACT")):
-        raise ValueError(
-            f"cells.{cell}.strategy: got {strategy} with train.exact; allowed: exact: false, or strategy "
-            f"{' or '.join(takers)}"
-        )
-    if train.exact and (dtype := get_exchange_dtype(strategy, options)) != "none":
-        raise ValueError(
-            f"cells.{cell}.options.gradient_hook: got {dtype} with train.exact; allowed: exact: false, or none"
-        )
+def require_fit(cell: str, spread: CellParams, train: TrainParams, workload: str, *, normalises: bool) -> None:
+    """Raise ValueError where the cell's strategy does not go with the work, or with so many ranks.
+
+    `normalises`: whether the model has batch normalisation over all ranks.
+    """
+    of_cell = f"cells.{cell}."
+    if wrong := find_profile(spread.strategy).explain_unfit(spread.options, world_size=spread.world_size):
+        raise ValueError(of_cell + wrong)
+    asked = list_asked(train, spread.options, of_train="train.", of_cell=of_cell)
+    if normalises:
+        asked[SYNC_BATCH] = say(SYNC_BATCH, "model.")
+    if wrong := find_conflict(asked, strategy=spread.strategy, workload=workload, of_cell=of_cell):
+        raise ValueError(wrong)
 
 
 def count_statistics_rows(model: "ModelParams", train: TrainParams, cell: CellParams) -> int:
@@ -150,22 +135,13 @@ def require_same_statistics(model: "ModelParams", train: TrainParams, cells: Map
                     "allowed: null, train.micro_batch_size is every cell's"
                 )
         return
-    if train.exact:
-        raise ValueError(
-            "model.norm: got sync_batch with train.exact, whose bits it cannot keep; allowed: exact: false, or group"
-        )
     if train.micro_batch_size == AUTO:
         raise ValueError(
             "train.micro_batch_size: got auto with model.norm sync_batch, where it is work; allowed: a number"
         )
-    first, takers = next(iter(cells)), list_takers("strategies", "SYNCS_STATISTICS")
+    first = next(iter(cells))
     wanted = count_statistics_rows(model, train, cells[first])
     for name, cell in cells.items():
-        if cell.strategy not in takers:
-            raise ValueError(
-                f"model.norm: got sync_batch with cells.{name}.strategy {cell.strategy}; allowed: group, or the "
-                f"strategy {' or '.join(takers)}"
-            )
         rows, shares = count_statistics_rows(model, train, cell), cell.world_size
         if rows != wanted:
             remedy = (
@@ -180,8 +156,8 @@ def require_same_statistics(model: "ModelParams", train: TrainParams, cells: Map
             )
 
 
-def require_fit_for_adapter(train: TrainParams, workload: str, cells: Mapping[str, CellParams]) -> None:
-    """Raise ValueError, with the remedy, where a package is missing, or workload or a strategy takes no adapter."""
+def require_installed_adapter(train: TrainParams) -> None:
+    """Raise ValueError, with the remedy, where a package is missing."""
     if (adapter := train.adapter) is None:
         return
     for key, package in (("", "peft"), (".base", "bitsandbytes"))[: 1 if adapter.base is None else 2]:
@@ -190,29 +166,13 @@ def require_fit_for_adapter(train: TrainParams, workload: str, cells: Mapping[st
                 f"train.adapter{key}: got {adapter.base if key else adapter.kind}, and the package {package} is not "
                 "installed; `make extras` installs it"
             )
-    if adapter.base is not None and train.compile:
-        raise ValueError(
-            f"train.compile: got true with train.adapter.base {adapter.base}; allowed: false, or base null"
-        )
-    if workload not in (takers := list_takers("workloads", "TAKES_ADAPTERS")):
-        raise ValueError(
-            f"train.adapter: got lora with workload {workload}, whose head has to be trained whole; allowed: null, or "
-            f"the workload {' or '.join(takers)}"
-        )
-    takers = list_takers("strategies", "TAKES_ADAPTERS")
-    for name, cell in cells.items():
-        if cell.strategy not in takers:
-            raise ValueError(
-                f"train.adapter: got lora with cells.{name}.strategy {cell.strategy}, which takes none; allowed: null, "
-                f"or the strategy {' or '.join(takers)}"
-            )
 
 
 def list_packages(strategy: str, adapter: Mapping[str, Any] | None) -> list[str]:
-    """Return PACKAGE of the strategy's file, of the adapter's where one is trained, and of what rounds its base.
+    """Return PACKAGE of the strategy's options, of the adapter where one is trained, and of what rounds its base.
 
     With another version of one it is another training. Most cells have none of them.
     """
-    files = [f"training/strategies/{strategy}.py", *[_ADAPTER] * bool(adapter)]
+    files = [f"training/strategies/{strategy}/options.py", *[_ADAPTER] * bool(adapter)]
     files += [_FOUR_BIT] * bool(adapter and adapter["base"])
     return [package for file in files if (package := read_constant(file, "PACKAGE")) is not None]

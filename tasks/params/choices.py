@@ -24,12 +24,6 @@ def list_file_names(folder: str) -> list[str]:
     return sorted(file.stem for file in (_PROJECT / folder).glob("*.py") if not file.stem.startswith("_"))
 
 
-def list_takers(kind: str, constant: str) -> list[str]:
-    """Return the files of a folder of training/ that say so of themselves, as with IS_EXACT."""
-    folder = f"training/{kind}"
-    return [name for name in list_file_names(folder) if read_constant(f"{folder}/{name}.py", constant)]
-
-
 def require_name(key: str, value: str) -> None:
     if not _NAME.fullmatch(value):
         raise ValueError(
@@ -67,7 +61,12 @@ def suggest(value: str, allowed: Sequence[str]) -> str:
 def require_installed(key: str, name: str, folder: str) -> None:
     """Raise ValueError unless the folder has a file of that name whose PACKAGE can be imported."""
     require_one_of(key, name, [*list_file_names(folder), "none"])
-    package = read_constant(f"{folder}/{name}.py", "PACKAGE")
+    require_package(key, name, f"{folder}/{name}.py")
+
+
+def require_package(key: str, name: str, file: str) -> None:
+    """Raise ValueError unless the PACKAGE of the file, if it names one, can be imported."""
+    package = read_constant(file, "PACKAGE")
     if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
 
@@ -83,14 +82,8 @@ def has_labels(workload: str) -> bool:
 
 
 def read_constant(file: str, name: str) -> Any:
-    """Return the literal that a file of the project calls so, without importing it; None if it has no such.
-
-    `NAME = other.NAME` stands for the literal of the file `other` beside it.
-    """
+    """Return the literal that a file of the project calls so, without importing it; None if it has no such."""
     value = _read_assigned(file).get(name)
-    if isinstance(value, ast.Attribute):
-        beside = Path(file).with_name(f"{ast.unparse(value.value)}.py")
-        return read_constant(str(beside), value.attr)
     return None if value is None else ast.literal_eval(value)
 
 

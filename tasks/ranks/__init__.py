@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from training.process.unwritten import digest_code
+from training.process.files import digest_code
 
 checks: list[Callable[[], None]] = []
 """Of this process: each raises ConfigurationError unless the code on disk is what the run began with."""

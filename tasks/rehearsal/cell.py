@@ -14,12 +14,12 @@ from tasks.records.run import RunFile, read_segment
 from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.speed import StepLoad
-from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.data.plan import SegmentPlan, make_segment_plan
 from training.process.failure import UnfitModelError
 from training.record.segment_facts import SegmentFacts
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
+from training.strategies import count_shares
 from training.workloads import find_workload, open_training_rows
 
 Rehearse = Callable[[TrainingConfig], RehearsedStep]

@@ -26,9 +26,9 @@ from tasks.records.fingerprint import MachineFile
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.cards import GIB
 from tasks.rehearsal.longest_rows import write_longest_rows
-from tasks.strategies import count_shares
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import digest_json, write_json
+from training.strategies import count_shares
 
 _log = logging.getLogger(__name__)
 

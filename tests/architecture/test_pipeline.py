@@ -38,7 +38,14 @@ def imports(project: Path) -> grimp.ImportGraph:
     for module in list(graph.modules):
         text = _locate(module, project).read_text()
         for package in re.findall(r"""["']((?:tasks|training)(?:\.\w+)+)["'.]""", text):
-            for found in {package, *(graph.find_children(package) if package in graph.modules else ())} - {module}:
+            children = graph.find_children(package) if package in graph.modules else set[str]()
+            # A stage takes of a strategy what it expects; its step is for ranks.
+            children = {
+                package,
+                *children,
+                *(f"{child}.{part}" for child in children for part in ("expected", "options")),
+            }
+            for found in children - {module}:
                 if found in graph.modules and not package.endswith(".__main__"):
                     graph.add_import(importer=module, imported=found)
     # Ranks, which a stage starts.

@@ -9,9 +9,11 @@ import pytest
 
 from tasks.params.choices import list_file_names
 from tests.conftest import PROJECT
+from training.combinations import STRATEGIES
+from training.combinations import WORKLOADS as COMBINED_WORKLOADS
+from training.strategies import Profile, find_options, find_profile
 
 SEAMS = {
-    "training/strategies": "training.strategies.StrategyFile",
     "training/workloads": "training.workloads.Workload",
     "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
     "tasks/equivalence/reference": "tasks.equivalence.reference.Reference",
@@ -37,7 +39,9 @@ def _held_by_mypy(lines: list[str], folder: Path) -> "subprocess.CompletedProces
 
 @pytest.mark.slow
 def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> None:
-    lines = []
+    lines = ["from training.step.strategy import StrategyFile"]
+    for name in STRATEGIES:
+        lines += [f"import training.strategies.{name}.step", f"{name}: StrategyFile = training.strategies.{name}.step"]
     for folder, protocol in SEAMS.items():
         package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
         for file in sorted(set(list_file_names(folder)) - OTHERS_THERE.get(folder, set())):
@@ -60,5 +64,10 @@ def test_what_is_found_by_the_name_of_a_workload_has_one() -> None:
     assert found["tasks/data/slicing"] - {"tokens"} <= set(WORKLOADS)
 
 
-def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
-    assert list_file_names("tasks/strategies") == list_file_names("training/strategies")
+def test_every_strategy_of_the_table_is_a_folder_and_no_folder_is_without_a_row() -> None:
+    folders = {file.parent.name for file in (PROJECT / "training/strategies").glob("*/*.py")}
+    assert folders == set(STRATEGIES)
+    assert set(WORKLOADS) == set(COMBINED_WORKLOADS)
+    for name in STRATEGIES:
+        assert isinstance(find_profile(name), Profile), name
+        assert find_options(name).OPTIONS is not None, name

@@ -146,7 +146,7 @@ def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, 
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
     import training.loop
-    import training.strategies.ddp
+    import training.strategies.ddp.step
     import training.workloads.causal_lm  # noqa: F401
 
     waiting, running, answers = list(enumerate(trials)), {}, {}

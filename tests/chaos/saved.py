@@ -19,7 +19,7 @@ from training.process.events import EventStream
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters, SegmentFacts
 from training.state.checkpoint import CheckpointStore
-from training.strategies import single
+from training.strategies.single import step as single
 from training.workloads import causal_lm
 
 STEPS_PER_SEGMENT = 8

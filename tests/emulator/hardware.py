@@ -22,8 +22,8 @@ from training.probing import timed_blocks
 from training.probing.sweep import sweep_exchange
 from training.record.cpu_use import CpuUse
 from training.step.replica import Replica
-from training.strategies import ddp
-from training.strategies.ddp import GradientHook
+from training.strategies.ddp import step as ddp
+from training.strategies.ddp.step import GradientHook
 
 
 def _replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -58,14 +58,15 @@ def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -
     return exchange
 
 
-@_replace(ddp, "build_step")
-def _build_step(of: Callable[..., Any], replica: Replica, model: nn.Module, *more: Any, **named: Any) -> Any:
+@_replace(ddp.Ddp, "__init__")
+def _make_ddp(
+    of: Callable[..., Any], strategy: ddp.Ddp, model: nn.Module, workload: Any, config: Any, *more: Any, **named: Any
+) -> None:
     """Take the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
     if isinstance(model, EmulatedModel):
-        size = model.device.real_bucket_mib(more[0].options.get("bucket_mib"))
-        config = dataclasses.replace(more[0], options={**more[0].options, "bucket_mib": size})
-        more = (config, *more[1:])
-    return of(replica, model, *more, **named)
+        size = model.device.real_bucket_mib(config.options.get("bucket_mib"))
+        config = dataclasses.replace(config, options={**config.options, "bucket_mib": size})
+    of(strategy, model, workload, config, *more, **named)
 
 
 @_replace(ddp.Ddp, "describe")

@@ -42,7 +42,7 @@ def run_steps_without_waiting(
     )  # fmt: skip
     config = read_told(told, folder)
     module: Any = importlib.import_module(f"training.workloads.{workload}")
-    built: Any = importlib.import_module(f"training.strategies.{strategy}")
+    built: Any = importlib.import_module(f"training.strategies.{strategy}.step")
     trainer = built.build(module.load_model(config.model_dir), module, config, ranks)
     source = module.open_slice(slices[0])
     plan = make_segment_plan(source, config, config.segments[0])
@@ -69,4 +69,4 @@ def run_steps_without_waiting(
             window.add(step, result, micro_batches, planned=planned, learning_rate=1e-3, data_wait_seconds=waited)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return window.close(forgives_overflow=trainer.may_overflow)
+    return window.close(forgives_overflow=trainer.replica.may_overflow)

@@ -49,7 +49,7 @@ def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu: Ranks, tmp_pa
     slice_dir = make_slice(tmp_path / "slice", num_rows=12, min_len=2)
     model_dir = make_tiny_model(tmp_path / "model")
     workload: Any = importlib.import_module("training.workloads.causal_lm")
-    single: Any = importlib.import_module("training.strategies.single")
+    single: Any = importlib.import_module("training.strategies.single.step")
     gradients = []
     for packing in (False, True):
         told = make_config(

@@ -70,7 +70,7 @@ def _synchronise_all(of, step, micro_batches, *, weight):
 
 
 def _clip_own(of, replica, _):
-    return of(replica, [part for group in replica._optimizer.param_groups for part in group["params"]])
+    return of(replica, [part for group in replica.optimizer.param_groups for part in group["params"]])
 
 
 def _take_mask_as_labels(of, steps, parts, **weight):
@@ -108,7 +108,7 @@ def _enlarge_batch(of, *given, **more):
 
 
 def _restore_no_optimizer(of, replica, state):
-    with mock.patch.object(replica._optimizer, "load_state_dict"):
+    with mock.patch.object(replica.optimizer, "load_state_dict"):
         of(replica, state)
 
 
@@ -174,7 +174,7 @@ EXHIBITS = [
     ),
     _of_2proc(
         "no no_sync", "Gradients are exchanged on every micro-batch: right weights, needless communication.",
-        "Gradients were synchronised", Patch("training.strategies.ddp:Ddp._run", _synchronise_all),
+        "Gradients were synchronised", Patch("training.strategies.ddp.step:Ddp._run", _synchronise_all),
     ),
     _of_2proc(
         "zero1: shares clipped one by one", "Each rank clips the gradient of its own share by the norm of that share.",
@@ -182,7 +182,7 @@ EXHIBITS = [
     ),
     _of_2proc(
         "pipeline: labels = attention mask", "The last stage takes the attention mask for the labels.",
-        "Loss curves coincide", Patch("training.step.staged:StagedSteps.run", _take_mask_as_labels),
+        "Loss curves coincide", Patch("training.strategies.pipeline.schedule:StagedSteps.run", _take_mask_as_labels),
         params=_spread("pipeline"),
     ),
     _of_2proc(
@@ -213,7 +213,7 @@ EXHIBITS = [
     ),
     _of_2proc(
         "resume on rank 0 only", "Only rank 0 loads the checkpoint.",
-        "train: loaded weights have checksum", Patch("training.step.replicated:Replicated.restore", _restore_first),
+        "train: loaded weights have checksum", Patch("training.step.strategy:Strategy.restore", _restore_first),
         scenario="resume",
     ),
     _show(
@@ -257,7 +257,7 @@ EXHIBITS = [
     ),
     _show(
         "timed: loss computed twice in the baseline", "The one process runs every forward pass twice.",
-        "Baseline is not slowed", Patch("training.strategies.single:Single._run", _compute_twice), scenario="timed",
+        "Baseline is not slowed", Patch("training.strategies.single.step:Single._run", _compute_twice), scenario="timed",
     ),
 ]  # fmt: skip
 BY_KEY = {exhibit.key: exhibit for exhibit in EXHIBITS}

@@ -301,25 +301,25 @@ MUTANTS = [
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
         "training/test_strategies.py",
     ),
-    _mutant("training.step.divergence:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
+    _mutant("training.loop:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
     _mutant(
-        "training.step.clipping:clip_part",
+        "training.step.optimizer:clip_part",
         lambda of, mine, squares, *, most: squares.sqrt().float(),
         "training/test_strategy_contract.py::test_its_updates_are_those_of_one_plain_process",
     ),
     _mutant(
-        "training.strategies.ddp:Ddp.train_step",
+        "training.strategies.ddp.step:Ddp.train_step",
         lambda of, self, micro_batches, *, num_targets, learning_rate: of(
-            self, micro_batches, num_targets=num_targets * self._world_size, learning_rate=learning_rate
+            self, micro_batches, num_targets=num_targets * self.data_world_size, learning_rate=learning_rate
         ),
         "training/test_strategies.py",
     ),
     _mutant(
-        "training.strategies.zero1:Shares.send",
+        "training.strategies.zero1.step:Shares.send",
         lambda of, self: (
             of(self)
             if self._ranks.world_size == 1
-            else __import__("training.step.strategy", fromlist=["Traffic"]).Traffic(0, 0)
+            else __import__("training.step.traffic", fromlist=["Traffic"]).Traffic(0, 0)
         ),
         "training/test_strategy_contract.py::test_its_traffic_is_what_its_profile_expects_of_the_step",
     ),

@@ -18,7 +18,7 @@ from tests.tiny import make_config
 from tests.true_models import make_true_case
 from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
-from training.strategies import find_strategy
+from training.step.strategy import find_strategy
 from training.workloads import find_workload
 
 _NUM_STEPS = 3

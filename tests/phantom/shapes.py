@@ -18,7 +18,7 @@ from tests.phantom.counts import read_counts
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
-from training.strategies import find_strategy
+from training.step.strategy import find_strategy
 from training.workloads import find_workload
 
 

@@ -22,7 +22,7 @@ from training.data.batches import prefetch_micro_batches
 from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.process.files import write_json
-from training.strategies import find_strategy
+from training.step.strategy import find_strategy
 from training.workloads import find_workload, open_training_rows
 
 _MESSAGE = "called a synchronizing CUDA operation"

@@ -17,7 +17,6 @@ from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.measure import Inputs
 from tasks.params import Params, load_params
-from tasks.params.choices import list_file_names
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT, LoraParams
 from tasks.records.facts import SliceFacts
@@ -25,6 +24,7 @@ from tasks.records.sources import BaseModelManifest
 from tasks.train import plan_segments
 from tests.machines import make_machine
 from tests.tiny import make_slice, with_manifest
+from training.combinations import STRATEGIES
 
 CELL = "2proc"
 ONLY_NAMED = {"model.name"}
@@ -66,7 +66,7 @@ def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]
 
 
 def _find_other_strategy(strategy: str) -> str:
-    return next(name for name in list_file_names("training/strategies") if name != strategy)
+    return next(name for name in sorted(STRATEGIES) if name != strategy)
 
 
 def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]]:

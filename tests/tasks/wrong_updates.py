@@ -7,7 +7,7 @@ import time
 from tests.mutants.patching import Patch
 
 _ADD, _CLIP = "training.step.replica:Replica.add", "training.step.replica:Replica._clip_whole"
-_STEP = "training.strategies.ddp:Ddp.train_step"
+_STEP = "training.strategies.ddp.step:Ddp.train_step"
 
 
 def _refuse_samples(of, *given, **named):
@@ -28,7 +28,7 @@ def _average_each(of, replica, model, micro_batch, *, weight):
 
 def _forget_moments(of, replica, learning_rate):
     found = of(replica, learning_rate)
-    replica._optimizer.state.clear()
+    replica.optimizer.state.clear()
     return found
 
 
@@ -58,7 +58,7 @@ WRONG = {
     ),
 }
 OTHERS = {
-    "needless exchanges": Patch("training.strategies.ddp:Ddp._run", _exchange_all),
+    "needless exchanges": Patch("training.strategies.ddp.step:Ddp._run", _exchange_all),
     "no memory on the ranks": Patch(_ADD, _refuse_samples),
     "no memory in the one process": Patch(
         "tasks.equivalence.reference.update:OneProcess._compute_micro_batch_gradient", _refuse_samples
@@ -80,11 +80,11 @@ def _change_rate(of, replica, learning_rate):
 
 
 def _make_no_update(of, replica, learning_rate):
-    norm = replica._clip(replica.parameters)
+    norm = replica.clip(replica.parameters)
     return replica.forget_gradient(), norm.to(replica.device)
 
 
-_RUN, _UPDATE = "training.strategies.ddp:Ddp._run", "training.step.replica:Replica.step"
+_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._run", "training.step.replica:Replica.step"
 LATE = {
     "rank 1's gradient thrown away": Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
     "gradient halved": Patch(_RUN, functools.partial(_scale_gradient, factor=0.5)),

@@ -23,10 +23,9 @@ from training.config import TrainingConfig, read_config
 from training.data.plan import make_micro_batches, make_segment_plan
 from training.loop import train
 from training.process.distributed import Ranks, join_ranks
-from training.process.events import EventStream
+from training.process.events import EventStream, StopRequest
 from training.process.files import write_json
-from training.process.stop_request import StopRequest
-from training.strategies import find_strategy
+from training.step.strategy import find_strategy
 from training.workloads import find_workload, open_training_rows
 
 Launch = Callable[..., list[dict[str, Any]]]

@@ -10,8 +10,8 @@ from training.config import read_config
 from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.process.files import write_json
-from training.step.strategy import STATE, WEIGHTS
-from training.strategies import find_strategy
+from training.step.snapshot import STATE, WEIGHTS
+from training.step.strategy import find_strategy
 from training.workloads import find_workload, open_training_rows
 
 NUM_STEPS = 3

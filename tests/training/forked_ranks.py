@@ -97,8 +97,8 @@ def _serve() -> None:
 
     import tests.warm.first_times  # noqa: F401
     import training.loop
-    import training.strategies.ddp
-    import training.strategies.single
+    import training.strategies.ddp.step
+    import training.strategies.single.step
     import training.workloads.causal_lm  # noqa: F401
 
     for line in sys.stdin:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tasks.equivalence.orders import make_rank_order
-from tasks.equivalence.reference.update import OneProcess, Order
+from tasks.equivalence.reference.update import OneProcess, Order, make_rank_order
 from tasks.equivalence.replay import UpdateReplayer
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig

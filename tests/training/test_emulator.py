@@ -22,5 +22,5 @@ def test_only_hardware_that_is_plugged_in_is_told_of_updates_and_exchanges(is_pl
     device = EmulatedDevice(num_layers=1, forward_ms=0.1, backward_ms=0.1)
     plugged = {"workload": WORKLOAD, "model": write_device(toy.folder / "device", device)} if is_plugged else {}
     strategy = toy.build(strategy="ddp", **plugged)
-    hooks = strategy.replica._optimizer._optimizer_step_pre_hooks, strategy.step._wrapped._comm_hooks
+    hooks = strategy.replica.optimizer._optimizer_step_pre_hooks, strategy._wrapped._comm_hooks
     assert [len(each) for each in hooks] == [is_plugged] * 2

@@ -10,7 +10,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tasks.data.builtin.corpus import read_corpus
 from tests.tiny import make_tiny_model, write_slice
 from tests.training.conftest import Trained, facts_of, sha256_of, steps_of, weights_at_end
-from training.step.ordered_sum import split_into_parcels
+from training.strategies.ddp.exact import split_into_parcels
 
 _NUM_ROWS = 197
 """25 steps of 8, the last of 5 rows: two epochs are 50 steps, two of them partial."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.equivalence.orders import make_other_orders
+from tasks.equivalence.reference.update import make_other_orders
 from tests.training.conftest import Toy, Trained, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.replays import train_one_process
 
@@ -42,8 +42,8 @@ def test_exchanged_gradients_stay_in_the_buckets_unless_they_are_to_be_copied_ba
     parts, num_targets = toy.take()
     strategy.warm_up(parts[0])
     places: list[int] = []
-    clip = strategy.replica._clip
-    strategy.replica._clip = lambda parameters: (
+    clip = strategy.replica.clip
+    strategy.replica.clip = lambda parameters: (
         places.append(len({part.grad.untyped_storage().data_ptr() for part in parameters})), clip(parameters)
     )[1]  # fmt: skip
     strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)

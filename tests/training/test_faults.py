@@ -30,7 +30,7 @@ def step(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv("FAULT", fault)
             faults = read_planned_faults(0)
             assert faults is not None
-            strategy.on_section = heartbeat.enter
+            strategy.replica.on_section = heartbeat.enter
             strategy.replica._workload = faults.inject_into_workload(causal_lm, heartbeat)
             faults.inject_into_strategy(strategy, heartbeat)
         heartbeat.begin(number)

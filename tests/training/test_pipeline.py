@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.training.conftest import Trained, are_bitwise_equal, weights_at_end
-from training.model.cut import balance
+from training.strategies.pipeline.split import balance
 
 _NOT_CLIPPED = 1e9
 

@@ -1,4 +1,4 @@
-"""What holds for every strategy: each file of training/strategies/, found by listing the folder, on gloo processes."""
+"""What holds for every strategy: each row of training/combinations.py, on gloo processes."""
 
 import itertools
 import json
@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tasks.params.cells import require_exact
-from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.extras import skip_without
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import (
@@ -27,12 +24,14 @@ from tests.training.conftest import (
 )
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.replays import check, list_verdicts, train_checked
+from training import combinations
 from training.model.weights import load_weights
 from training.process.failure import FAILURES, UnfitModelError, read_failures
 from training.state.receipt import find_problem
-from training.step.staged import takes_micro_batches
-from training.step.strategy import STATE, WEIGHTS
-from training.strategies.fsdp2 import takes_dtypes_by_weight
+from training.step.snapshot import STATE, WEIGHTS
+from training.strategies import SEND, Work, find_options, find_profile, sum_expected
+from training.strategies.fsdp2.step import takes_dtypes_by_weight
+from training.strategies.pipeline.schedule import takes_micro_batches
 from training.workloads import causal_lm
 
 pytestmark = pytest.mark.slow
@@ -57,7 +56,7 @@ class Cell(NamedTuple):
         return Cell("single", 1, {key: value for key, value in self.changes.items() if key != "options"})
 
 
-STRATEGIES = {name: Cell(name, 1 if name == "single" else 2, {}) for name in list_file_names("training/strategies")}
+STRATEGIES = {name: Cell(name, 1 if name == "single" else 2, {}) for name in sorted(combinations.STRATEGIES)}
 OPTIONS = {
     "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
@@ -87,7 +86,7 @@ of_strategies = pytest.mark.parametrize("cell", STRATEGIES, indirect=True, scope
 def cell(request: pytest.FixtureRequest) -> Cell:
     """Every strategy, one after another, and their options."""
     found = CELLS[request.param]
-    if package := read_constant(f"training/strategies/{found.name}.py", "PACKAGE"):
+    if package := getattr(find_options(found.name), "PACKAGE", None):
         skip_without(package)
     if (found.name == "pipeline" and not takes_micro_batches()) or (
         found.changes.get("options", {}).get("mixed") and not takes_dtypes_by_weight()
@@ -154,7 +153,7 @@ def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any],
 def test_any_update_of_a_training_is_what_one_process_computes(
     changes: dict[str, Any], cell: Cell, ranks: ForkedRanks, toy: Toy
 ) -> None:
-    if changes.get("precision") == "fp16" and cell.name not in ("single", "ddp"):
+    if changes.get("precision") == "fp16" and combinations.FP16 in combinations.STRATEGIES[cell.name]:
         pytest.skip("refused")
     told = {"strategy": cell.name, "world_size": cell.world_size, **cell.changes, **changes}
     updates = train_checked(ranks, check(toy.tell(**told, num_slices=2), 1, 3, 4))
@@ -345,7 +344,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_in_any_way_it_trains_what_one_process_trains(way: str, trained: Trained) -> None:
     both, spread = WAYS[way]
-    if package := read_constant(f"training/strategies/{way.split()[0]}.py", "PACKAGE"):
+    if package := getattr(find_options(way.split()[0]), "PACKAGE", None):
         skip_without(package)
     both = {**both, "learning_rate": 1e-3}
     one, config = trained(**both), trained(**both, **{"world_size": 2, **spread})
@@ -354,22 +353,20 @@ def test_in_any_way_it_trains_what_one_process_trains(way: str, trained: Trained
     assert facts_of(config)["loss"] == pytest.approx(facts_of(one)["loss"], rel=1e-6)
 
 
+ASKED = {
+    combinations.EXACT: {"exact": True},
+    combinations.FP16: {"precision": "fp16"},
+    combinations.COMPILE: {"compile": True},
+    combinations.LOOKS: {"eval_every_steps": 2, "heldout_digest": "rows"},
+}
+
+
 @pytest.mark.parametrize(
-    ("strategies", "changes"),
-    [
-        ("zero1 fsdp2 pipeline deepspeed", {"exact": True}),
-        ("zero1 fsdp2 pipeline deepspeed", {"precision": "fp16"}),
-        ("fsdp2 pipeline deepspeed", {"compile": True}),
-        ("pipeline", {"eval_every_steps": 2, "heldout_digest": "rows"}),
-    ],
+    ("name", "value"),
+    [(name, value) for name, excluded in combinations.STRATEGIES.items() for value in excluded if value in ASKED],
 )
-def test_what_it_cannot_do_is_refused_in_one_line(strategies: str, changes: dict[str, Any], toy: Toy) -> None:
-    (what, value), *_ = changes.items()
-    for name in strategies.split():
-        with pytest.raises(
-            UnfitModelError, match=rf"(?i)^{what}: {value} is not available for the strategy {name}; leave"
-        ):
-            toy.build(strategy=name, **changes)
-        if what == "exact":
-            with pytest.raises(ValueError, match="allowed: exact: false, or strategy ddp or single"):
-                require_exact("cells.one", name, {})
+def test_what_it_does_not_go_with_is_refused_in_one_line(name: str, value: str, toy: Toy) -> None:
+    key, _, got = value.partition(": ")
+    takers = " or ".join(combinations.list_takers(combinations.STRATEGIES, value))
+    with pytest.raises(UnfitModelError, match=rf"^{key}: got {got} with strategy {name}; .* strategy {takers}$"):
+        toy.build(strategy=name, **ASKED[value])

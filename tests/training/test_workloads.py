@@ -13,7 +13,7 @@ from tasks.params.choices import list_file_names
 from tests.emulator import WORKLOAD
 from tests.tiny import make_tiny_workload
 from tests.training.conftest import Launch, Toy, are_bitwise_equal, facts_of, weights_at_end
-from training.data.rows import Rows
+from training.data.batches import Rows
 from training.process.failure import StoppedError
 from training.workloads import find_workload
 

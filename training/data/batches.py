@@ -1,10 +1,11 @@
-"""Rows of tokens on disk, and micro-batches of them in memory."""
+"""Rows on disk, what a workload has to say of them, and micro-batches of them in memory."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -283,3 +284,29 @@ def prefetch_micro_batches(
                 ahead = thread.submit(make_ready, step + 1)
                 on_ahead(ahead)
             yield step, [part.to(device) for part in micro_batches], data_wait_seconds
+
+
+class Rows(Protocol):
+    """The rows of one range, as a workload opens them: what they weigh, and micro-batches of them."""
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        """(num_rows,) int64: position of each row in the data set."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def lengths(self, seq_len: int) -> np.ndarray:
+        """Return how long each row is, as a sequence of at most `seq_len`: (num_rows,) int64."""
+
+    def num_tokens(self, seq_len: int) -> np.ndarray:
+        """Return what each row counts in a throughput, in the workload's UNIT: (num_rows,) int64."""
+
+    def num_targets(self, seq_len: int) -> np.ndarray:
+        """Return what each row weighs in the loss: (num_rows,) int64."""
+
+    def collate(self, rows: Sequence[int], *, seq_len: int, is_packed: bool = False) -> MicroBatch:
+        """Return the rows as one micro-batch."""
+
+    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
+        """Return a micro-batch that costs little and weighs nothing."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import MicroBatch, count_label_tokens
-from training.data.rows import Rows
+from training.data.batches import MicroBatch, Rows, count_label_tokens
 
 
 @dataclass(frozen=True)

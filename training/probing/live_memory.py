@@ -124,7 +124,7 @@ class LiveMemory(TorchDispatchMode):
             part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
         # The warm-up begins with its stand-ins for the moments.
         self.kind = MOMENTS
-        strategy.on_section = self._enter_section
+        strategy.replica.on_section = self._enter_section
 
     def _enter_section(self, section: StepSection) -> None:
         self.kind = COMMUNICATION if section == StepSection.COLLECTIVE else ACTIVATIONS

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import MicroBatch
+from training.data.batches import MicroBatch, Rows
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
-from training.data.rows import Rows
 from training.probing.live_memory import ACTIVATIONS, MOMENTS, LiveMemory, find_head_width
 from training.process.distributed import Ranks
 from training.process.heartbeat import StepSection
-from training.strategies import find_strategy
+from training.step.strategy import find_strategy
 from training.workloads import Workload, find_workload, open_training_rows
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -121,7 +120,7 @@ def _run_steps(config: TrainingConfig, ranks: Ranks, memory: LiveMemory | None) 
     ]  # fmt: skip
     run = partial(strategy.train_step, micro_batches, num_targets=step.num_targets, learning_rate=0.0)
     if memory is not None:
-        enter = strategy.on_section
+        enter = strategy.replica.on_section
 
         def begin_update(section: StepSection) -> None:
             enter(section)
@@ -129,9 +128,9 @@ def _run_steps(config: TrainingConfig, ranks: Ranks, memory: LiveMemory | None) 
                 memory.kind = MOMENTS
 
         # The first update makes the moments; from the second on all that a step finds is there, and known.
-        strategy.on_section = begin_update
+        strategy.replica.on_section = begin_update
         run()
-        strategy.on_section, memory.kind = enter, ACTIVATIONS
+        strategy.replica.on_section, memory.kind = enter, ACTIVATIONS
         memory.forget_peak()
     run()
     ranks.synchronize()

@@ -23,7 +23,6 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.data.row_digest import digest_rows
 from training.probing.observed_memory import observe_memory
 from training.probing.sweep import sweep_exchange
 from training.probing.updates import Updates
@@ -37,12 +36,11 @@ from training.probing.variants import (
     require_replica,
     switch_segment,
 )
-from training.process.distributed import Ranks
-from training.process.ownership import collect_device_facts
+from training.process.distributed import Ranks, collect_device_facts
 from training.process.torch_private import forget_recorded
 from training.record.cpu_use import CpuUse
+from training.record.ledger_file import digest_rows
 from training.record.setting import gather_setting
-from training.step.replicated import Replicated
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
 
@@ -294,7 +292,7 @@ def _list_levers(made: Made) -> list[str]:
         # What is tried here would be compiled for.
         return []
     # A part of a model cannot be tried.
-    model = made.model if isinstance(made.strategy, Replicated) else made.workload.load_model(made.config.model_dir)
+    model = made.model if made.strategy.has_replica else made.workload.load_model(made.config.model_dir)
     return ["packing"] if made.workload.can_pack(model, made.config) else []
 
 

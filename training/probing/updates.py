@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.step.shards import get_local_rows
+from training.step.optimizer import get_local_rows
 
 
 class Updates:

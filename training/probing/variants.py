@@ -16,16 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.data.batches import MicroBatch, prefetch_micro_batches
+from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
 from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
-from training.data.rows import Rows
 from training.model.adapter import make_plain
-from training.model.compiled_layers import explain_failed_compilation
+from training.model.layers import explain_failed_compilation
 from training.process.distributed import Ranks
 from training.step.replica import Replica
-from training.step.replicated import Replicated
-from training.step.strategy import Strategy
-from training.strategies import find_strategy, single
+from training.step.strategy import Strategy, find_strategy
 from training.workloads import Workload, find_workload, open_training_rows
 
 
@@ -76,7 +73,7 @@ class Variant:
     """A step as it is trained, or a counterfactual of it: one thing left out."""
 
     strategy: str | None = None
-    """Name of a file in training/strategies/; None: that of the cell."""
+    """Name of a folder in training/strategies/; None: that of the cell."""
     communicates: bool = True
     """False: every rank keeps its own gradient, nothing is exchanged; for a strategy that offers this."""
     is_independent: bool = False
@@ -116,15 +113,13 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     workload = find_workload(config.workload)
     model = workload.load_model(config.model_dir)
     lending = shared.lend(workload)
-    options = {} if variant.communicates else {"communicates": False}
-    strategy: Strategy
-    if variant.is_independent:
-        strategy = single.build(model, lending, config, dataclasses.replace(ranks, rank=0, world_size=1))
-        shares = (ranks.rank, ranks.world_size)
-    else:
-        strategy = find_strategy(variant.strategy or config.strategy).build(model, lending, config, ranks, **options)
-        shares = (strategy.data_rank, strategy.data_world_size)
-    if isinstance(strategy, Replicated):
+    is_alone = variant.is_independent
+    strategy = find_strategy("single" if is_alone else variant.strategy or config.strategy).build(
+        model, lending, config, dataclasses.replace(ranks, rank=0, world_size=1) if is_alone else ranks,
+        communicates=variant.communicates,
+    )  # fmt: skip
+    shares = (ranks.rank, ranks.world_size) if is_alone else (strategy.data_rank, strategy.data_world_size)
+    if strategy.has_replica:
         shared.take_in(strategy.replica, config)
     segment = config.segments[0]
     source = open_training_rows(workload, config, segment)
@@ -147,7 +142,7 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
 
 def require_replica(made: Made) -> Replica:
     """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
-    if not isinstance(made.strategy, Replicated):
+    if not made.strategy.has_replica:
         raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
     return made.strategy.replica
 

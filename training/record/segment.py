@@ -17,11 +17,12 @@ import numpy as np
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.process.unwritten import Stamps, read_stamps, require_unwritten
+from training.process.files import Stamps, read_stamps, require_unwritten
 from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, STEPS, LedgerFile
 from training.record.segment_facts import Counters, Exchanged, RankDevice, RecordedExchanges, SegmentFacts
 from training.record.window import StepFacts
-from training.step.strategy import Digests, StepResult
+from training.step.snapshot import Digests
+from training.step.strategy import StepResult
 from training.step.traffic import SEND, Recorded, count_exchanges
 
 _STEPS_IN_MEMORY = 512

@@ -21,7 +21,7 @@ from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
 from training.record.environment import collect_environment
-from training.strategies import find_strategy
+from training.strategies import find_options
 from training.workloads import find_workload
 
 _RUN_AT_START = ("sitecustomize", "usercustomize")
@@ -45,6 +45,9 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
     """
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_WORK}
     is_cuda = ranks.device.type == "cuda"
+    # What computes this cell's updates beside the packages of every cell.
+    packages = [getattr(find_options(config.strategy), "PACKAGE", None)]
+    packages += [ADAPTER_PACKAGE, *[FOUR_BIT_PACKAGE] * bool(config.adapter["base"])] if config.adapter else []
     mine = {
         "train": fields,
         "workload": config.workload,
@@ -76,7 +79,7 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
             "searches_anomalies": torch.is_anomaly_enabled(),
             **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
         },
-        "packages": {package: version(package) for package in _list_packages(config)},
+        "packages": {package: version(package) for package in packages if package is not None},
         # What whoever starts ranks gives them of the cores beside other programs; it changes no number.
         "priority": {
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
@@ -96,14 +99,6 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
         differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, one)
     found = {rank: values for rank, values in differ.items() if values}
     return {**gathered[0], "run_at_start": machines, "ranks_differ": found}
-
-
-def _list_packages(config: TrainingConfig) -> list[str]:
-    """Return what computes this cell's updates beside the packages of every cell."""
-    own = [ADAPTER_PACKAGE] if config.adapter else []
-    own += [FOUR_BIT_PACKAGE] if config.adapter and config.adapter["base"] else []
-    package: str | None = getattr(find_strategy(config.strategy), "PACKAGE", None)
-    return own if package is None else [package, *own]
 
 
 _ATTENTION_KERNELS = {

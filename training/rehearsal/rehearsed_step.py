@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
+from training.combinations import NOT_REHEARSED
 from training.config import TrainingConfig
 from training.model import linear_loss
 from training.probing.live_memory import LiveMemory, Work, find_head_width
@@ -28,7 +29,8 @@ from training.probing.observed_memory import find_largest_step
 from training.process import torch_private
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.strategies import ddp, find_strategy
+from training.step.strategy import find_strategy
+from training.strategies.ddp import step as ddp
 from training.workloads import causal_lm, find_workload
 
 Capability = tuple[int, int]
@@ -74,7 +76,7 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             f"options.offload: {config.options['offload']} cannot be rehearsed; rehearse the cell without, which takes "
             "more of a card"
         )
-    if not getattr(find_strategy(config.strategy), "REHEARSES", True):
+    if config.strategy in NOT_REHEARSED:
         raise UnfitModelError(
             f"strategy: {config.strategy} cannot be rehearsed, since its engine asks what is in its tensors; rehearse "
             "the cell with zero1 or fsdp2"

@@ -31,7 +31,8 @@ from training.state.receipt import (
     seal_folder,
     set_aside,
 )
-from training.step.strategy import STATE, WEIGHTS, MisfitError, Part, Strategy
+from training.step.snapshot import STATE, WEIGHTS, MisfitError, Part
+from training.step.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What turns a gradient into an update: AdamW, or SGD with momentum; one kernel for all parameters."""
+"""What turns a gradient into an update: clipping, then AdamW, or SGD with momentum; one kernel for all parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.model.weights import list_differences
+
+_CLIPPING_EPSILON = 1e-6
+"""Beside the norm that a gradient is divided by, as torch's own clipping has it."""
 
 
 def group_parameters(
@@ -42,22 +44,42 @@ def list_moments(config: TrainingConfig) -> tuple[str, ...]:
     return ("momentum_buffer",) if config.momentum else ()
 
 
-def list_state_differences(
-    state: Mapping[str, Any], groups: Sequence[Sequence[tuple[str, Tensor]]], moments: Sequence[str]
-) -> list[str]:
-    """Return in what a saved state of the optimizer does not fit these groups of named parameters, one line each.
+def get_local_rows(tensor: Any) -> Tensor:
+    """Return this rank's rows of a tensor, in place: all of them, but of a DTensor."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
 
-    torch looks at little. Raises KeyError, TypeError or AttributeError for what is no such state at all.
+
+def clip_part(mine: Sequence[Tensor], squares: Tensor, *, most: float) -> Tensor:
+    """Scale this rank's part of the gradient so that the whole has no larger norm than `most`; return what it had.
+
+    `squares`, () float64: the sum of the squares of the whole.
     """
-    saved = state["optimizer"]
-    sizes, wanted_sizes = [len(group["params"]) for group in saved["param_groups"]], list(map(len, groups))
-    if sizes != wanted_sizes:
-        return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
-    wanted, got = {}, {}
-    for index, (name, part) in enumerate(named for group in groups for named in group):
-        for moment in moments:
-            if name not in state["without_moments"]:
-                wanted[f"{moment} of {name}"] = part
-            if moment in saved["state"].get(index, {}):
-                got[f"{moment} of {name}"] = saved["state"][index][moment]
-    return list_differences(got, wanted)
+    norm = squares.sqrt().float()
+    torch._foreach_mul_(list(mine), torch.clamp(most / (norm + _CLIPPING_EPSILON), max=1.0))
+    return norm
+
+
+class Squares:
+    """The squares of the norms of what one rank has of a model, in the places that these have in the whole.
+
+    What says where they belong is on the device from the start: a list that becomes a tensor there in a step would have
+    the host wait for it.
+    """
+
+    def __init__(self, names: Sequence[str], counted: Mapping[str, bool], device: torch.device) -> None:
+        """`names`: of all parameters; `counted`: of those that this rank has, whether they count here or elsewhere."""
+        places = {name: place for place, name in enumerate(names)}
+        self._names, self._number = list(counted), len(names)
+        self._places = torch.tensor([places[name] for name in counted], dtype=torch.int64, device=device)
+        self._counts = torch.tensor([float(value) for value in counted.values()], dtype=torch.float64, device=device)
+
+    def collect(self, gradient: Mapping[str, Tensor]) -> Tensor:
+        """Return them, 0 where there is no gradient: (all parameters,) float64."""
+        found = torch.zeros(self._number, dtype=torch.float64, device=self._counts.device)
+        if gradient:
+            norms = dict(zip(gradient, torch._foreach_norm(list(gradient.values())), strict=True))
+            without = torch.zeros_like(next(iter(norms.values())))
+            every = torch.stack([norms.get(name, without) for name in self._names]).double()
+            found[self._places] = every.square() * self._counts
+        return found

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.adapter import adapt
+from training.model.adapter import Adapter, adapt
 from training.model.attention_kernels import DTYPES, choose_attention_kernels
 from training.model.layers import recompute_layers
 from training.model.sync_norm import keep_statistics
@@ -20,13 +20,12 @@ from training.model.weights import (
     TensorDigest,
     collect_weights,
     compute_parameter_checksum,
-    compute_tensor_checksum,
     has_numbers,
     list_differences,
 )
 from training.process.heartbeat import StepSection
-from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
-from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
+from training.step.optimizer import build_optimizer, get_local_rows, group_parameters, list_moments
+from training.step.snapshot import STATE, WEIGHTS, MisfitError, Part, list_state_differences
 from training.workloads import Workload
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -35,6 +34,18 @@ part of the heap."""
 _NEVER = 2**31 - 1
 _LARGEST_IN_HEAP = 32 * 2**20
 """The largest that every glibc takes. Larger pieces are few, and would leave large holes."""
+
+
+def prepare_model(model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> Adapter | None:
+    """Make of the base model, which is on the CPU, the one that is trained; return its adapter, if it has one."""
+    choose_attention_kernels(device)
+    if device.type == "cpu" and has_numbers(model):
+        keep_freed_memory()
+    workload.prepare(model, config)
+    adapter = adapt(model, config, device=device)
+    if config.activation_checkpointing == "layers":
+        recompute_layers(model)
+    return adapter
 
 
 class Replica:
@@ -51,26 +62,14 @@ class Replica:
         config: TrainingConfig,
         device: torch.device,
         *,
-        shard: Callable[[nn.Module], None] = lambda _: None,
-        clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
-        deal: Callable[[Sequence[nn.Parameter]], Sequence[nn.Parameter]] = lambda parameters: parameters,
-        stays: bool = False,
+        adapter: Adapter | None = None,
+        updated: Collection[nn.Parameter] | None = None,
     ) -> None:
-        """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
-        of the gradient only, scales it down by the norm of the whole and returns that; `deal` returns which parameters
-        this rank updates, all of them unless somebody else updates the others; `stays`: weights are where `shard` left
-        them.
+        """`model`: prepared, and where its weights are to be; `updated`: which of its parameters this rank updates, all
+        of them unless somebody else updates the others.
         """
-        choose_attention_kernels(device)
-        if device.type == "cpu" and has_numbers(model):
-            keep_freed_memory()
-        workload.prepare(model, config)
-        self._adapter = adapt(model, config, device=device)
-        if config.activation_checkpointing == "layers":
-            recompute_layers(model)
-        shard(model)
-        self.module = (model if stays else model.to(device)).train()
-        self._clip = clip or self._clip_whole
+        self.module = model.train()
+        self.adapter = adapter
         self.device = device
         self._workload = workload
         self._chunk_rows = config.loss_chunk_rows
@@ -78,24 +77,27 @@ class Replica:
         self._max_grad_norm = config.max_grad_norm
         self._dtype = DTYPES[config.precision]
         self._keeps_casts = config.activation_checkpointing == "none"
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        groups = group_parameters(parameters, config)
-        self.groups = [group for _, group in groups]
-        """What is trained as the optimizer groups it, whichever rank updates it."""
-        self._parameters = parameters
-        own = set(deal(parameters))
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        """What is trained."""
+        self.groups = group_parameters(self.parameters, config)
+        """(Weight decay, parameters) as the optimizer groups what is trained, whichever rank updates it."""
         if config.exact and device.type == "cuda":
             # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        self._optimizer = build_optimizer(
+        own = set(self.parameters if updated is None else updated)
+        self.optimizer = build_optimizer(
             [
                 {"params": [part for part in group if part in own], "weight_decay": weight_decay}
-                for weight_decay, group in groups
+                for weight_decay, group in self.groups
             ],
             config,
         )
-        self._moments = list_moments(config)
+        """What turns a gradient into an update."""
+        self.clip: Callable[[Sequence[nn.Parameter]], Tensor] = self._clip_whole
+        """Scales the gradient down by the norm of the whole, and returns that; a rank with a part has another."""
+        self.moments = list_moments(config)
+        """What the optimizer keeps of every parameter."""
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._is_compiled, self._is_warm = config.compile, False
@@ -120,28 +122,25 @@ class Replica:
         where a step has several micro-batches, the gradient of another. `begins_alone`: it runs alone before that.
         """
         with keep_statistics(self.module):
-            yield from self._generate_warm_up_steps(micro_batch, begins_alone=begins_alone)
-
-    def _generate_warm_up_steps(self, micro_batch: MicroBatch, *, begins_alone: bool) -> Iterator[list[MicroBatch]]:
-        if self._is_warm:
-            yield [micro_batch]
-            return
-        self._is_warm = True
-        # Freed when the last step has run: the optimizer takes the same memory in its first step.
-        moments = [
-            torch.empty_like(part)
-            for group in self._optimizer.param_groups
-            for part in group["params"]
-            for _ in self._moments
-            if not self._optimizer.state.get(part)
-        ]
-        if begins_alone or self._is_compiled or not self._accumulates:
-            yield [micro_batch]
-        if self._is_compiled:
-            # A single sequence is compiled for by itself; a dummy is one.
-            yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
-        yield [micro_batch] * (2 if self._accumulates else 1)
-        moments.clear()
+            if self._is_warm:
+                yield [micro_batch]
+                return
+            self._is_warm = True
+            # Freed when the last step has run: the optimizer takes the same memory in its first step.
+            moments = [
+                torch.empty_like(part)
+                for group in self.optimizer.param_groups
+                for part in group["params"]
+                for _ in self.moments
+                if not self.optimizer.state.get(part)
+            ]
+            if begins_alone or self._is_compiled or not self._accumulates:
+                yield [micro_batch]
+            if self._is_compiled:
+                # A single sequence is compiled for by itself; a dummy is one.
+                yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
+            yield [micro_batch] * (2 if self._accumulates else 1)
+            moments.clear()
 
     @contextlib.contextmanager
     def keep_casts(self) -> Iterator[None]:
@@ -212,14 +211,14 @@ class Replica:
         device, without telling the host.
         """
         self.on_section(StepSection.UPDATE)
-        self._scaler.unscale_(self._optimizer)
-        grad_norm = self._clip(self._parameters)
-        for group in self._optimizer.param_groups:
+        self._scaler.unscale_(self.optimizer)
+        grad_norm = self.clip(self.parameters)
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if not self._scaler.is_enabled():
             # What GradScaler.step sets under fp16, for the same purpose.
-            self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
-        self._scaler.step(self._optimizer)
+            self.optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
+        self._scaler.step(self.optimizer)
         self._scaler.update()
         loss_sum = self.forget_gradient()
         # Of weights that stay on the host it is there.
@@ -229,20 +228,10 @@ class Replica:
         """Scale the gradient down to the largest norm allowed; return the norm that it had."""
         return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """What turns a gradient into an update."""
-        return self._optimizer
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
-        return self._parameters
-
     def take_gradient(self) -> list[Tensor]:
         """Return what was added up and drop it here, parameter by parameter; raises ValueError if one has none."""
-        gradient = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if len(gradient) < len(self._parameters):
+        gradient = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if len(gradient) < len(self.parameters):
             unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
             raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
         self.drop_gradient()
@@ -250,7 +239,7 @@ class Replica:
 
     def put_gradient(self, gradient: Sequence[Tensor]) -> None:
         """Have `step` apply this gradient, parameter by parameter."""
-        for parameter, part in zip(self._parameters, gradient, strict=True):
+        for parameter, part in zip(self.parameters, gradient, strict=True):
             parameter.grad = part
 
     def forget_gradient(self) -> Tensor:
@@ -261,11 +250,8 @@ class Replica:
 
     def drop_gradient(self) -> None:
         """Drop what was added up, but not the losses."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
-
-    def _list_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
         """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
@@ -281,102 +267,98 @@ class Replica:
     @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes: weights and moments."""
-        trained = sum(parameter.nbytes for parameter in self._parameters)
+        trained = sum(parameter.nbytes for parameter in self.parameters)
         whole = sum(parameter.nbytes for parameter in self.module.parameters())
-        whole += self._adapter.num_bytes_saved if self._adapter is not None else 0
-        return whole + len(self._moments) * trained
+        whole += self.adapter.num_bytes_saved if self.adapter is not None else 0
+        return whole + len(self.moments) * trained
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters, an adapter's merged: of the model that a checkpoint holds."""
-        if self._adapter is None:
+        if self.adapter is None:
             return compute_parameter_checksum(self.module)
         digest = TensorDigest()
-        for name, part in self._adapter.merge_parameters():
+        for name, part in self.adapter.merge_parameters():
             digest.add(name, part)
         return digest.hex()
-
-    def optimizer_checksum(self) -> str:
-        """Return the sha256 (hex) of what the next update depends on beside the parameters: see `collect_moments`."""
-        return compute_tensor_checksum(self.collect_moments())
 
     def collect_moments(self) -> dict[str, Tensor]:
         """Return the optimizer's tensors, an adapter's factors and the loss scale, each under a name of its own."""
         kept = {
             f"{key} of {name}": value
-            for name, part in self._list_named_parameters()
-            for key, value in self._optimizer.state.get(part, {}).items()
+            for name, part in self.module.named_parameters()
+            for key, value in self.optimizer.state.get(part, {}).items()
             if isinstance(value, Tensor)
         }
-        return {**kept, **self._factors(), "loss scale": torch.tensor(self._scaler.get_scale())}
+        return kept | self.collect_others()
+
+    def collect_others(self) -> dict[str, Tensor]:
+        """Return what the next update depends on beside parameters and moments, and all ranks have."""
+        return {**self._factors(), "loss scale": torch.tensor(self._scaler.get_scale())}
 
     def _factors(self) -> dict[str, Tensor]:
-        return {} if self._adapter is None else self._adapter.factors()
+        return {} if self.adapter is None else self.adapter.factors()
 
     def snapshot(self, *, is_written: bool) -> Iterator[Part]:
         """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
-        collect = partial(collect_weights, self.module) if self._adapter is None else self._adapter.merge_weights
+        collect = partial(collect_weights, self.module) if self.adapter is None else self.adapter.merge_weights
         yield Part(WEIGHTS, collect() if is_written else None)
         yield Part(STATE, self.state() if is_written else None)
 
-    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Take up what `snapshot` gave, all or nothing; see Strategy."""
-        self.require_fit(weights, state)
-        self.load_state(state)
-        self.load_weights(weights, state)
-
     def load_weights(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Have these weights, which fit; an adapter has the factors of the state, and its base stays as it is."""
-        if self._adapter is None:
+        if self.adapter is None:
             self.module.load_state_dict(weights, strict=True)
         else:
-            self._adapter.load_factors(state["adapter"])
+            self.adapter.load_factors(state["adapter"])
+
+    @property
+    def named_groups(self) -> list[tuple[float, list[tuple[str, nn.Parameter]]]]:
+        """The same groups, each parameter with its name."""
+        names = {part: name for name, part in self.module.named_parameters()}
+        return [(weight_decay, [(names[part], part) for part in group]) for weight_decay, group in self.groups]
 
     def require_fit(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Raise MisfitError for weights or a state, each whole, of another model or optimizer."""
-        wanted = self.module.state_dict() if self._adapter is None else self._adapter.outline_weights()
-        of_state = self.list_state_differences(state)
-        of_state += list_differences(state["adapter"], self._factors()) if self._adapter is not None else []
+        wanted = self.module.state_dict() if self.adapter is None else self.adapter.outline_weights()
+        of_state = list_state_differences(state, [group for _, group in self.named_groups], self.moments)
+        of_state += list_differences(state["adapter"], self._factors()) if self.adapter is not None else []
         for part, found in ((WEIGHTS, list_differences(weights, wanted)), (STATE, of_state)):
             if found:
                 raise MisfitError(part, found)
-        if self._adapter is not None:
-            merged = self._adapter.merge_weights(state["adapter"])
+        if self.adapter is not None:
+            merged = self.adapter.merge_weights(state["adapter"])
             if wrong := [name for name, part in merged.items() if not torch.allclose(part, weights[name], rtol=1e-6)]:
                 raise MisfitError(WEIGHTS, [f"{name} is not that of the base with its factors" for name in wrong])
 
     def state(self) -> dict[str, Any]:
         """Return everything else that the next step depends on."""
         return {
-            "optimizer": self._optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
-            "rng": torch.get_rng_state(),
-            **({"adapter": {name: part.cpu() for name, part in self._factors().items()}} if self._adapter else {}),
+            "optimizer": self.optimizer.state_dict(),
+            **self.state_of_all(),
             "without_moments": [
-                name for name, part in self._list_named_parameters() if part not in self._optimizer.state
+                name for _, group in self.named_groups for name, part in group if part not in self.optimizer.state
             ],
         }
 
-    def list_state_differences(self, state: Mapping[str, Any]) -> list[str]:
-        """Return in what a saved state of the optimizer does not fit the model, one line each; torch looks at little.
-
-        Raises KeyError, TypeError or AttributeError for what is no such state at all.
-        """
-        names = {part: name for name, part in self._list_named_parameters()}
-        return list_state_differences(
-            state, [[(names[part], part) for part in group] for group in self.groups], self._moments
-        )
+    def state_of_all(self) -> dict[str, Any]:
+        """Return what of it all ranks have."""
+        return {
+            "scaler": self._scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+            **({"adapter": {name: part.cpu() for name, part in self._factors().items()}} if self.adapter else {}),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
-        restored = self._optimizer.state_dict()["state"]
+        restored = self.optimizer.state_dict()["state"]
         for index, kept in state["optimizer"]["state"].items():
             for name, saved in kept.items():
                 found = restored.get(index, {}).get(name)
-                is_same = torch.equal(saved, found.cpu()) if isinstance(found, Tensor) else found == saved
-                if not is_same:
+                mine, its = (get_local_rows(one).cpu() if isinstance(one, Tensor) else one for one in (found, saved))
+                if not (torch.equal(mine, its) if isinstance(mine, Tensor) else mine == its):
                     raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
         if self._scaler.state_dict() != state["scaler"]:
             raise ValueError(f"the loss scale is {self._scaler.state_dict()} after {state['scaler']} was restored")

@@ -20,7 +20,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", 
 """Kinds of collectives; a strategy with another one names it."""
 
 STATISTIC = "statistic"
-"""What batch normalisation exchanges (training/step/statistics.py), gathered and added up alike: a kind of its own."""
+"""What batch normalisation exchanges (training/strategies/ddp), gathered and added up alike: a kind of its own."""
 
 SEND = "send"
 """What goes from one rank to one other: no collective, and not in torch's record on every backend."""

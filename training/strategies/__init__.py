@@ -1,59 +1,216 @@
-"""How an update is computed on several ranks: one file per strategy, found by its name in params.yaml.
+"""How an update is computed on several ranks: one folder per strategy, named as params.yaml names it.
 
-Each file is what StrategyFile says. What the stages have to know of a strategy without running it, such as what it must
-exchange, stands in tasks/strategies/ under the same name.
+`step.py` computes the update, and alone needs torch: a `Strategy` (training/step/strategy.py) and `build`, which
+returns it. `expected.py` says what the ranks have to exchange, worked out apart from the code that exchanges it, and
+all else that a stage knows of the strategy without running it: a `Profile`. `options.py` has what params.yaml may say
+under `options`. What a strategy does not go with stands in training/combinations.py.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from torch import nn
-
-from training.config import TrainingConfig
-from training.process.distributed import Ranks
-from training.process.failure import UnfitModelError
+from ddp_audit.process.wording import Reason, explain
 from training.registry import import_file
-from training.step.strategy import Strategy
-from training.workloads import Workload
+
+Options = Mapping[str, Any]
+"""By their names in params.yaml."""
+Timers = Sequence[Mapping[str, float]]
+"""What the ranks timed by themselves, rank by rank."""
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
+"""Kinds of exchange, as training/step/traffic.py counts them."""
+STATISTIC, SEND = "statistic", "send"
+"""What batch normalisation exchanges; and what goes from one rank to one other, beside the collectives."""
 
 
-class StrategyFile(Protocol):
-    """What a file of this folder offers.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Some steps of a cell's ranks: what has to be exchanged follows from this alone."""
 
-    Three more constants are read from its text, and are false where it has none: `TAKES_ADAPTERS`, whether
-    `train.adapter` is for it, `SYNCS_STATISTICS`, whether `model.norm: sync_batch` is, and `IS_EXACT`, whether
-    `train.exact` is.
-    """
+    world_size: int
+    """Number of ranks."""
+    num_steps: int
+    """Optimizer steps."""
+    num_rounds: tuple[int, int]
+    """Micro-batches, dummies included, that each rank runs in all of them: at least, at most."""
+    gradient_bytes: int
+    """Of the gradient of all parameters, in fp32."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy."""
+    is_exact: bool = False
+    """Whether the run is in exact mode."""
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+    """How the exchange is laid out, as the ranks say (segment.json)."""
+
+
+class Bounds(NamedTuple):
+    """At least, at most."""
+
+    least: int
+    most: int
+
+    def has(self, value: float) -> bool:
+        """Return whether the value is within."""
+        return self.least <= value <= self.most
+
+
+class Expected(NamedTuple):
+    """What a rank has to put into the exchanges of one kind."""
+
+    number: Bounds
+    num_bytes: Bounds
+
+    def has_bytes(self, number: int, num_bytes: int) -> bool:
+        """Return whether so many exchanges, which are within, may have had so many bytes: all as many, where all do."""
+        (fewest, most), (least, largest) = self
+        is_even = fewest * largest == most * least
+        return self.num_bytes.has(num_bytes) and not (is_even and num_bytes * fewest != number * least)
+
+
+class Copies(NamedTuple):
+    """How many whole copies the ranks hold between them."""
+
+    parameters: int
+    optimizer: int
+
+
+class Exchanged(Protocol):
+    """What a rank put into them."""
 
     @property
-    def OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802
-        """What params.yaml may say under `options`, a literal: name -> default; of several words a tuple, the first the
-        default."""
+    def number(self) -> int:
+        """Collectives."""
 
-    def build(
-        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-    ) -> Strategy:
-        """Return the strategy around the base model, which is on the CPU.
-
-        `communicates` is False for a step that leaves out its communication and nothing else, which a waterfall is
-        measured with: only where tasks/strategies/ says that there is one. Raises ValueError for ranks or a config
-        that it is not for.
-        """
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they were given."""
 
 
-def read_options(known: Mapping[str, Any], config: TrainingConfig) -> dict[str, Any]:
-    """Return all options that a strategy knows, those that are not said by their defaults."""
-    return {name: one[0] if isinstance(one, tuple) else one for name, one in known.items()} | dict(config.options)
+Exchanges = Mapping[str, Exchanged]
+"""By the kind of collective."""
 
 
-def refuse(strategy: str, asked: Mapping[str, bool]) -> None:
-    """Raise UnfitModelError for the first that is asked for of what the strategy cannot do."""
-    for what, is_asked in asked.items():
-        if is_asked:
-            raise UnfitModelError(f"{what} is not available for the strategy {strategy}; leave it, or use strategy ddp")
+def count(exchanges: Exchanges, kind: str) -> tuple[int, int]:
+    """Return number and bytes of those of a kind."""
+    return (exchanges[kind].number, exchanges[kind].num_bytes) if kind in exchanges else (0, 0)
 
 
-def find_strategy(name: str) -> StrategyFile:
-    """Return the file of this folder with that name."""
-    found: StrategyFile = import_file("training.strategies", name)
+def expect(number: int, num_bytes: int, rounds: tuple[int, int] = (1, 1)) -> Expected:
+    """Return so many exchanges, of so many bytes in all, in each of so many rounds: at least, at most."""
+    return Expected(Bounds(*(number * each for each in rounds)), Bounds(*(num_bytes * each for each in rounds)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One change of params.yaml that may make a cell faster."""
+
+    key: str
+    """What it changes, e.g. `train.micro_batch_size`; of two knobs with one key only the better can be taken."""
+    change: str
+    """The change in plain words."""
+    overrides: Mapping[str, Any]
+    """Fields of the ranks' config."""
+    note: str | None = None
+    """What else it changes."""
+    against: tuple[str, ...] = ()
+    """Parts of the waterfall that it can make smaller; none: computing itself."""
+
+
+class Profile:
+    """What is known of a strategy: as it stands, of one whose ranks have whole models and exchange nothing."""
+
+    no_waterfall: str | None = None
+    """Why a step cannot be made without its communication, `the strategy ...`; None: it can."""
+    no_advice: str | None = None
+    """Why there is no advice on its options; None: there is some, or no option."""
+
+    def require(self, options: Options) -> None:
+        """Raise ValueError, with the option's name first, for options that do not go together."""
+
+    def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
+        """Return what is wrong with so many ranks, the key first; None: nothing."""
+        return None
+
+    def count_shares(self, world_size: int, options: Options) -> int:
+        """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
+        return world_size
+
+    def count_copies(self, world_size: int, options: Options) -> Copies:
+        """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
+        return Copies(world_size, world_size)
+
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
+        return {}
+
+    def find_problem(self, work: Work) -> Reason | None:
+        """Return what is wrong with how several ranks say that their exchange is laid out; None if nothing is."""
+        return None
+
+    def describe_layout(self, work: Work) -> str:
+        """Return how the exchange is laid out, in words that follow `for`."""
+        return "one rank"
+
+    def list_figures(self, work: Work) -> dict[str, float]:
+        """Return figures of the layout, for the gate's finding."""
+        return {}
+
+    def tell_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
+        """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
+        return None
+
+    def split_waits(self, timers: Timers, options: Options, *, world_size: int) -> tuple[float, str] | None:
+        """Return the seconds of a step in which the mean rank waits for others, and what theory says; None: nothing."""
+        return None
+
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+        """Return the options that are worth trying; `can`: ways of training that the model takes."""
+        return []
+
+
+def explain_size(parts: str, held: int, work: Work) -> Reason:
+    """Return that the parts into which a strategy cuts the parameters do not add up to them."""
+    return explain(
+        "other_size", "the {parts} hold {held:,} bytes, the gradient of all parameters has {needed:,}",
+        parts=parts, held=held, needed=work.gradient_bytes,
+    )  # fmt: skip
+
+
+def find_profile(strategy: str) -> Profile:
+    """Return what is known of a strategy."""
+    found: Profile = import_file(f"training.strategies.{strategy}", "expected").PROFILE
     return found
+
+
+def find_options(strategy: str) -> Any:
+    """Return the options.py of a strategy.
+
+    Its OPTIONS: name -> default of what params.yaml may say under `options`; of several words a tuple, the first the
+    default. Its PACKAGE, if there is one: what has to be installed.
+    """
+    return import_file(f"training.strategies.{strategy}", "options")
+
+
+def fill_options(strategy: str, said: Options) -> dict[str, Any]:
+    """Return all options of a strategy, those that are not said by their defaults."""
+    known = find_options(strategy).OPTIONS
+    return {name: one[0] if isinstance(one, tuple) else one for name, one in known.items()} | dict(said)
+
+
+def get_exchange_dtype(strategy: str, options: Options) -> str:
+    """Return the dtype in which the strategy exchanges gradients; none: fp32."""
+    return str(fill_options(strategy, options).get("gradient_hook", "none"))
+
+
+def count_shares(strategy: str, world_size: int, options: Options) -> int:
+    """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
+    return find_profile(strategy).count_shares(world_size, options)
+
+
+def sum_expected(expected: Mapping[str, Expected]) -> Expected:
+    """Return all collectives together; what goes from one rank to one other is none, and is in no record of torch."""
+    parts = [part for kind, part in expected.items() if kind != SEND]
+    return Expected(
+        number=Bounds(sum(part.number.least for part in parts), sum(part.number.most for part in parts)),
+        num_bytes=Bounds(sum(part.num_bytes.least for part in parts), sum(part.num_bytes.most for part in parts)),
+    )

@@ -9,8 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import MicroBatch
-from training.data.rows import Rows
+from training.data.batches import MicroBatch, Rows
 from training.registry import import_file
 
 

@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import Documents, MicroBatch
+from training.data.batches import Documents, MicroBatch, Rows
 from training.data.batches import make_dummy_micro_batch as make_dummy_micro_batch
 from training.data.batches import open_slice as open_slice
-from training.data.rows import Rows
 from training.model import packed_attention
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import has_varlen_kernel, skip_mask_checks, suits_varlen_kernel
-from training.model.compiled_layers import compile_layers, is_compiled
+from training.model.layers import compile_layers, is_compiled
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError
@@ -27,8 +26,6 @@ from training.process.failure import UnfitModelError
 UNIT = "token"
 HAS_LABELS = False
 HAS_PROMPTS = False
-TAKES_ADAPTERS = True
-"""Whether `train.adapter` is for it: the head is trained already, and is left as it is."""
 
 
 def _cache_per_model(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:

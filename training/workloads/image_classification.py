@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
 from training.data.augmentation import Augmentation
-from training.data.batches import IGNORED_LABEL, MicroBatch, opened_arrays
-from training.data.rows import Rows
+from training.data.batches import IGNORED_LABEL, MicroBatch, Rows, opened_arrays
 from training.model.sync_norm import SyncBatchNorm, list_statistics
 from training.model.weights import load_weights
 from training.process.failure import BadCheckpointError, UnfitModelError
@@ -195,9 +194,6 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
             f"norm: sync_batch over {rows} rows with micro_batch_size {config.micro_batch_size} x {config.world_size} "
             "ranks; use micro-batches of which all ranks have so many rows at once"
         )
-    for name in ("packing", "compile"):
-        if getattr(config, name):
-            raise UnfitModelError(f"{name}: true, but the workload image_classification has none; use {name}: false")
     if config.device == "cpu" and config.precision != "fp32":
         # Gradients of layers with few pixels then hold what was in memory before; and see pytorch issue 163347.
         raise UnfitModelError(

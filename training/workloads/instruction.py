@@ -22,8 +22,6 @@ from training.workloads.causal_lm import prepare as prepare
 UNIT = "token"
 HAS_LABELS = False
 HAS_PROMPTS = True
-TAKES_ADAPTERS = True
-"""Whether `train.adapter` is for it: the head is trained already, and is left as it is."""
 
 
 def open_slice(folder: Path) -> Slice:

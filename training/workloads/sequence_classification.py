@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import IGNORED_LABEL, MicroBatch
+from training.data.batches import IGNORED_LABEL, MicroBatch, Rows
 from training.data.labelled_texts import LabelledTexts, list_texts, make_dummy_text, open_labelled_texts
-from training.data.rows import Rows
 from training.model import packed_texts
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import skip_mask_checks
-from training.model.compiled_layers import compile_layers
+from training.model.layers import compile_layers
 from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError, is_out_of_memory
 
@@ -153,10 +152,6 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
     Raises UnfitModelError, in one line, for packed rows if the model cannot keep them apart, rows longer than it has
     positions for, and where there is no compiler.
     """
-    if config.packing and config.compile:
-        raise UnfitModelError(
-            "packing: true, compile: true, but packs of texts that are classified are not compiled; use one of the two"
-        )
     if has_numbers(model):
         _require_positions(model, config.seq_len)
     if config.packing:

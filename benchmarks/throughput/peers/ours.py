@@ -46,6 +46,6 @@ def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: l
         record.consume(step, ranks.rank, micro_batches, result)
         window.add(step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=data_wait_seconds)
         losses.append(result.loss_sum)
-    for line in record.add(window.close(forgives_overflow=made.strategy.may_overflow)):
+    for line in record.add(window.close(forgives_overflow=made.strategy.replica.may_overflow)):
         events.send(**line)
     turns.finish(losses)

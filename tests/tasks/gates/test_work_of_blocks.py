@@ -15,7 +15,7 @@ from tasks.records.measurement import MeasurementFile
 from tests.tasks.reporting.blocks import KINDS, arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order
 from tests.tasks.reporting.measured import measurement
-from training.data.row_digest import digest_rows
+from training.record.ledger_file import digest_rows
 
 
 def judged(folder: Path, params: dict[str, Any], cell: str) -> Finding:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.measuring.advice import _describe_break_even, _Trying, list_knobs
+from tasks.measuring.advice import _describe_break_even, _Trying, format_patch, list_knobs
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.turns import TimedTurns
 from tasks.params import Params
-from tasks.strategies import Knob, format_patch
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 from tests.tasks.reporting.comparison import PARAMS
+from training.strategies import Knob
 
 
 def _params(*, options: dict[str, Any] | None = None, **train: Any) -> Params:

@@ -24,7 +24,7 @@ def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Pat
     text += "left_out: {}\n"
     preset.write_text(text.replace("ddp: {strategy: ddp, world_size: 2}", "ddp: {strategy: ddp, world_size: 3}"))
     refused = find_refused(preset)
-    assert list(refused) == ["ddp", "pipeline"]
+    assert list(refused) == ["ddp", "fsdp2-bf16", "pipeline"]
     assert "does not split over cells.ddp.world_size=3" in refused["ddp"]
     move_out(preset, refused)
     params = load_params(preset)
@@ -33,7 +33,7 @@ def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Pat
     # What stands beside the cells is as it was written, remarks and numbers included.
     before, after = text.splitlines(), preset.read_text().splitlines()
     assert [line for line in before if line not in after] == [
-        line for line in before if line.strip().startswith(("ddp:", "pipeline:", "left_out:"))
+        line for line in before if line.strip().startswith(("ddp:", "fsdp2-bf16:", "pipeline:", "left_out:"))
     ]
     assert preset.with_name("params.yaml.saved").exists()
 

@@ -10,9 +10,9 @@ import torch
 
 from tasks.process.failure import ConfigurationError, OutOfMemoryError
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
-from tasks.strategies import count_shares
 from tests.tiny import make_config
 from training.config import TrainingConfig, parse_config
+from training.strategies import count_shares
 
 TOLD = make_config(Path(), Path(), [], micro_batch_size=12, global_batch_size=24, world_size=2, strategy="ddp")
 SEGMENT = {"range": "0-24", "epoch": 1, "slice_dir": "slice", "fingerprint": "tested"} | {

@@ -6,20 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks.params.choices import list_file_names, read_constant
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks
+from training.combinations import NOT_REHEARSED, STRATEGIES
 from training.probing.live_memory import KINDS
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
 
-SIZES = {
-    name: 1 if name == "single" else 2
-    for name in list_file_names("training/strategies")
-    if read_constant(f"training/strategies/{name}.py", "REHEARSES") is not False
-}
+SIZES = {name: 1 if name == "single" else 2 for name in STRATEGIES if name not in NOT_REHEARSED}
 
 
 def _observe(ranks: ForkedRanks, folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -19,7 +19,7 @@ from tests.tasks.reporting.comparison import (
     setting_of,
     write_lines,
 )
-from training.data.row_digest import digest_rows
+from training.record.ledger_file import digest_rows
 
 NUM_STEPS = 2
 """Of a block: all steps of the first range."""

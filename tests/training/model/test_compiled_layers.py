@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.model.compiled_layers import compile_layers, explain_failed_compilation, is_compiled
+from training.model.layers import compile_layers, explain_failed_compilation, is_compiled
 from training.process.failure import UnfitModelError
 
 

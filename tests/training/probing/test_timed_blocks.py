@@ -9,9 +9,9 @@ import pytest
 from tests.training.conftest import Toy
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
-from training.data.row_digest import digest_rows
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
+from training.record.ledger_file import digest_rows
 
 STEPS = [2, 3, 3]
 VARIANTS = [
@@ -64,9 +64,9 @@ def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does
         replica = runner._get(variant).strategy.replica
         places.add(tuple(part.data_ptr() for part in replica.parameters))
         state = [replica.optimizer.state[part] for part in replica.parameters]
-        moments.add(tuple(one[name].data_ptr() for one in state for name in replica._moments))
+        moments.add(tuple(one[name].data_ptr() for one in state for name in replica.moments))
     assert len(places) == len(moments) == 1
-    assert len(next(iter(moments))) == len(replica._moments) * len(replica.parameters)
+    assert len(next(iter(moments))) == len(replica.moments) * len(replica.parameters)
     runner.forget()
     runner.run(Block(variant=VARIANTS[0], steps=STEPS, data="device"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.flows.toy_project import wait_for
 from tests.tiny import make_config
-from training.process.stop_request import StopRequest
+from training.process.events import StopRequest
 
 pytestmark = pytest.mark.usefixtures("signals_as_before")
 

@@ -14,8 +14,7 @@ from tests.conftest import PROJECT
 from tests.tiny import make_slice
 from tests.training.conftest import Launch, Toy, facts_of
 from training.process.failure import ChangedInputError
-from training.process.files import write_json
-from training.process.unwritten import digest_code
+from training.process.files import digest_code, write_json
 from training.step.replica import Replica
 
 

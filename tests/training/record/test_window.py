@@ -15,9 +15,8 @@ from training.data.batches import open_slice
 from training.data.plan import StepPlan
 from training.loop import train
 from training.process.distributed import Ranks
-from training.process.events import EventStream
+from training.process.events import EventStream, StopRequest
 from training.process.failure import DivergedError, RanksDisagreeError
-from training.process.stop_request import StopRequest
 from training.record.window import Window
 from training.step.strategy import StepResult
 

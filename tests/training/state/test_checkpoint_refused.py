@@ -20,7 +20,7 @@ from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
 from training.state.checkpoint import CheckpointStore
 from training.state.receipt import RECEIPT, seal_folder
-from training.strategies import single
+from training.strategies.single import step as single
 from training.workloads import causal_lm
 
 State = dict[str, Any]

@@ -10,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.equivalence.orders import make_rank_order
-from tasks.equivalence.reference.update import OneProcess, draw_dropout_seed, order_as_one_rank, shuffle
+from tasks.equivalence.reference.update import (
+    OneProcess,
+    draw_dropout_seed,
+    make_rank_order,
+    order_as_one_rank,
+    shuffle,
+)
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.replays import train_one_process
 from training.config import TrainingConfig, read_config

@@ -1,0 +1,119 @@
+"""Fully sharded: every unit's weights are gathered before it runs, forward and backward, its gradient reduced once.
+
+The root's weights stay gathered from forward to backward, and a layer's where the option says so; the norm of the whole
+gradient is one more sum. With several replicas each rank adds its part of the gradient up over them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_audit.process.wording import Reason, explain, format_plural
+from training.strategies import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Copies,
+    Expected,
+    Knob,
+    Options,
+    Profile,
+    Work,
+    expect,
+    explain_size,
+)
+
+_RESHARDS = "reshard_after_forward"
+_BYTES_OF_A_NORM = 8
+_MOST_PADDING = 0.05
+"""Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
+
+
+class Fsdp2(Profile):
+    """See Profile."""
+
+    no_waterfall = "the strategy fsdp2, whose step cannot be made without its communication"
+
+    def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
+        """Return that the ranks cannot be shared out over the replicas, or that a replica would be one rank."""
+        replicas = options.get("replicas", 1)
+        if replicas != int(replicas) or world_size % replicas:
+            return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
+        if replicas > 1 and replicas == world_size:
+            return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
+        return None
+
+    def count_copies(self, world_size: int, options: Options) -> Copies:
+        """Return one per replica, which its ranks hold between them."""
+        number = int(options.get("replicas", 1))
+        return Copies(number, number)
+
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with
+        one norm."""
+        root, *layers = list(work.exchange.get("gathered_bytes", [])) or _list_unit_bytes(work)
+        times = 2 if work.options.get(_RESHARDS, True) else 1
+        gathered = expect(1 + times * len(layers), (root + times * sum(layers)) // _count_shards(work), work.num_rounds)
+        if work.world_size == 1:
+            return {ALL_GATHER: gathered}
+        units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
+        # Of each unit's reduced gradient a rank has a part, which replicas add up.
+        number = steps * (1 + (len(units) if shards < work.world_size else 0))
+        num_bytes = steps * (_BYTES_OF_A_NORM + (sum(units) // shards if shards < work.world_size else 0))
+        return {
+            ALL_GATHER: gathered,
+            REDUCE_SCATTER: expect(len(units) * steps, sum(units) * steps),
+            ALL_REDUCE: expect(number, num_bytes),
+        }
+
+    def find_problem(self, work: Work) -> Reason | None:
+        """Return that the units are not the model, or are said to be gathered in other bytes than they have.
+
+        That is in fp32, or what is rounded in bf16.
+        """
+        units, gathered = _list_unit_bytes(work), list(work.exchange.get("gathered_bytes", []))
+        if not work.gradient_bytes <= sum(units) <= work.gradient_bytes * (1 + _MOST_PADDING):
+            return explain_size("units", sum(units), work)
+        shares = (1.0, *[0.5 if work.options.get("mixed") == "bf16" else 1.0] * (len(units) - 1))
+        if gathered and (
+            len(gathered) != len(units)
+            or any(not share * of <= one <= of for share, one, of in zip(shares, gathered, units, strict=True))
+        ):
+            return explain(
+                "other_bytes_gathered", "the units are gathered in {bytes:,} bytes, their weights have {needed:,}",
+                bytes=sum(gathered), needed=sum(units),
+            )  # fmt: skip
+        return None
+
+    def describe_layout(self, work: Work) -> str:
+        """Return units and copies."""
+        replicas = int(work.options.get("replicas", 1))
+        units = format_plural(len(_list_unit_bytes(work)), "unit")
+        return units + f", added up over {replicas} replicas" * (replicas > 1)
+
+    def list_figures(self, work: Work) -> dict[str, float]:
+        """Return the units."""
+        return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
+
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+        """Return layers kept gathered, where they are not."""
+        if not options.get(_RESHARDS, True):
+            return []
+        return [
+            Knob(
+                key=f"options.{_RESHARDS}",
+                change="layers' weights kept gathered from forward to backward",
+                overrides={"options": {**options, _RESHARDS: False}},
+                note="one copy of the layers' weights more in memory",
+            )
+        ]
+
+
+PROFILE = Fsdp2()
+
+
+def _count_shards(work: Work) -> int:
+    return work.world_size // int(work.options.get("replicas", 1))
+
+
+def _list_unit_bytes(work: Work) -> list[int]:
+    return list(work.exchange.get("unit_bytes", [])) or [work.gradient_bytes]

@@ -1,0 +1,5 @@
+"""There are none."""
+
+from typing import Any
+
+OPTIONS: dict[str, Any] = {}

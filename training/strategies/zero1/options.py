@@ -1,0 +1,3 @@
+"""Those of ddp, which reduces the gradient."""
+
+from training.strategies.ddp.options import OPTIONS as OPTIONS

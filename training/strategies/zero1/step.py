@@ -1,0 +1,137 @@
+"""ZeRO-1 (Rajbhandari et al. 2020): every rank holds the weights, and the optimizer's state of a share of them.
+
+The gradient is reduced as with ddp. Then each rank updates the parameters that are dealt to it, and sends them to the
+others. The update of a parameter needs its own gradient alone, beside the norm, which all ranks have: so every weight
+is what ddp makes of it, to the bit.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.process.distributed import Ranks
+from training.step.snapshot import STATE, Digests, Part, ScatteredMoments, collect_state, select_own
+from training.step.strategy import StepResult, require_combination
+from training.step.traffic import BROADCAST, Traffic
+from training.strategies.ddp.step import Ddp
+from training.workloads import Workload
+
+_ALIGNMENT = 64
+"""Elements: a parameter begins where a tensor of its own could, so that every kernel treats it as one."""
+
+
+def build(
+    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+) -> "Zero1":
+    """Return the strategy, on any number of ranks; raises UnfitModelError for what it does not go with."""
+    require_combination("zero1", model, config, ranks)
+    return Zero1(model, workload, config, ranks, communicates=communicates)
+
+
+class Shares:
+    """Which rank updates which parameters; those of one rank lie side by side, so that they are sent at once."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.owners: dict[nn.Parameter, int] = {}
+        """Parameter -> its rank."""
+        self.flats: list[Tensor] = []
+        """Rank -> all of its parameters, with room between them."""
+
+    def deal(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Deal the parameters out, the largest first to whoever has least, and return those of this rank.
+
+        Each becomes a view of one tensor of its rank.
+        """
+        rooms = {part: -(-part.numel() // _ALIGNMENT) * _ALIGNMENT for part in parameters}
+        sizes = [0] * self._ranks.world_size
+        for part in sorted(parameters, key=torch.numel, reverse=True):
+            self.owners[part] = sizes.index(min(sizes))
+            sizes[self.owners[part]] += rooms[part]
+        self.flats = [torch.zeros(size, device=self._ranks.device) for size in sizes]
+        ends = [0] * self._ranks.world_size
+        for part, owner in self.owners.items():
+            place = self.flats[owner][ends[owner] : ends[owner] + part.numel()].view_as(part)
+            place.copy_(part.detach())
+            part.data = place
+            ends[owner] += rooms[part]
+        return [part for part in parameters if self.owners[part] == self._ranks.rank]
+
+    def send(self) -> Traffic:
+        """Have every rank's parameters on all of them; return what was put into it."""
+        if self._ranks.world_size == 1:
+            return Traffic(0, 0)
+        group: Any = self._ranks.gradient_group
+        sent = [(owner, flat) for owner, flat in enumerate(self.flats) if len(flat)]
+        works: list[Any] = [dist.broadcast(flat, group=group, group_src=owner, async_op=True) for owner, flat in sent]
+        for work in works:
+            work.wait()
+        return Traffic(len(sent), sum(flat.nbytes for _, flat in sent))
+
+
+class Zero1(Ddp):
+    """Every rank holds all weights; of the moments they hold one copy between them, which rank 0 writes."""
+
+    def __init__(
+        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+    ) -> None:
+        self._shares, self._communicates = Shares(ranks), communicates
+        super().__init__(model, workload, config, ranks, communicates=communicates)
+        self._own = {name: part for name, part in self.module.named_parameters() if part.requires_grad}
+        self._moments = ScatteredMoments(self.optimizer, ranks, self._own, self._own)
+
+    def place(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Return the share that this rank updates; see Strategy."""
+        super().place(model)
+        return self._shares.deal([part for part in model.parameters() if part.requires_grad])
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
+        """Apply one update; see Strategy."""
+        result = super().train_step(micro_batches, num_targets=num_targets, learning_rate=learning_rate)
+        sent = self._shares.send() if self._communicates else Traffic(0, 0)
+        return replace(result, traffic={**result.traffic, BROADCAST: sent}) if sent.number else result
+
+    def warm_up(self, micro_batch: MicroBatch) -> None:
+        """Run forward, backward and communication, change nothing."""
+        super().warm_up(micro_batch)
+        if self._communicates:
+            self._shares.send()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what ddp says, `share_bytes` of the weights that each rank updates and sends, `largest_bytes` of one
+        of them, which is never divided, and their number.
+        """
+        shares = self._shares
+        return {
+            **super().describe(),
+            "share_bytes": [flat.nbytes for flat in shares.flats],
+            "largest_bytes": max(part.nbytes for part in shares.owners),
+            "num_parameters": len(shares.owners),
+        }
+
+    def digest(self) -> Digests:
+        """Return every rank's digest of the parameters, and one of the moments, as of a rank that has all."""
+        moments = self._ranks.gather_text(self._moments.digest(self.replica.collect_others()))
+        parameters = self._ranks.gather_text(self.replica.parameter_checksum())
+        return Digests(parameters, list(dict.fromkeys(moments)))
+
+    def snapshot(self) -> Iterator[Part]:
+        """Yield weights and state, the moments gathered tensor by tensor; rank 0 keeps them, as a rank of ddp would."""
+        weights, _ = self.replica.snapshot(is_written=self._ranks.is_first)
+        yield weights
+        del weights
+        replica, moments = self.replica, self._moments.generate()
+        is_kept, others = self._ranks.is_first, replica.state_of_all()
+        yield Part(STATE, collect_state(self.optimizer, replica.named_groups, moments, others, is_kept=is_kept))
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up a whole state, every rank its share of the moments."""
+        self.replica.require_fit(weights, state)
+        self.replica.load_state(select_own(self.optimizer, self.replica.named_groups, state, self._own))
+        self.replica.load_weights(weights, state)
