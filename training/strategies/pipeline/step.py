@@ -202,7 +202,7 @@ class Pipeline(Strategy):
 
     def digest(self) -> Digests:
         """Return the digest of each replica's copy; several of one whose stages differ in what they share."""
-        parameters, found = TensorDigest(), []
+        parameters, found = TensorDigest(), list[list[str]]()
         for name, part in self._gather_parameters(sorted(self._whole.parameters)):
             parameters.add(name, part)
         for one in (parameters.hex(), self._moments.digest(self.replica.collect_others())):
