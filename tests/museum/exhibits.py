@@ -257,7 +257,8 @@ EXHIBITS = [
     ),
     _show(
         "timed: loss computed twice in the baseline", "The one process runs every forward pass twice.",
-        "Baseline is not slowed", Patch("training.strategies.single.step:Single._run", _compute_twice), scenario="timed",
+        "Baseline is not slowed", Patch("training.strategies.single.step:Single._run", _compute_twice),
+        scenario="timed",
     ),
 ]  # fmt: skip
 BY_KEY = {exhibit.key: exhibit for exhibit in EXHIBITS}
