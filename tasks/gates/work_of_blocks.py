@@ -201,10 +201,10 @@ class _Judge:
         most_apart = _NORM_TOLERANCE[coarser]
         if self._parts_of_a_micro_batch != 1:
             most_apart = max(most_apart, _NORM_TOLERANCE_OF_SHAPES)
-        gain = None if block.moment_gain is None else block.moment_gain / self._count_copies(arm, block)
+        squares = None if block.moment_squares is None else block.moment_squares / self._count_copies(arm, block)
         for code, template, mine, other, most in (
             ("other_gradient", "turn {turn} had gradients whose norm is", block.grad_norm_sum, its.grad_norm_sum, 1),
-            ("other_moments", "turn {turn} moved the optimizer's second moments by", gain, its.moment_gain, 2),
+            ("other_moments", "turn {turn} left moments whose squares are", squares, its.moment_squares, 2),
         ):
             if mine is not None and other and not (apart := abs(mine / other - 1)) <= most * most_apart:
                 yield explain(

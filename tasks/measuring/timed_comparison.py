@@ -198,6 +198,7 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
     used = [one["cpu_use"] for one in found]
     held = [one["resident_bytes"] for one in used]
     norm, loss = max(one["grad_norm_sum"] for one in found), add_up("loss_sum")
+    squares = add_up("moment_squares")
     is_recorded = all(one["exchange_bytes"] is not None for one in found)
     return BlockWork(
         turn=block.turn,
@@ -227,7 +228,7 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
         grad_norm_sum=norm if math.isfinite(norm) else None,
         updates=[one["updates"] for one in found],
         num_updated=add_up("num_updated"),
-        moment_gain=None if found[0]["moment_gain"] is None else add_up("moment_gain"),
+        moment_squares=squares if math.isfinite(squares) else None,
         num_exchanges=[one["num_exchanges"] for one in found],
         exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
     )

@@ -71,9 +71,9 @@ class BlockWork(Record):
     """Fewest and most optimizer updates of a parameter, rank by rank, by the optimizer's own state."""
     num_updated: int
     """Elements that these ranks updated, each as often as a rank has it."""
-    moment_gain: float | None
-    """By how much the means of the squared gradients grew, summed over them, beyond what was left of the old ones;
-    null for an optimizer without them."""
+    moment_squares: float | None
+    """Sum of the squares of the optimizer's moments, which were 0 before the block, over all ranks; null if not finite,
+    0 for an optimizer without moments."""
     num_exchanges: list[int]
     """Collectives of the group of the gradients, rank by rank: counted by torch."""
     exchange_bytes: list[int] | None

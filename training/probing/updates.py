@@ -1,6 +1,7 @@
 """Which updates an optimizer made, told by its own state: read before a block and after it, while no clock runs."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,33 +11,30 @@ from training.step.optimizer import get_local_rows
 
 
 class Updates:
-    """Counts from its making on, parameter by parameter of those that this rank updates."""
+    """Counts from its making on, parameter by parameter of those that this rank updates; moments then begin at 0."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._calls: Counter[Tensor] = Counter()
         self._hook = optimizer.register_step_post_hook(self._count_call)
-        self._before = self._read()
+        self._before = self._count()
+        for moment in self._list_moments():
+            moment.zero_()
 
     def measure(self) -> dict[str, Any]:
         """Return the fewest and the most updates that one of its parameters has had since, and their elements.
 
-        `moment_gain` is by how much their squared gradients' means grew beyond what the old ones had become: the same,
-        to the rounding of sums, for the same gradients, whatever was before. None for an optimizer without them.
+        `moment_squares` is the sum of the squares of all moments: the same, to the rounding of sums, for the same
+        gradients, whatever was before. 0 for an optimizer without moments.
         """
         self._hook.remove()
-        now, numbers, gain, num_elements = self._read(), [], 0.0, 0
-        for part, (steps, squares) in now.items():
-            if not (size := get_local_rows(part).numel()):
-                continue
-            before, old_squares = self._before.get(part, (0.0, 0.0))
-            numbers.append(round(steps - before))
-            num_elements += size
-            gain += squares - self._decay ** (steps - before) * old_squares
+        made = {part: number for part, number in self._count().items() if get_local_rows(part).numel()}
+        numbers = [round(number - self._before.get(part, 0.0)) for part, number in made.items()]
+        norms = (float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in self._list_moments())
         return {
             "updates": [min(numbers, default=0), max(numbers, default=0)],
-            "num_updated": num_elements,
-            "moment_gain": gain if self._decay else None,
+            "num_updated": sum(get_local_rows(part).numel() for part in made),
+            "moment_squares": sum(norm**2 for norm in norms),
         }
 
     def _count_call(self, *_: Any) -> None:
@@ -44,22 +42,16 @@ class Updates:
             part for group in self._optimizer.param_groups for part in group["params"] if part.grad is not None
         )
 
-    @property
-    def _decay(self) -> float:
-        betas: tuple[float, float] = self._optimizer.param_groups[0].get("betas", (0.0, 0.0))
-        return betas[1]
-
-    def _read(self) -> dict[Tensor, tuple[float, float]]:
-        """Return parameter -> (updates so far, sum of its squared gradients' means)."""
+    def _count(self) -> dict[Tensor, float]:
+        """Return parameter -> updates so far: by the state's count, or by those that were seen here."""
         state = self._optimizer.state
         # An engine that shards may lend its parameters to the optimizer for the update alone.
         parts = list(state or self._calls) or [one for group in self._optimizer.param_groups for one in group["params"]]
-        kept = {part: state.get(part, {}) for part in parts}
-        if not self._decay:
-            # Nothing is counted by SGD, whose update of a parameter without a gradient is none, too.
-            return {part: (float(self._calls[part]), 0.0) for part in kept}
-        return {part: (float(one.get("step", 0.0)), _sum(one.get("exp_avg_sq"))) for part, one in kept.items()}
+        return {part: float(state.get(part, {}).get("step", self._calls[part])) for part in parts}
 
-
-def _sum(tensor: Tensor | None) -> float:
-    return 0.0 if tensor is None else float(get_local_rows(tensor).sum(dtype=torch.float64))
+    def _list_moments(self) -> Iterator[Tensor]:
+        """Yield what the optimizer keeps of gradients, by any name: of each, this rank's rows of what is as large."""
+        for part, kept in self._optimizer.state.items():
+            for name, one in kept.items():
+                if name != "step" and isinstance(one, Tensor) and one.shape == part.shape:
+                    yield get_local_rows(one)

@@ -53,7 +53,7 @@ LOSS = float(block("2proc", 3).loss_sum or 0)
         ("2proc", {"loss_sum": None}, "loss_not_finite", {}),
         ("2proc", {"grad_norm_sum": 0.0}, "no_gradient", {}),
         ("2proc", {"grad_norm_sum": 2.501}, "other_gradient", {"most": 1e-4}),
-        ("2proc", {"moment_gain": 1.001}, "other_moments", {"most": 2e-4}),
+        ("2proc", {"moment_squares": 1.001}, "other_moments", {"most": 2e-4}),
         ("2proc", {"updates": [[0, 0]] * 2}, "other_updates", {"rank": 0, "most": 0, "steps": 2}),
         ("2proc", {"updates": [[2, 2], [0, 0]]}, "other_updates", {"rank": 1}),
         ("2proc", {"updates": [[1, 2]] * 2}, "other_updates", {"fewest": 1, "most": 2}),

@@ -102,7 +102,7 @@ def make_block(
         "num_micro_batches": num_samples, "rows": f"{digest_rows([[rows] for rows in steps]):016x}",
         "rows_of_first_rank": f"{digest_rows([[rows] for rows in of_first_rank]):016x}", "loss_sum": 4.1 * tokens,
         "grad_norm_sum": 2.5, "updates": [[len(steps)] * 2] * world_size, "num_updated": NUM_PARAMETERS * world_size,
-        "moment_gain": 0.5 * world_size, "num_exchanges": [num_exchanges] * world_size,
+        "moment_squares": 0.5 * world_size, "num_exchanges": [num_exchanges] * world_size,
         "exchange_bytes": [4 * NUM_PARAMETERS * num_exchanges] * world_size,
     }  # fmt: skip
     return BlockWork(**content | changes)

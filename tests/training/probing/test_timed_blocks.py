@@ -82,11 +82,13 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     right = runner.run(block)
     assert right["updates"] == [len(STEPS)] * 2
     assert right["num_updated"] == sum(part.numel() for part in replica.parameters)
-    again = runner.run(block)["moment_gain"]
-    if optimizer == "sgd":
-        assert again is None
-    else:
-        assert again == pytest.approx(right["moment_gain"] if part == "step" else 0.0, rel=1e-4, abs=1e-9)
+    assert runner.run(block)["moment_squares"] == right["moment_squares"]
+    assert bool(right["moment_squares"]) == (part == "step" or optimizer == "sgd"), "SGD's has the weight decay"
+    halve = replica.optimizer.register_step_pre_hook(lambda *_: [one.grad.mul_(0.5) for one in replica.parameters])
+    halved = runner.run(block)
+    assert part == "update" or halved["moment_squares"] == pytest.approx(right["moment_squares"] / 4, rel=0.01)
+    assert halved["updates"] == right["updates"]
+    halve.remove()
     monkeypatch.setattr(replica.optimizer, "step", lambda *_, **__: None)
     assert runner.run(block)["updates"] == [0, 0]
 
