@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,59 +39,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["TMPDIR"] = tempfile.tempdir = _scratch.name
 
 
-LONGEST = (
-    "museum/test_museum.py",
-    "integration/test_snapshot.py",
-    "tasks/ranks/launchers/test_ray.py",
-    "training/test_strategy_contract.py",
-    "integration/test_two_hosts.py",
-    "phantom/test_memory.py",
-    "integration/test_search.py",
-    "integration/test_prefect_serve.py",
-    "tasks/test_measure.py",
-    "integration/test_cache.py",
-    "phantom/test_training.py",
-    "integration/test_hub_upload.py",
-    "chaos/test_kills.py",
-    "integration/test_prefect_flow.py",
-    "auditing/test_command.py",
-    "training/test_exact.py",
-    "tasks/rehearsal/test_largest.py",
-    "benchmarks/test_throughput.py",
-    "tasks/data/builtin/test_corpus.py",
-    "training/test_compile.py",
-    "integration/test_odd_folder.py",
-    "tasks/test_instructions.py",
-    "tasks/measuring/test_session.py",
-    "integration/test_trackers.py",
-    "integration/test_report_in_browser.py",
-    "phantom/test_comparison.py",
-    "tasks/ranks/test_watchdog.py",
-    "training/test_pipeline.py",
-    "tasks/rehearsal/test_command.py",
-    "tasks/rehearsal/test_rehearsed_step.py",
-    "integration/test_download_from_hub.py",
-    "tasks/rehearsal/test_observed.py",
-    "phantom/test_shapes.py",
-    "training/test_deepspeed.py",
-    "chaos/test_checkpoints.py",
-    "integration/test_train_stage.py",
-)
-"""Files that take three quarters of a minute or more, the longest first. Begun first, none is left to one worker at the
-end.
-
-test_snapshot stands second although others take longer: it makes the finished comparison that they wait for.
-"""
-
-
 @pytest.hookimpl(tryfirst=True)  # before `-m` is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is long, and put the longest files first; all others stay in their order."""
+    """Mark what is long, and put files first that have most slow tests: begun last, one would be left to one worker."""
     for item in items:
         if is_long(item.path.relative_to(PROJECT / "tests"), item.name):
             item.add_marker("long")
-    places = {PROJECT / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,16 @@
 """Who may import whom, held by import-linter, and what a rank really loads."""
 
 import json
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
+
+from tests.architecture.test_budgets import PRODUCT
 
 
 def test_the_import_rules_of_pyproject_hold(project: Path) -> None:
@@ -13,6 +18,29 @@ def test_the_import_rules_of_pyproject_hold(project: Path) -> None:
     done = subprocess.run([linter, "--no-cache"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout
+
+
+def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function_or_for_the_types_alone() -> None:
+    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert sum(map(len, imports.values())) > 500
+    assert len(list(TopologicalSorter(imports).static_order())) == len(imports) > 250
+
+
+_PRIVATE = re.compile(
+    r"^\s*(?:import|from) torch[\w.]*\._.*|^\s*from torch[\w.]* import .*\b_.*|attr\([^,()]+, \"_(?!_|no_split)\w+",
+    re.MULTILINE,
+)
+
+
+def test_what_is_private_of_torch_is_imported_and_asked_for_in_two_files_alone(project: Path) -> None:
+    # Where it is an attribute, ruff's SLF001 says so.
+    files = [file for package in PRODUCT for file in (project / package).rglob("*.py")]
+    found = {str(file.relative_to(project)): lines for file in files if (lines := _PRIVATE.findall(file.read_text()))}
+    assert set(found) == {
+        "training/process/torch_private.py", "ddp_audit/observer/torch_private.py",
+        "training/probing/live_memory.py",  # What torch's notes on extending it have no other name for.
+    }  # fmt: skip
 
 
 @pytest.mark.slow

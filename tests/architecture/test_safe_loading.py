@@ -1,6 +1,7 @@
 """Nothing in the product can run what a file holds: the calls that could are looked for in the syntax trees."""
 
 import ast
+import contextlib
 import importlib.metadata
 import re
 import subprocess
@@ -18,31 +19,24 @@ _FORBIDDEN = re.compile(
     r"|yaml\.(unsafe_load|full_load|load_all|unsafe_load_all|full_load_all)|eval|exec|__import__"
     r"|(dist_cp|dcp|torch\.distributed\.checkpoint)\.load.*|getattr\(torch, 'load'\)"
 )
-_REMOTE = ("from_pretrained", "from_config")
-_ASKED = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+_REMOTE = re.compile(r"(AutoConfig|AutoModelForCausalLM|AutoTokenizer).*\.(from_pretrained|from_config)")
 
 
 def faults_of(source: str) -> list[str]:
     """Return every call in the source that could run what a file holds."""
     found = []
-    for call in ast.walk(ast.parse(source)):
-        if not isinstance(call, ast.Call):
-            continue
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         given = {word.arg: ast.unparse(word.value) for word in call.keywords}
-        said = f"line {call.lineno}: {ast.unparse(call)[:100]}"
-        if _FORBIDDEN.fullmatch(name):
-            found.append(said)
-        if name.endswith("torch.load") and given.get("weights_only") != "True":
-            found.append(said)
-        if given.get("allow_pickle", "False") != "False" or given.get("trust_remote_code", "False") != "False":
-            found.append(said)
-        if name.rpartition(".")[2] in _REMOTE and name.startswith(_ASKED) and "trust_remote_code" not in given:
-            found.append(said)
-        if name == "yaml.load" and "Safe" not in given.get("Loader", ""):
-            found.append(said)
-        if name == "YAML" and given.get("typ") not in ("'safe'", "'rt'"):
-            found.append(said)
+        if (
+            _FORBIDDEN.fullmatch(name)
+            or (name.endswith("torch.load") and given.get("weights_only") != "True")
+            or {given.get("allow_pickle", "False"), given.get("trust_remote_code", "False")} != {"False"}
+            or (_REMOTE.fullmatch(name) and "trust_remote_code" not in given)
+            or (name == "yaml.load" and "Safe" not in given.get("Loader", ""))
+            or (name == "YAML" and given.get("typ") not in ("'safe'", "'rt'"))
+        ):
+            found.append(f"line {call.lineno}: {ast.unparse(call)[:100]}")
     return found
 
 
@@ -83,20 +77,13 @@ def test_every_such_call_would_be_found(source: str) -> None:
 @pytest.mark.parametrize(("version", "is_safe"), [("2.9.1", False), ("1.13", False), ("2.10.0", True), ("3.0", True)])
 def test_a_torch_that_loads_unsafely_is_refused(version: str, is_safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
-    if is_safe:
-        require_safe_torch()
-        return
-    with pytest.raises(UnsafeTorchError, match=rf"torch: got {re.escape(version)}; allowed: 2\.10 or later"):
+    told = rf"torch: got {re.escape(version)}; allowed: 2\.10 or later"
+    with contextlib.nullcontext() if is_safe else pytest.raises(UnsafeTorchError, match=told):
         require_safe_torch()
 
 
-_COMMANDS = ["download", "slice", "measure", "train", "evaluate", "report", "upload"]
-
-
-@pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_refuses_such_a_torch_before_it_does_anything(
-    command: str, tmp_path: Path, project: Path
-) -> None:
+@pytest.mark.parametrize("command", ["download", "train", "report"])
+def test_a_command_refuses_such_a_torch_before_it_does_anything(command: str, tmp_path: Path) -> None:
     code = (
         "import importlib.metadata as metadata, runpy, sys\n"
         "version = metadata.version\n"
@@ -105,6 +92,5 @@ def test_every_command_refuses_such_a_torch_before_it_does_anything(
         f"runpy.run_module('tasks.{command}', run_name='__main__')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
     assert done.stderr.startswith(f"{command}: torch: got 2.9.0; allowed: 2.10 or later")
-    assert not list(tmp_path.iterdir())
