@@ -10,21 +10,132 @@ Spoken: repository info, tree, paths-info, resolve (with ranges), create, branch
 commit.
 """
 
-import dataclasses
+import base64
+import hashlib
 import json
 import re
 import threading
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub_repos import Repo
-from tests.hub_routes import ROUTES, Answer, Call, RefusalError, as_json
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter, Map, Rule
+from werkzeug.wrappers import Request, Response
+
+from tests.loopback import Loopback
 
 PAGE = b"<!DOCTYPE html><title>Sign in</title>"
 FaultKind = Literal["500", "503", "429", "drop", "truncate", "lose answer", "stall", "flip", "portal", "login", "wait"]
+_LFS_SUFFIXES = (".safetensors", ".pt", ".bin", ".parquet", ".npy", ".npz", ".onnx")
+_LFS_FROM_BYTES = 10_000_000
+
+
+def _is_lfs(path: str, num_bytes: int) -> bool:
+    """Return True if the Hub keeps such a file in git-lfs: by its suffix (.gitattributes) or its size."""
+    return num_bytes > 0 and (path.endswith(_LFS_SUFFIXES) or num_bytes > _LFS_FROM_BYTES)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The content of one file."""
+
+    content: bytes
+    is_lfs: bool
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def git_oid(self) -> str:
+        """The git hash of the file, or of its pointer file if the content is kept by git-lfs."""
+        content = self.content
+        if self.is_lfs:
+            pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(content)}\n"
+            content = pointer.encode()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def as_tree_entry(self, path: str) -> dict[str, Any]:
+        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(self.content), "oid": self.git_oid}
+        if self.is_lfs:
+            entry["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 130}
+        return entry
+
+
+Commit = tuple[str, str, dict[str, Blob]]
+"""(sha, message, all files by path)"""
+
+
+@dataclass
+class Repo:
+    """One repository: its commits, newest last, each with all its files."""
+
+    kind: str
+    repo_id: str
+    is_private: bool = False
+    is_gated: bool = False
+    commits: list[Commit] = field(default_factory=list)
+    branches: dict[str, list[Commit]] = field(default_factory=dict)
+    """The commits of every branch beside main, newest last, from where it began."""
+    lfs_objects: dict[str, bytes] = field(default_factory=dict)
+    """Uploaded content by sha256, whether a commit names it or not."""
+
+    @property
+    def head(self) -> str:
+        return self.commits[-1][0]
+
+    @property
+    def files(self) -> dict[str, Blob]:
+        """The files of the newest commit."""
+        return self.commits[-1][2]
+
+    def find(self, revision: str) -> Commit | None:
+        """Return the commit that a branch or the name of a commit stands for."""
+        branches = {"main": self.commits, **self.branches}
+        if found := branches.get(revision):
+            return found[-1]
+        return next((one for branch in branches.values() for one in branch if one[0] == revision), None)
+
+    def add_commit(self, files: dict[str, Blob], message: str, branch: str = "main") -> str:
+        commits = self.commits if branch == "main" else self.branches[branch]
+        tree = {path: blob.git_oid for path, blob in files.items()}
+        text = json.dumps([self.kind, self.repo_id, branch, len(commits), message, tree], sort_keys=True)
+        commits.append((hashlib.sha1(text.encode()).hexdigest(), message, dict(files)))
+        return commits[-1][0]
+
+    def add_folder(self, folder: Path) -> str:
+        """Commit the files of a local folder, as they stand, on top of nothing."""
+        found = (file for file in sorted(folder.rglob("*")) if file.is_file())
+        files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
+        blobs = {path: Blob(content, _is_lfs(path, len(content))) for path, content in files.items()}
+        return self.add_commit(blobs, "add files")
+
+    def apply(self, lines: bytes, branch: str = "main") -> str:
+        """Apply the body of a commit request (NDJSON) to a branch and return the new commit.
+
+        Raises KeyError if it names content that was never uploaded, ValueError if its parent is not the head.
+        """
+        commit = self.find(branch)
+        if commit is None:
+            raise KeyError(branch)
+        head, message, files = commit[0], "", dict(commit[2])
+        for operation in map(json.loads, lines.splitlines()):
+            key, value = operation["key"], operation["value"]
+            if key == "header":
+                message = value["summary"]
+                if value.get("parentCommit", head) != head:
+                    raise ValueError("the parent commit is not the head")
+            elif key == "file":
+                files[value["path"]] = Blob(base64.b64decode(value["content"]), is_lfs=False)
+            elif key == "lfsFile":
+                files[value["path"]] = Blob(self.lfs_objects[value["oid"]], is_lfs=True)
+            elif key == "deletedFile":
+                del files[value["path"]]
+            else:
+                raise ValueError(f"unknown operation {key}")
+        return self.add_commit(files, message, branch)
 
 
 @dataclass
@@ -44,7 +155,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Request:
+class Arrived:
     """One request that arrived."""
 
     line: str
@@ -61,29 +172,21 @@ class HubServer:
         """What may write, and read private and gated repositories."""
         self.repos: dict[tuple[str, str], Repo] = {}
         """(model or dataset, id) -> repository."""
-        self.requests: list[Request] = []
+        self.requests: list[Arrived] = []
         self.unknown: list[str] = []
         """Requests that this server has no answer for."""
         self.faults: list[Fault] = []
         self.is_closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._loopback = Loopback(self._respond)
+        self.url = self._loopback.url
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.is_closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        self._loopback.close()
 
     def environment(self, *, cache: Path, token: str | None = None) -> dict[str, str]:
         """Return the variables that make a child process use this Hub, with its cache below `cache`."""
@@ -97,10 +200,10 @@ class HubServer:
         }
 
     def add_repo(self, kind: str, repo_id: str, folder: Path | None = None, **flags: bool) -> Repo:
-        """Create a repository with the files of a local folder; flags: is_private, is_gated."""
+        """Create a repository with the files of a local folder, or as a new one is; flags: is_private, is_gated."""
         repo = self.repos[kind, repo_id] = Repo(kind, repo_id, **flags)
         if folder is None:
-            repo.add_first_commit()
+            repo.add_commit({".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)}, "initial commit")
         else:
             repo.add_folder(folder)
         return repo
@@ -113,93 +216,251 @@ class HubServer:
         """Return how many requests arrived whose `METHOD /path` the pattern matches."""
         return sum(bool(re.search(pattern, request.line)) for request in self.requests)
 
-    def receive(self, line: str, num_bytes: int) -> Fault | None:
-        """Note the request and return what is to go wrong with it."""
+    def _respond(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer as a WSGI application does; what raises ConnectionError has the connection closed without a word."""
+        request = Request(environment)
+        line, body = f"{request.method} {request.path}", request.get_data()
         with self._lock:
-            self.requests.append(Request(line, num_bytes))
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
+            self.requests.append(Arrived(line, len(body)))
+            fault = next((one for one in self.faults if one.times > 0 and re.search(one.pattern, line)), None)
+            if fault is not None:
+                fault.times -= 1
+        kind = "" if fault is None else fault.kind
+        if kind == "stall":
+            self.is_closing.wait()
+        if kind in ("drop", "stall"):
+            raise ConnectionResetError
+        if kind in ("500", "503", "429", "wait"):
+            seconds = 0 if fault is None else fault.seconds
+            answer = _as_json({"error": "injected"}, 429 if kind == "wait" else int(kind))
+            answer.headers["Retry-After"] = str(seconds)
+        elif kind == "login" and request.path != "/login":
+            answer = Response(PAGE, 302, {"Location": f"{self.url}/login"}, mimetype="text/html")
+        elif kind in ("portal", "login") or request.path == "/login":
+            answer = Response(PAGE, mimetype="text/html")
+        else:
+            answer = self._carry_out(request, line)
+        if kind == "flip" and answer.data:
+            answer.data = bytes([answer.data[0] ^ 1]) + answer.data[1:]
+        if kind == "lose answer":
+            raise ConnectionResetError
+        if kind == "truncate":
+            answer.response = _break_off(answer.data)
+        return answer(environment, start)
 
-    def respond(self, line: str, call: Call) -> Answer:
-        """Carry the request out."""
-        for pattern, route in ROUTES:
-            match = re.fullmatch(pattern, line)
-            if match:
-                with self._lock:
-                    try:
-                        return route(call, **match.groupdict())
-                    except RefusalError as refusal:
-                        return refusal.answer
-        self.unknown.append(line)
-        return as_json({"error": f"the fake Hub does not know {line}"}, 404)
+    def _carry_out(self, request: Request, line: str) -> Response:
+        try:
+            route, arguments = _ROUTES.bind_to_environ(request.environ).match()
+        except HTTPException:
+            self.unknown.append(line)
+            return _as_json({"error": f"the fake Hub does not know {line}"}, 404)
+        try:
+            with self._lock:
+                found: Response = route(Call(self, request), **arguments)
+        except RefusalError as refusal:
+            return refusal.answer
+        return found
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+def _break_off(body: bytes) -> Iterator[bytes]:
+    yield body[: len(body) // 2]
+    raise ConnectionResetError
+
+
+class RefusalError(Exception):
+    """An answer of the Hub that says no, with the code that huggingface_hub turns into an error class."""
+
+    def __init__(self, status: int, code: str, message: str = "") -> None:
+        self.answer = _as_json({"error": message or code}, status)
+        self.answer.headers |= {"X-Error-Code": code, "X-Error-Message": message or code}
+
+
+def _as_json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value), status, mimetype="application/json")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, with the repositories that it is about."""
+
     hub: HubServer
+    request: Request
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Stay silent: tests look at `HubServer.requests`."""
+    @property
+    def is_authorised(self) -> bool:
+        return self.request.headers.get("Authorization", "").removeprefix("Bearer ") in self.hub.tokens
 
-    def _handle(self) -> None:
-        url = urlsplit(self.path)
-        line = f"{self.command} {unquote(url.path)}"
-        body = self._read_body()
-        planned = self.hub.receive(line, len(body))
-        fault = None if planned is None else planned.kind
-        if fault == "stall":
-            self.hub.is_closing.wait()
-        if fault in ("drop", "stall"):
-            self.close_connection = True
-            return
-        if fault in ("500", "503", "429"):
-            status = int(fault)
-            self._send(Answer(json.dumps({"error": "injected"}).encode(), status, {"Retry-After": "0"}))
-            return
-        if planned is not None and fault == "wait":
-            self._send(Answer(b"{}", 429, {"Retry-After": str(planned.seconds)}))
-            return
-        if fault in ("portal", "login") or url.path == "/login":
-            leads_there = fault == "login" and url.path != "/login"
-            headers = {"Content-Type": "text/html", **({"Location": f"{self.hub.url}/login"} if leads_there else {})}
-            self._send(Answer(PAGE, 302 if leads_there else 200, headers))
-            return
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        is_authorised = token in self.hub.tokens
-        query = parse_qs(url.query)
-        call = Call(self.hub.repos, self.hub.url, self.headers, body, query, is_authorised)
-        answer = self.hub.respond(line, call)
-        if fault == "flip" and answer.body:
-            answer = dataclasses.replace(answer, body=bytes([answer.body[0] ^ 1]) + answer.body[1:])
-        if fault == "lose answer":
-            self.close_connection = True
-        else:
-            self._send(answer, is_truncated=fault == "truncate")
+    @property
+    def asked(self) -> Any:
+        """What the body says, which is JSON."""
+        return json.loads(self.request.get_data())
 
-    do_GET = do_HEAD = do_POST = do_PUT = _handle  # noqa: N815
+    def readable(self, kind: str, repo: str) -> Repo:
+        found = self.hub.repos.get((kind.rstrip("s"), repo))
+        if found is None or (found.is_private and not self.is_authorised):
+            raise RefusalError(404 if self.is_authorised else 401, "RepoNotFound")
+        return found
 
-    def _read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
+    def read_files(self, kind: str, repo: str, revision: str) -> tuple[str, dict[str, Blob]]:
+        """Return a commit and its files."""
+        found = self.readable(kind, repo).find(revision)
+        if found is None:
+            raise RefusalError(404, "RevisionNotFound")
+        return found[0], found[2]
 
-    def _send(self, answer: Answer, *, is_truncated: bool = False) -> None:
-        self.send_response(answer.status)
-        for name, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if is_truncated:
-            self.close_connection = True
-            self.wfile.write(answer.body[: len(answer.body) // 2])
-        else:
-            self.wfile.write(answer.body)
+    def writable(self, repo: str) -> Repo:
+        self.require_token()
+        return self.readable("models", repo)
+
+    def require_token(self) -> None:
+        if not self.is_authorised:
+            raise RefusalError(401, "", "Invalid credentials in Authorization header")
+
+
+def _get_nothing(call: Call) -> Response:
+    return _as_json({})
+
+
+def _get_info(call: Call, kind: str, repo: str, revision: str = "main") -> Response:
+    found = call.readable(kind, repo)
+    sha, files = call.read_files(kind, repo, revision)
+    facts = {"_id": repo, "id": repo, "sha": sha, "private": found.is_private, "gated": found.is_gated}
+    siblings = [{"rfilename": path} for path in files]
+    return _as_json({**facts, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
+
+
+def _get_tree(call: Call, kind: str, repo: str, revision: str, folder: str = "") -> Response:
+    _, files = call.read_files(kind, repo, revision)
+    prefix = f"{folder}/" if folder else ""
+    below = [path for path in files if path.startswith(prefix)]
+    if folder and not below:
+        raise RefusalError(404, "EntryNotFound")
+    folders = {str(parent) for path in below for parent in Path(path).parents if str(parent) != "."}
+    entries = [files[path].as_tree_entry(path) for path in below]
+    entries += [
+        {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
+        for path in sorted(folders)
+        if path.startswith(prefix)
+    ]
+    if call.request.args.get("recursive", "false").lower() != "true":
+        entries = [entry for entry in entries if "/" not in entry["path"].removeprefix(prefix)]
+    return _as_json(entries)
+
+
+def _post_paths_info(call: Call, kind: str, repo: str, revision: str) -> Response:
+    _, files = call.read_files(kind, repo, revision)
+    paths = call.asked["paths"] if call.request.is_json else call.request.form.getlist("paths")
+    return _as_json([files[path].as_tree_entry(path) for path in paths if path in files])
+
+
+def _get_file(call: Call, repo: str, revision: str, path: str, kind: str = "models") -> Response:
+    if call.readable(kind, repo).is_gated and not call.is_authorised:
+        raise RefusalError(403 if "Authorization" in call.request.headers else 401, "GatedRepo")
+    sha, files = call.read_files(kind, repo, revision)
+    if path not in files:
+        raise RefusalError(404, "EntryNotFound")
+    blob = files[path]
+    headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.git_oid}"'}
+    if blob.is_lfs:
+        headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.content))}
+    answer = Response(blob.content, headers=headers, mimetype="application/octet-stream")
+    return answer.make_conditional(call.request, accept_ranges=True, complete_length=len(blob.content))
+
+
+def _post_create(call: Call) -> Response:
+    call.require_token()
+    asked = call.asked
+    name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+    address = {"url": f"{call.hub.url}/{name}", "name": name}
+    if ("model", name) in call.hub.repos:
+        return _as_json({"error": "You already created this model repo", **address}, 409)
+    call.hub.add_repo("model", name, is_private=asked.get("visibility") == "private")
+    return _as_json(address)
+
+
+def _post_validate_yaml(call: Call) -> Response:
+    return _as_json({"errors": [], "warnings": []})
+
+
+def _post_preupload(call: Call, repo: str, revision: str) -> Response:
+    call.require_token()
+    _, known = call.read_files("models", repo, revision)
+    modes = []
+    for file in call.asked["files"]:
+        path = file["path"]
+        blob = known.get(path)
+        oid = None if blob is None else blob.sha256 if blob.is_lfs else blob.git_oid
+        mode = "lfs" if _is_lfs(path, file["size"]) else "regular"
+        modes.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+    return _as_json({"files": modes})
+
+
+def _post_lfs_batch(call: Call, repo: str) -> Response:
+    found, objects = call.writable(repo), call.asked["objects"]
+    for item in objects:
+        if item["oid"] not in found.lfs_objects:
+            upload = f"{call.hub.url}/lfs/{repo}/{item['oid']}?signature=signed-{item['oid'][:8]}"
+            verify = f"{call.hub.url}/{repo}.git/info/lfs/objects/verify"
+            item["actions"] = {"upload": {"href": upload}, "verify": {"href": verify}}
+    return _as_json({"transfer": "basic", "objects": objects})
+
+
+def _put_lfs_object(call: Call, repo: str, oid: str) -> Response:
+    blob = Blob(call.request.get_data(), is_lfs=True)
+    if blob.sha256 != oid:
+        raise RefusalError(400, "", "the content does not have this hash")
+    call.hub.repos["model", repo].lfs_objects[oid] = blob.content
+    return Response()
+
+
+def _post_verify(call: Call, repo: str) -> Response:
+    return _as_json({}, 200 if call.asked["oid"] in call.writable(repo).lfs_objects else 404)
+
+
+def _post_branch(call: Call, repo: str, branch: str) -> Response:
+    found = call.writable(repo)
+    if found.find(branch) is not None:
+        return _as_json({"error": "Reference already exists"}, 409)
+    found.branches[branch] = found.commits[-1:]
+    return _as_json({})
+
+
+def _post_commit(call: Call, repo: str, revision: str) -> Response:
+    try:
+        sha = call.writable(repo).apply(call.request.get_data(), revision)
+    except (KeyError, ValueError) as error:
+        raise RefusalError(412, "", str(error)) from None
+    url = f"{call.hub.url}/{repo}/commit/{sha}"
+    return _as_json({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
+
+
+class _RepoConverter(BaseConverter):
+    regex = "[^/]+/[^/]+?"
+    part_isolating = False
+
+
+_KIND = "/api/<any(models, datasets):kind>/<repo:repo>"
+_ROUTES = Map(
+    [
+        Rule(path, methods=[method], endpoint=route)
+        for method, path, route in (
+            ("GET", "/api/agent-harnesses", _get_nothing),
+            ("GET", _KIND, _get_info),
+            ("GET", f"{_KIND}/revision/<revision>", _get_info),
+            ("GET", f"{_KIND}/tree/<revision>", _get_tree),
+            ("GET", f"{_KIND}/tree/<revision>/<path:folder>", _get_tree),
+            ("POST", f"{_KIND}/paths-info/<revision>", _post_paths_info),
+            ("GET", "/<repo:repo>/resolve/<revision>/<path:path>", _get_file),
+            ("GET", "/<any(datasets):kind>/<repo:repo>/resolve/<revision>/<path:path>", _get_file),
+            ("POST", "/api/repos/create", _post_create),
+            ("POST", "/api/validate-yaml", _post_validate_yaml),
+            ("POST", "/api/models/<repo:repo>/preupload/<revision>", _post_preupload),
+            ("POST", "/<repo:repo>.git/info/lfs/objects/batch", _post_lfs_batch),
+            ("POST", "/<repo:repo>.git/info/lfs/objects/verify", _post_verify),
+            ("PUT", "/lfs/<repo:repo>/<oid>", _put_lfs_object),
+            ("POST", "/api/models/<repo:repo>/branch/<path:branch>", _post_branch),
+            ("POST", "/api/models/<repo:repo>/commit/<revision>", _post_commit),
+        )
+    ],
+    converters={"repo": _RepoConverter},
+)

@@ -3,10 +3,12 @@
 import gzip
 import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
+
+from werkzeug.wrappers import Request, Response
+
+from tests.loopback import Loopback
 
 KEY = "canary" + "0" * 34
 """What it takes for a key."""
@@ -36,22 +38,14 @@ class WandbServer:
         """Ids of deleted runs, which W&B takes for no other."""
         self.unknown: list[str] = []
         """Requests that this server has no answer for."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"wandb": self}))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._loopback = Loopback(Request.application(self._respond))
+        self.url = self._loopback.url
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        self._loopback.close()
 
     def ask(self, name: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the GraphQL interface."""
@@ -102,36 +96,20 @@ class WandbServer:
                     run.summary = json.loads(line)
         run.is_finished = body.get("complete", run.is_finished)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wandb: WandbServer
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Stay silent."""
-
-    def _handle(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+    def _respond(self, request: Request) -> Response:
+        body = request.get_data()
+        body = gzip.decompress(body) if request.headers.get("Content-Encoding") == "gzip" else body
         answer: dict[str, Any] = {}
-        if self.path == "/graphql":
+        if request.path == "/graphql":
             asked = json.loads(body)
             found = re.search(r"(?:query|mutation)\s+(\w+)", asked["query"])
-            name = found[1] if found else asked["query"]
-            answer = {"data": self.wandb.ask(name, asked.get("variables") or {})}
+            answer = {"data": self.ask(found[1] if found else asked["query"], asked.get("variables") or {})}
             if answer == {"data": {}}:
-                self.wandb.unknown.append(asked["query"])
-        elif stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
-            self.wandb.take_stream(stream[1], json.loads(body))
-        elif stored := re.fullmatch(r"/storage/([^/]+)/(.+)", self.path):
-            self.wandb.runs[stored[1]].files[stored[2]] = body
-        elif self.path not in ("/", "/sdk/otel/v1/metrics"):
-            self.wandb.unknown.append(self.path)
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST = do_PUT = _handle  # noqa: N815
+                self.unknown.append(asked["query"])
+        elif stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", request.path):
+            self.take_stream(stream[1], json.loads(body))
+        elif stored := re.fullmatch(r"/storage/([^/]+)/(.+)", request.path):
+            self.runs[stored[1]].files[stored[2]] = body
+        elif request.path not in ("/", "/sdk/otel/v1/metrics"):
+            self.unknown.append(request.path)
+        return Response(json.dumps(answer), mimetype="application/json")

@@ -1,5 +1,6 @@
 """What the stage `upload` stages, and what it refuses; publishing is in tests/integration/test_hub_upload.py."""
 
+import math
 import os
 import re
 import subprocess
@@ -241,11 +242,12 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert metadata["library_name"] == "transformers"
     assert "base_model" not in metadata  # the built-in model has no id on the Hub
     assert result["dataset"]["name"] == "docstrings, held-out rows 16-20"
-    assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": 32.5}
-    assert "| equal tokens | ✓ passed | ✓ passed |" in body
-    assert "- **equal tokens**: 512 tokens in each\n" in body
-    assert "| 2proc | 2 | 2.00 s | 248 | 8.00 | 0.0 % |" in body
-    assert "**Model**: random weights; qwen2, 99,999 parameters" in body
+    perplexity = pytest.approx(math.exp(3.25))
+    assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": perplexity}
+    assert "| Equal tokens | ✓ passed | ✓ passed |" in body
+    assert "- **Equal tokens**: 1proc: 63 tokens" in body
+    assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 0.3 % |" in body
+    assert "**Model**: tiny Qwen2 with random weights; qwen2, 1,000 parameters" in body
 
 
 def test_every_file_that_the_published_page_names_is_published(comparison: Path) -> None:
@@ -372,8 +374,8 @@ def test_card_names_the_split_that_the_held_out_rows_are_of(
 
 def test_card_without_speedup_where_it_is_withheld() -> None:
     card = render_model_card(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
-    assert "| equal tokens | ✓ passed | ✗ failed |" in card
-    assert "- **equal tokens**: 1proc 512 \\| 2proc 480\n" in card
+    assert "| Equal tokens | ✓ passed | ✗ failed |" in card
+    assert "- **Equal tokens**: 2proc 0-8 epoch 1: 31 tokens" in card
     assert "efficiency" not in card.lower()
     assert "## How much faster" not in card
     assert "seconds per epoch" not in card.lower()

@@ -1,0 +1,27 @@
+"""A server on loopback for tests, given as a WSGI application, which stays silent."""
+
+import threading
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+
+class _Silent(WSGIRequestHandler):
+    def log(self, *_: Any) -> None:
+        """Say nothing: tests look at what arrived."""
+
+
+class Loopback:
+    """Answers from its making on, each request in a thread; a ConnectionError closes the connection without a word."""
+
+    def __init__(self, application: Any) -> None:
+        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Silent)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
