@@ -28,8 +28,6 @@ from training.workloads import Workload
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
 _SECTIONS = {section.name.lower(): section for section in StepSection if section is not StepSection.START}
 _SIGNALS = {number.name.lower(): number for number in signal.Signals}
-_NUMBERED = ("slow", "oom")
-_IN_FORWARD = ("nan", "inf", "oom")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Fault:
         """Do it."""
         if self.kind in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[self.kind])
-        else:
+        elif self.kind in KINDS:
             KINDS[self.kind]()
 
 
@@ -75,22 +73,15 @@ def _fail_device() -> NoReturn:
     raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
 
 
-def _do_nothing() -> None:
-    pass
-
-
 KINDS: dict[str, Callable[[], object]] = {
     "hang": _hang,
     "freeze": _freeze,
     "stop": _stop,
     "raise": _raise,
     "cuda": _fail_device,
-    # These come where numbers are made and time passes, and strike nowhere else.
-    "nan": _do_nothing,
-    "inf": _do_nothing,
-    "oom": _do_nothing,
-    "slow": _do_nothing,
 }
+_NUMBERED, _IN_FORWARD = ("slow", "oom"), ("nan", "inf", "oom")
+"""Those come where numbers are made and time passes."""
 
 
 class Plan:
@@ -196,14 +187,12 @@ def read_planned_faults(rank: int) -> Plan | None:
 def _parse_fault(part: str, text: str) -> tuple[int, Fault]:
     """Return rank and fault."""
     match = _FORM.fullmatch(part.strip())
-    kind = match[3] if match else ""
-    section = (match[5] if match else None) or ("forward" if kind in _IN_FORWARD else "update")
-    is_known = (kind in _SIGNALS or kind in KINDS) and section in _SECTIONS
     assert match is not None, text
-    assert is_known, text
-    assert kind in _NUMBERED if match[4] else kind != "slow", text
-    fault = Fault(step=int(match[2]), kind=kind, section=_SECTIONS[section], number=float(match[4] or 0))
-    return int(match[1]), fault
+    rank, step, kind, number, section = match.groups()
+    section = section or ("forward" if kind in _IN_FORWARD else "update")
+    assert kind in {*_SIGNALS, *KINDS, *_NUMBERED, *_IN_FORWARD}, text
+    assert kind in _NUMBERED if number else kind != "slow", text
+    return int(rank), Fault(step=int(step), kind=kind, section=_SECTIONS[section], number=float(number or 0))
 
 
 _first_step = 1

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tasks.data.sources.image_models import write_image_network
-from tests.tiny import with_manifest
-from training.process.files import digest_file, digest_json, write_json
+from tests.tiny import with_manifest, write_arrays
 
 CLASS_NAMES = ["left", "right", "top"]
 
@@ -53,17 +52,9 @@ def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: 
     folder.mkdir(parents=True)
     labels = np.arange(num_rows, dtype=np.int64) % len(CLASS_NAMES)
     images = [striped(CLASS_NAMES[label], first_row + row, size=size) for row, label in enumerate(labels.tolist())]
-    arrays: dict[str, Any] = {
-        "images": np.stack(images).transpose(0, 3, 1, 2).copy(),
-        "labels": labels,
-        "row_ids": np.arange(first_row, first_row + num_rows, dtype=np.int64),
-    }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
-    about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
-    write_json(folder / "manifest.json", {**about, "digest": digest_json(files), "files": files})
-    return folder
+    row_ids = np.arange(first_row, first_row + num_rows, dtype=np.int64)
+    pixels = np.stack(images).transpose(0, 3, 1, 2).copy()
+    return write_arrays(folder, {"images": pixels, "labels": labels, "row_ids": row_ids}, num_tokens=num_rows)
 
 
 def make_image_model(folder: Path, **network: Any) -> Path:

@@ -6,6 +6,7 @@ Vulnerabilities come from osv.dev, all packages in one question; where it cannot
 is said. (pip-audit asks once per package, `uv audit` wants a lock of its own kind.)
 """
 
+import contextlib
 import fnmatch
 import importlib.metadata
 import json
@@ -15,7 +16,7 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SERVICE = "https://api.osv.dev/v1/querybatch"
 SECONDS_TO_WAIT = 4.0
 
 _LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^\]]*\])?==([^ ;\\]+)", re.MULTILINE)
-_TOKEN = re.compile(r"\(|\)|[^\s()]+")
+_LICENCE = re.compile(r"[^\s()]+(?: WITH [^\s()]+)?")
 # Words of older metadata -> SPDX. A classifier that names a family (BSD) stands for its permissive members.
 _SAME = {
     "3-Clause BSD License": "BSD-3-Clause",
@@ -60,57 +61,34 @@ def licence_of(metadata: Mapping[str, Any], classifiers: list[str]) -> str | Non
 
 def is_allowed(expression: str, allowed: set[str]) -> bool:
     """Return whether one can keep to allowed licences: one side of every OR, both sides of every AND."""
-    tokens = _TOKEN.findall(expression)
-
-    def alternatives() -> bool:
-        found = joint()
-        while tokens and tokens[0] == "OR":
-            tokens.pop(0)
-            found = joint() or found
-        return found
-
-    def joint() -> bool:
-        found = single()
-        while tokens and tokens[0] == "AND":
-            tokens.pop(0)
-            found = single() and found
-        return found
-
-    def single() -> bool:
-        if not tokens:
-            return False
-        word = tokens.pop(0)
-        if word == "(":
-            found = alternatives()
-            return bool(tokens) and tokens.pop(0) == ")" and found
-        if tokens[:1] == ["WITH"]:
-            word = f"{word} WITH {tokens[1]}"
-            del tokens[:2]
-        return word in allowed
-
-    return alternatives() and not tokens
+    words = _LICENCE.sub(
+        lambda found: found[0].lower() if found[0] in ("AND", "OR") else str(found[0] in allowed), expression
+    )
+    try:
+        return bool(eval(words, {"__builtins__": {}}))
+    except SyntaxError:
+        return False
 
 
-def licence_faults(names: Iterable[str], rules: Mapping[str, Any], *, locked: Iterable[str] = ()) -> Iterator[str]:
+def licence_faults(names: Sequence[str], rules: Mapping[str, Any], *, locked: Sequence[str] = ()) -> Iterator[str]:
     """Yield a line for each package whose licence is not allowed or not known, and for each exception without use.
 
     `locked`: packages that an exception may be for although they are not looked at.
     """
-    allowed, exceptions = set(rules["licences"]), dict(rules["exceptions"])
-    unused = {pattern for pattern in exceptions if not any(fnmatch.fnmatchcase(name, pattern) for name in locked)}
+    allowed, exceptions = set(rules["licences"]), rules["exceptions"]
+    meant = {pattern for pattern in exceptions if any(fnmatch.fnmatchcase(name, pattern) for name in (*names, *locked))}
     for name in sorted(set(names)):
-        try:
+        licence = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             metadata: Any = importlib.metadata.metadata(name)
             licence = licence_of(metadata, metadata.get_all("Classifier") or [])
-        except importlib.metadata.PackageNotFoundError:
-            licence = None
-        if matched := [pattern for pattern in exceptions if fnmatch.fnmatchcase(name, pattern)]:
-            unused.difference_update(matched)
-        elif licence is None:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in exceptions):
+            continue
+        if licence is None:
             yield f"{name}: its licence cannot be told; look it up and name it in [tool.licences.exceptions]"
         elif not is_allowed(licence, allowed):
             yield f"{name}: got the licence {licence}; allowed: {', '.join(sorted(allowed))}"
-    for pattern in sorted(unused):
+    for pattern in sorted(set(exceptions) - meant):
         yield f"[tool.licences.exceptions] {pattern}: no package of a lock is meant; remove it"
 
 

@@ -1,7 +1,7 @@
 """The smallest real model and slices that training can be tested with; no tokenizer, no network."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ def make_tiny_model(
     tied: bool = True,
 ) -> Path:
     """Write a Qwen2-architecture model with seeded random weights in the layout of data/base_model; return it."""
-    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -38,19 +37,13 @@ def make_tiny_model(
         attention_dropout=dropout,
         tie_word_embeddings=tied,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
-    with without_deepspeed():
-        model.save_pretrained(folder)
-    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
+    return write_tiny_model(folder, lambda: Qwen2ForCausalLM(config), seed=seed)
 
 
 def make_tiny_classifier(
     folder: Path, *, vocab_size: int = 128, num_classes: int = 3, seed: int = 0, dropout: float = 0.0
 ) -> Path:
     """Write a BERT classifier with seeded random weights in the layout of data/base_model; return the folder."""
-    import torch
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -58,12 +51,20 @@ def make_tiny_classifier(
         max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         num_labels=num_classes, pad_token_id=3,
     )  # fmt: skip
+    return write_tiny_model(folder, lambda: BertForSequenceClassification(config), seed=seed)
+
+
+def write_tiny_model(folder: Path, make: Callable[[], Any], *, seed: int = 0) -> Path:
+    """Write a model of transformers, made with weights of this seed, in the layout of data/base_model."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = BertForSequenceClassification(config)
+        model = make()
     with without_deepspeed():
         model.save_pretrained(folder)
-    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
+    num_parameters = sum(part.numel() for part in model.parameters())
+    return with_manifest(folder, num_parameters=num_parameters, model_type=model.config.model_type)
 
 
 def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
@@ -166,17 +167,17 @@ def write_slice(
         arrays["labels"] = np.array(labels, dtype=np.int64)
     if prompts is not None:
         arrays["prompts"] = np.array(prompts, dtype=np.int64)
+    return write_arrays(folder, arrays, num_tokens=int(offsets[-1]))
+
+
+def write_arrays(folder: Path, arrays: dict[str, Any], *, num_tokens: int) -> Path:
+    """Write a slice of these arrays, with its manifest; return the folder."""
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
-    facts = {
-        "range": f"{first_row}-{first_row + len(rows)}",
-        "num_rows": len(rows),
-        "num_tokens": int(offsets[-1]),
-        "digest": digest_json(files),
-        "files": files,
-    }
-    write_json(folder / "manifest.json", facts)
+    first_row, num_rows = int(arrays["row_ids"][0]), len(arrays["row_ids"])
+    about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_tokens}
+    write_json(folder / "manifest.json", {**about, "digest": digest_json(files), "files": files})
     return folder
 
 

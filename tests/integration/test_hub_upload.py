@@ -13,8 +13,7 @@ import pytest
 
 from tests.canaries import SECRETS, CommandLines, files_with_a_secret
 from tests.finished_comparison import make_finished_comparison, read_json
-from tests.hub_repos import Blob, Repo
-from tests.hub_server import FaultKind, HubServer, Repo
+from tests.hub_server import Blob, FaultKind, HubServer, Repo
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow

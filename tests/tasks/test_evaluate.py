@@ -16,26 +16,15 @@ from tasks.evaluating.continuations import select_rows
 from tasks.evaluating.sums import make_batches
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts, write_receipt
+from tests.museum.workloads import write_tokenizer
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from tests.warm.sources import link_sources
-from training.process.files import digest_file, digest_json, write_json
+from training.process.files import write_json
 
 VOCAB_SIZE = 128
 SEQ_LEN = PARAMS["train"]["seq_len"]
 CELLS = ("1proc", "2proc")
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["files"]["tokenizer.json"] = digest_file(folder / "tokenizer.json")
-    write_json(folder / "manifest.json", {**manifest, "digest": digest_json(manifest["files"])})
 
 
 def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
@@ -57,7 +46,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "params.yaml").write_text(json.dumps(PARAMS))
     data = folder / "data"
     make_tiny_model(data / "base_model", vocab_size=VOCAB_SIZE, tied=False)
-    _write_tokenizer(data / "base_model")
+    write_tokenizer(data / "base_model")
     make_slice(data / "slices" / "160-190", num_rows=30, vocab_size=VOCAB_SIZE, max_len=60, first_row=160)
     make_slice(data / "slices" / "0-80", num_rows=80, vocab_size=VOCAB_SIZE, max_len=60)
     SlicesManifest(
