@@ -7,8 +7,8 @@ launches, which holds whatever turns of one launch have in common, and over all 
 that are alike by luck.
 
 The interval of a speedup has a floor besides: of sessions that stop at narrow intervals those are narrow that happened
-to see no stall, no slow start and no wander. On simulated machines (tests/noisy_machine.py) it then covers as often as
-it says.
+to see no stall, no slow start and no wander. On simulated machines (tests/tasks/measuring/noisy_machine.py) it then
+covers as often as it says.
 
 A ratio is one of means, for that is what users pay: a stall counts with what it cost. Turns are paired, so that what
 slows both arms of a turn down cancels (the classical estimator of a ratio; Cochran 1977, Sampling Techniques, 6.3).

@@ -18,7 +18,7 @@ from benchmarks.gpu_day.profiles import summarize
 from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, write_archive
 from benchmarks.throughput.groups import Setup
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
-from tests.bare_python import make_bare_python
+from tests.benchmarks.bare_python import make_bare_python
 from training.process.files import write_json
 
 _CARD = {

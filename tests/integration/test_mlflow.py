@@ -25,8 +25,8 @@ from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
 from tasks.services.trackers.mlflow import find_runs_page
 from tests.flows.toy_project import wait_for
+from tests.integration.tracker_stores import STORES, find_closed_port
 from tests.tracked_run import ALL_STEPS, PARAMS, Place, step_event
-from tests.tracker_stores import STORES, find_closed_port
 from training.process.files import digest_file
 
 

@@ -14,8 +14,8 @@ from tasks.services import follower as following
 from tasks.services.tracker import PENDING, PendingReport
 from tasks.services.tracker_ui import send_pending
 from tests.flows.toy_project import wait_for
+from tests.integration.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
 from tests.tracked_run import ALL_STEPS, NUM_STEPS, Place, step_event
-from tests.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
 
 pytestmark = pytest.mark.slow
 

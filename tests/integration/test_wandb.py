@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.tracker_stores import require_tracker
 from tests.tracked_run import ALL_STEPS, Place, step_event
-from tests.tracker_stores import require_tracker
 from tests.wandb_server import KEY, WandbServer
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tests.gpu.steps import read_told
+from tests.phantom.true_models import make_true_case
 from tests.tiny import make_config
-from tests.true_models import make_true_case
 from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.step.strategy import find_strategy

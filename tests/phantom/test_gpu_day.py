@@ -21,7 +21,7 @@ from benchmarks.gpu_day.summary import RUNNING
 from benchmarks.throughput.rows import small_qwen2, write_rows
 from tests.conftest import PROJECT
 from tests.phantom.build import Phantom
-from tests.pinned_python import make_pinned_python
+from tests.phantom.pinned_python import make_pinned_python
 from training.process.files import write_json
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from tests.conftest import PROJECT
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
+from tests.phantom.true_models import MODELS, NUM_PARAMETERS, make_true_case
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of, start_ranks
-from tests.true_models import MODELS, NUM_PARAMETERS, make_true_case
 from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from tasks.measuring.advice import _describe_break_even, _Trying, format_patch, 
 from tasks.measuring.arms import Arm, Cell
 from tasks.measuring.turns import TimedTurns
 from tasks.params import Params
-from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
+from tests.tasks.measuring.noisy_machine import TROUBLES, NoisyMachine, Trouble
 from tests.tasks.reporting.comparison import PARAMS
 from training.strategies import Knob
 

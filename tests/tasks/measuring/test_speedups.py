@@ -15,7 +15,7 @@ from tasks.measuring.speedups import Speedups, measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
 from tasks.records.estimate import Estimate
-from tests.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
+from tests.tasks.measuring.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
 from training.record.cpu_use import compute_others_share
 
 NUM_EXPERIMENTS = 80

@@ -1,29 +1,42 @@
 """The second computation of a causal language model's loss: what it computes twice, and what it need not."""
 
 import functools
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from tasks.equivalence.reference import causal_lm
-from tests.held_numbers import HeldNumbers
 from tests.tiny import make_tiny_model
 from training.data.batches import IGNORED_LABEL
 
 LABELS, VOCABULARY = 60, 128
 
 
-class _Held(HeldNumbers):
-    """Counts products that are as wide as a head, too."""
+class _Held(TorchDispatchMode):
+    """Counts the numbers that operations hold, a view holds none of its own, and products as wide as a head."""
 
-    heads = 0
+    now = most = heads = 0
 
-    def see(self, function: Any, made: torch.Tensor) -> None:
-        self.heads += "log_softmax" in str(function) and made.shape[-1] == VOCABULARY
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        known = {id(one) for one in tree_leaves((arguments, named))}
+        found = function(*arguments, **(named or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, torch.Tensor) and id(one) not in known and one._base is None:
+                self.heads += "log_softmax" in str(function) and one.shape[-1] == VOCABULARY
+                self.now += one.numel()
+                self.most = max(self.most, self.now)
+                weakref.finalize(one, self._let_go, one.numel())
+        return found
+
+    def _let_go(self, number: int) -> None:
+        self.now -= number
 
 
 def compute(model: Any, *, chunk_rows: int) -> tuple[list[torch.Tensor], _Held]:
