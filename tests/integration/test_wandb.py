@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.tracker_stores import require_tracker
+from tests.integration.wandb_server import KEY, WandbServer
 from tests.tracked_run import ALL_STEPS, Place, step_event
-from tests.wandb_server import KEY, WandbServer
 
 pytestmark = pytest.mark.slow
 
