@@ -91,12 +91,12 @@ class Repo:
         """The files of the newest commit."""
         return self.commits[-1][2]
 
-    def find(self, revision: str) -> Commit | None:
-        """Return the commit that a branch or the name of a commit stands for."""
+    def files_at(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
+        """Return the commit and its files that a branch or commit stands for; None if there is none."""
         branches = {"main": self.commits, **self.branches}
-        if found := branches.get(revision):
-            return found[-1]
-        return next((one for branch in branches.values() for one in branch if one[0] == revision), None)
+        every = [one for part in branches.values() for one in part if one[0] == revision]
+        commits = branches.get(revision, every)
+        return (commits[-1][0], commits[-1][2]) if commits else None
 
     def add_commit(self, files: dict[str, Blob], message: str, branch: str = "main") -> str:
         commits = self.commits if branch == "main" else self.branches[branch]
@@ -117,10 +117,10 @@ class Repo:
 
         Raises KeyError if it names content that was never uploaded, ValueError if its parent is not the head.
         """
-        commit = self.find(branch)
-        if commit is None:
+        found = self.files_at(branch)
+        if found is None:
             raise KeyError(branch)
-        head, message, files = commit[0], "", dict(commit[2])
+        head, message, files = found[0], "", dict(found[1])
         for operation in map(json.loads, lines.splitlines()):
             key, value = operation["key"], operation["value"]
             if key == "header":
@@ -303,10 +303,10 @@ class Call:
 
     def read_files(self, kind: str, repo: str, revision: str) -> tuple[str, dict[str, Blob]]:
         """Return a commit and its files."""
-        found = self.readable(kind, repo).find(revision)
+        found = self.readable(kind, repo).files_at(revision)
         if found is None:
             raise RefusalError(404, "RevisionNotFound")
-        return found[0], found[2]
+        return found
 
     def writable(self, repo: str) -> Repo:
         self.require_token()
@@ -419,7 +419,7 @@ def _post_verify(call: Call, repo: str) -> Response:
 
 def _post_branch(call: Call, repo: str, branch: str) -> Response:
     found = call.writable(repo)
-    if found.find(branch) is not None:
+    if found.files_at(branch) is not None:
         return _as_json({"error": "Reference already exists"}, 409)
     found.branches[branch] = found.commits[-1:]
     return _as_json({})

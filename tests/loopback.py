@@ -6,16 +6,20 @@ from typing import Any
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 
-class _Silent(WSGIRequestHandler):
+class _Handler(WSGIRequestHandler):
     def log(self, *_: Any) -> None:
         """Say nothing: tests look at what arrived."""
+
+    def connection_dropped(self, *_: Any) -> None:
+        """Close the connection, which would be kept for a further request."""
+        self.close_connection = True
 
 
 class Loopback:
     """Answers from its making on, each request in a thread; a ConnectionError closes the connection without a word."""
 
     def __init__(self, application: Any) -> None:
-        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Silent)
+        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()

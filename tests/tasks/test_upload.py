@@ -241,7 +241,7 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     result = metadata["model-index"][0]["results"][0]
     assert metadata["library_name"] == "transformers"
     assert "base_model" not in metadata  # the built-in model has no id on the Hub
-    assert result["dataset"]["name"] == "docstrings, held-out rows 16-20"
+    assert result["dataset"]["name"] == "docstrings of the installed packages, held-out rows 16-20"
     perplexity = pytest.approx(math.exp(3.25))
     assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": perplexity}
     assert "| Equal tokens | ✓ passed | ✓ passed |" in body

@@ -84,11 +84,16 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     assert right["num_updated"] == sum(part.numel() for part in replica.parameters)
     assert runner.run(block)["moment_squares"] == right["moment_squares"]
     assert bool(right["moment_squares"]) == (part == "step" or optimizer == "sgd"), "SGD's has the weight decay"
-    halve = replica.optimizer.register_step_pre_hook(lambda *_: [one.grad.mul_(0.5) for one in replica.parameters])
+
+    def halve(*_: object) -> None:
+        for one in replica.parameters:
+            one.grad.mul_(0.5)
+
+    hook = replica.optimizer.register_step_pre_hook(halve)
     halved = runner.run(block)
-    assert part == "update" or halved["moment_squares"] == pytest.approx(right["moment_squares"] / 4, rel=0.01)
+    hook.remove()
+    assert part == "update" or halved["moment_squares"] == pytest.approx(right["moment_squares"] / 4, rel=0.05)
     assert halved["updates"] == right["updates"]
-    halve.remove()
     monkeypatch.setattr(replica.optimizer, "step", lambda *_, **__: None)
     assert runner.run(block)["updates"] == [0, 0]
 
