@@ -58,13 +58,13 @@ def download_rows(
         )
     if other is not None:
         repeated.begin_heldout(params.heldout)
-        found = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
-        if unknown := set(found.class_names) - set(manifest.class_names):
+        part = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
+        if unknown := set(part.class_names) - set(manifest.class_names):
             raise DataError(
                 f"{other.place}: has rows of the class {min(unknown)!r}, which no row of {dataset.source} has; "
                 f"allowed: {', '.join(manifest.class_names[:10])}"
             )
-        _finish(found.model_copy(update={"class_names": manifest.class_names}), raw / HELDOUT)
+        _finish(part.model_copy(update={"class_names": manifest.class_names}), raw / HELDOUT)
     _finish(manifest.model_copy(update={**repeated.count(), "heldout_source": dataset.heldout_source}), raw)
 
 
@@ -170,10 +170,10 @@ def require_fitness(params: Params, raw: Path, base_model: Path, *, child: Bound
         return
     num_bytes = count_bytes(base_model, params.model.model_copy(update={"weights": "pretrained"}))
     what = f"model.source {params.model.source} with {params.dataset.source}"
-    found = child.run(check_fitness, params, raw, base_model, what=what, num_bytes=num_bytes)
-    manifest = RawManifest.read(raw).model_copy(update={"tokenised": found})
+    result = child.run(check_fitness, params, raw, base_model, what=what, num_bytes=num_bytes)
+    manifest = RawManifest.read(raw).model_copy(update={"tokenised": result})
     manifest.write(raw)
-    _log.info("%s: tokenised: %s", params.dataset.source, describe_tokenised(found))
+    _log.info("%s: tokenised: %s", params.dataset.source, describe_tokenised(result))
 
 
 def _find_commit(source: Any, kind: Any) -> str | None:

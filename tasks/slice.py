@@ -97,10 +97,10 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
 
 def _check_classes(slices: Mapping[str, SliceFacts], *, heldout: str) -> None:
     """Raise DataError for held-out rows of a class that no range has; warn of a slice that has a single one."""
-    trained = {name for part, found in slices.items() if part != heldout for name in found.class_counts}
-    for part, found in slices.items():
-        if len(found.class_counts) == 1:
-            _log.warning("slice %s: all its rows are of the class %s", part, *found.class_counts)
+    trained = {name for part, result in slices.items() if part != heldout for name in result.class_counts}
+    for part, outcome in slices.items():
+        if len(outcome.class_counts) == 1:
+            _log.warning("slice %s: all its rows are of the class %s", part, *outcome.class_counts)
     if unknown := sorted(set(slices[heldout].class_counts) - trained):
         raise DataError(
             f"heldout {heldout}: {slices[heldout].class_counts[unknown[0]]} rows are of the class {unknown[0]!r}, "

@@ -103,7 +103,7 @@ def _stage(
     cell = select_published_cell(params, sources.runs)
     run = sources.runs / cell
     results = read_results(sources.reports / "results.json")
-    if cell not in {found.cell for found in results.cells}:
+    if cell not in {result.cell for result in results.cells}:
         raise DataError(f"{sources.reports / 'results.json'}: does not know cell {cell}; run `dvc repro report`")
     _log.info("cell %s: publishing %s", cell, checkpoint)
     staged.mkdir(parents=True)
@@ -195,14 +195,14 @@ def _link_checkpoints(run: Path, checkpoint: str, wanted: list[str], staged: Pat
     return receipts
 
 
-def _require_equal(path: str, found: str, wanted: str) -> None:
-    if found != wanted:
-        raise DataError(f"{path}: sha256 {found} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
+def _require_equal(path: str, text: str, wanted: str) -> None:
+    if text != wanted:
+        raise DataError(f"{path}: sha256 {text} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
 
 
 def _require_reported(results: Results, cell: str, checkpoint: str, checksum: str, *, is_last: bool) -> None:
     """Raise DataError if the report is of a training that ended with other weights than those that are published."""
-    reported = next(one for one in results.cells if one.cell == cell)
+    reported = next(item for item in results.cells if item.cell == cell)
     if is_last and checkpoint != reported.final_checkpoint:
         raise DataError(
             f"{checkpoint}: the report is of {reported.final_checkpoint}: {cell} was trained again since; run "
@@ -292,7 +292,7 @@ def _list_files(params: Params, manifest: PublicationManifest, revisions: dict[s
     lines = [f"{file.num_bytes:>14,}  {path}" for path, file in manifest.files.items()]
     target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
     lines.append(f"dry run: {manifest.extent} would be published to {target}")
-    lines += [f"dry run: {found.extent} would be its branch {branch}" for branch, found in revisions.items()]
+    lines += [f"dry run: {revision.extent} would be its branch {branch}" for branch, revision in revisions.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -62,12 +62,12 @@ def list_asked(
         FOUR_BITS: base is not None, RECOMPUTED: train.activation_checkpointing == "layers",
         f"precision: {train.precision}": True,
     }  # fmt: skip
-    found = {value: say(value, of_train) for value, is_asked in values.items() if is_asked}
+    results = {value: say(value, of_train) for value, is_asked in values.items() if is_asked}
     if train.compile and train.packing:
-        found[COMPILED_PACKS] = f"{of_train}packing, {of_train}compile", "true, true"
+        results[COMPILED_PACKS] = f"{of_train}packing, {of_train}compile", "true, true"
     if train.eval_every_steps:
-        found[LOOKS] = f"{of_train}eval_every_steps", str(train.eval_every_steps)
-    return found | {f"{name}: {value}": (f"{of_cell}options.{name}", str(value)) for name, value in options.items()}
+        results[LOOKS] = f"{of_train}eval_every_steps", str(train.eval_every_steps)
+    return results | {f"{name}: {value}": (f"{of_cell}options.{name}", str(value)) for name, value in options.items()}
 
 
 def say(value: str, beginning: str = "") -> tuple[str, str]:

@@ -150,7 +150,7 @@ def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
         return None if value is None else _parse_value(typing.get_args(kind)[0], value, where=where)
     if origin is Literal:
         # A JSON 1 is no true.
-        if not any(value == one and type(value) is type(one) for one in typing.get_args(kind)):
+        if not any(value == arg and type(value) is type(arg) for arg in typing.get_args(kind)):
             raise ValueError(f"{where}: got {value!r}; allowed: {', '.join(map(str, typing.get_args(kind)))}")
         return value
     if origin is tuple and isinstance(value, list):

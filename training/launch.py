@@ -8,7 +8,7 @@ from training.process.distributed import Ranks
 from training.process.events import EventStream, StopRequest
 from training.process.failure import EXIT_INTERRUPTED, StoppedError
 from training.process.heartbeat import Heartbeat
-from training.record.segment import tell_utc_time
+from training.record.segment import format_utc_time
 from training.state.checkpoint import CheckpointStore
 from training.step.strategy import Strategy, find_strategy
 from training.workloads import Workload, find_workload
@@ -52,7 +52,7 @@ def send_launch_event(launch: TrainingLaunch, num_steps: int) -> None:
     launch.events.send(
         "launch_started",
         cell=config.cell,
-        started_at=tell_utc_time(),
+        started_at=format_utc_time(),
         pid=os.getpid(),
         world_size=ranks.world_size,
         device=config.device,

@@ -23,7 +23,7 @@ from training.process.failure import DivergedError, GradientNotFiniteError, Rank
 from training.process.files import digest_code
 from training.process.heartbeat import Heartbeat, StepSection
 from training.record.ledger_file import count_targets
-from training.record.segment import SegmentRecord, tell_utc_time
+from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
 from training.record.window import StepFacts, Window
@@ -94,7 +94,7 @@ def train(
                 num_steps=num_steps[index],
                 # Of what it does begin with, for a gate to hold against what it should begin with.
                 counters=Counters(
-                    started_at=tell_utc_time(),
+                    started_at=format_utc_time(),
                     start_checksum=start.parameters[0],
                     start_optimizer_checksum=start.optimizer[0],
                 ),
@@ -255,8 +255,8 @@ def _resume(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, *
         folder = store.find_newest_partial(segment, start_checksum=checksum)
         return str(folder.relative_to(launch.config.work_dir)) if folder else None
 
-    if found := ranks.ask_first_rank(find_newest):
-        folder = launch.config.work_dir / found
+    if newest := ranks.ask_first_rank(find_newest):
+        folder = launch.config.work_dir / newest
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
     setting = gather_setting(launch.config, ranks, strategy.module)
@@ -327,10 +327,10 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -
 
 def _require_same_state(end: Digests, segment: str) -> None:
     """Raise RanksDisagreeError, on all ranks alike, unless all of them hold the same."""
-    for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
-        if len(set(found)) > 1:
+    for what, result in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
+        if len(set(result)) > 1:
             raise RanksDisagreeError(
-                f"{segment}: the ranks hold different {what} (sha256 {', '.join(found)}); nothing was saved"
+                f"{segment}: the ranks hold different {what} (sha256 {', '.join(result)}); nothing was saved"
             )
 
 

@@ -103,10 +103,10 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
 def _record_of(work: Path, num_steps: int) -> Any:
     """Return the empty record of a segment of so many steps."""
     from training.config import read_config
-    from training.record.segment import SegmentRecord, tell_utc_time
+    from training.record.segment import SegmentRecord, format_utc_time
     from training.record.segment_facts import Counters
 
-    counters = Counters(started_at=tell_utc_time(), start_checksum="")
+    counters = Counters(started_at=format_utc_time(), start_checksum="")
     segment = read_config(work / "training.json").segments[0]
     return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=work)
 

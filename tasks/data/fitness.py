@@ -48,13 +48,13 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     }
     encoded = slicer.encode(rows)
     tokens: Mapping[int, np.ndarray] = encoded.tokens
-    found = _count(rows, tokens, slicer, is_labelled=has_labels(params.workload))
+    result = _count(rows, tokens, slicer, is_labelled=has_labels(params.workload))
     place = f"model.source {params.model.source}"
-    _require_words(found, place, manifest.source)
+    _require_words(result, place, manifest.source)
     with translate_errors(place):
         model = _load(params, base_model)
     _try(params, model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
-    return found
+    return result
 
 
 def try_weights(params: Params, folder: Path) -> None:
@@ -102,20 +102,20 @@ def _count(
     )  # fmt: skip
 
 
-def _require_words(found: TokenisedFacts, place: str, source: str) -> None:
+def _require_words(facts: TokenisedFacts, place: str, source: str) -> None:
     """Raise DataError unless the rows are still told apart by their tokens."""
-    where = f"of the first {found.num_rows:,} rows of {source}"
+    where = f"of the first {facts.num_rows:,} rows of {source}"
     remedy = "use the tokenizer that belongs to the model, or a model for what these rows are written in"
-    if found.unknown_share > _MOST_UNKNOWN:
+    if facts.unknown_share > _MOST_UNKNOWN:
         raise DataError(
-            f"{place}: its tokenizer knows {1 - found.unknown_share:.1%} {where}, by tokens; allowed: at least "
+            f"{place}: its tokenizer knows {1 - facts.unknown_share:.1%} {where}, by tokens; allowed: at least "
             f"{1 - _MOST_UNKNOWN:.0%}; {remedy}"
         )
     for number, most, what in (
-        (found.num_rows_without_target, _MOST_WITHOUT_TARGET, "leave nothing to learn from"),
-        (found.num_equal_rows, _MOST_EQUAL, "become the tokens of another row that says something else"),
+        (facts.num_rows_without_target, _MOST_WITHOUT_TARGET, "leave nothing to learn from"),
+        (facts.num_equal_rows, _MOST_EQUAL, "become the tokens of another row that says something else"),
     ):
-        if number > most * found.num_rows:
+        if number > most * facts.num_rows:
             raise DataError(f"{place}: {number:,} {where} {what}; allowed: at most {most:.0%}; {remedy}")
 
 
@@ -140,11 +140,11 @@ def _load(params: Params, base_model: Path) -> Any:
         config.num_hidden_layers = few
         is_whole = False
     kind = AutoModelForSequenceClassification if has_labels(params.workload) else AutoModelForCausalLM
-    model, found = kind.from_pretrained(
+    model, pretrained = kind.from_pretrained(
         base_model, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
         ignore_mismatched_sizes=True, output_loading_info=True,
     )  # fmt: skip
-    require_all_weights(model, found if is_whole else {**found, "unexpected_keys": []})
+    require_all_weights(model, pretrained if is_whole else {**pretrained, "unexpected_keys": []})
     return model.eval()
 
 
@@ -221,7 +221,7 @@ def _require_separate_rows(model: Any, params: Params, texts: list[np.ndarray], 
         raise DataError(
             f"{allowed} fewer ({type(error).__name__}: {' '.join(str(error).split())[:200]}); use fewer"
         ) from None
-    alone, beside = (found[0, : len(short)] for found in hidden[-2:])
+    alone, beside = (result[0, : len(short)] for result in hidden[-2:])
     if (alone - beside).abs().max() > _NOTHING * alone.abs().max():
         raise DataError(
             f"{place}: what a row gives depends on the rows beside it in a micro-batch of train.seq_len {seq_len} (as "

@@ -73,14 +73,14 @@ class RowTokenizer:
 
         `is_framed`: behind what the tokenizer puts before a text.
         """
-        found = []
+        results = []
         for encoding in self._encode(texts, row_ids=row_ids, is_framed=is_framed):
             ids, is_added = list(encoding.ids), list(encoding.special_tokens_mask) if is_framed else []
             while is_added and is_added[-1]:
                 ids.pop()
                 is_added.pop()
-            found.append(ids)
-        return found
+            results.append(ids)
+        return results
 
     def encode_markup(self, text: str) -> list[int]:
         """Return the ids of a text of the tokenizer's own, whose special tokens are such."""

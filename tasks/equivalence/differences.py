@@ -39,11 +39,11 @@ class Differences:
         self._others = [0.0] * num_others
 
     def add(
-        self, name: str, found: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
+        self, name: str, tensor: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
     ) -> None:
         """Take a tensor that was `since`, should be `expected`, or as right one of `others`, and is `found`."""
         exact, start = expected.double(), since.double()
-        change, own = exact - start, found.double() - start
+        change, own = exact - start, tensor.double() - start
         self._squares[name] = float((own - change).square().sum())
         self._change += float(change.square().sum())
         self._size += float(exact.square().sum())
@@ -59,7 +59,7 @@ class Differences:
     @property
     def others(self) -> list[float]:
         """The same of the others that are as right."""
-        return [self._relate(one) for one in self._others]
+        return [self._relate(other) for other in self._others]
 
     @property
     def rounding(self) -> float:
@@ -83,8 +83,8 @@ class Differences:
     def _relate(self, square: float) -> float:
         # Of what did not change at all: relative to what it is.
         norm = self._change or self._size
-        found = math.sqrt(square / norm) if norm else float(square > 0)
-        return found if math.isfinite(found) else _NOTHING_LIKE_IT
+        result = math.sqrt(square / norm) if norm else float(square > 0)
+        return result if math.isfinite(result) else _NOTHING_LIKE_IT
 
     def compare(
         self, *, num_orders: int | None = None, rounding: float = FP32_EPS, kernel_margin: float = 1.0
@@ -96,7 +96,9 @@ class Differences:
         """
         orders, kernels = self.others[:num_orders], self.others[len(self.others[:num_orders]) :]
         floor = max([*orders, self.rounding, rounding])
-        return self._make(max([floor, *kernels]), max([MARGIN * floor, *(kernel_margin * one for one in kernels)]))
+        return self._make(
+            max([floor, *kernels]), max([MARGIN * floor, *(kernel_margin * kernel for kernel in kernels)])
+        )
 
     def compare_rounded(self) -> Compared:
         """Return the same of what comes of the same numbers on both sides: a few roundings of each are allowed."""
@@ -106,8 +108,8 @@ class Differences:
         return Compared(difference=self.relative_l2, noise_floor=floor, tolerance=tolerance, largest_in=self.largest_in)
 
 
-def compare_numbers(found: float, expected: float, tolerance: float) -> Compared:
+def compare_numbers(value: float, expected: float, tolerance: float) -> Compared:
     """Return how far one number is off, relative to what it should be."""
     size = abs(expected) or 1.0
-    difference = abs(found - expected) / size if math.isfinite(found) else _NOTHING_LIKE_IT
+    difference = abs(value - expected) / size if math.isfinite(value) else _NOTHING_LIKE_IT
     return Compared(difference=difference, noise_floor=0.0, tolerance=tolerance)

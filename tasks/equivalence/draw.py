@@ -27,7 +27,7 @@ def draw_updates(names: Sequence[str], num_steps: Sequence[int], *, updates: int
     """
     if not updates:
         return [Drawn([], []) for _ in names]
-    total, last, found = sum(num_steps), len(names) - 1, list[Drawn]()
+    total, last, results = sum(num_steps), len(names) - 1, list[Drawn]()
     ideal = np.array(num_steps) * updates / total
     shares = np.maximum(np.floor(ideal).astype(int), _FEWEST_OF_SEGMENT)
     for place in np.argsort(np.floor(ideal) - ideal, kind="stable")[: max(updates - int(shares.sum()), 0)]:
@@ -38,5 +38,5 @@ def draw_updates(names: Sequence[str], num_steps: Sequence[int], *, updates: int
         fixed = [1] * (place == 0) + [size] * (place == last)
         chosen = list(dict.fromkeys([*fixed, *order]))[:share]
         most = max(_FEWEST_OF_SEGMENT, len(set(fixed)))
-        found.append(Drawn(sorted(chosen[:most]), sorted(chosen[most:])))
-    return found
+        results.append(Drawn(sorted(chosen[:most]), sorted(chosen[most:])))
+    return results

@@ -54,9 +54,9 @@ class UpdateReplayer:
 
     def follow(self, events: Sequence[dict[str, Any]]) -> None:
         """Take new events; raises what went wrong with an update that came before."""
-        for one in [one for one in self._waiting if one.done()]:
-            self._waiting.remove(one)
-            one.result()
+        for other in [item for item in self._waiting if item.done()]:
+            self._waiting.remove(other)
+            other.result()
         if not self._is_ready:
             # Not before the ranks run: they may be forks of this process.
             self._is_ready = True
@@ -77,8 +77,8 @@ class UpdateReplayer:
         from training.state.update_keeper import RESULT
 
         config = read_config(self._work / "config.json")
-        found = CheckedUpdate(step=step, verdict="not checked", problem=self._find_obstacle(config))
-        if found.problem is None:
+        update = CheckedUpdate(step=step, verdict="not checked", problem=self._find_obstacle(config))
+        if update.problem is None:
             try:
                 with name_out_of_memory("the one process that stands in for the ranks"):
                     from tasks.equivalence.reference.update import OneProcess
@@ -86,14 +86,14 @@ class UpdateReplayer:
                     if self._process is None or self._process[0] != config:
                         self._process = None
                         self._process = config, OneProcess(config)
-                    found = check_update(config, self._process[1], folder)
+                    update = check_update(config, self._process[1], folder)
             except OutOfMemoryError as error:
-                found = dataclasses.replace(found, problem=str(error))
+                update = dataclasses.replace(update, problem=str(error))
             except Exception as error:
                 # What goes wrong in looking at a training ends none.
                 _log.exception("the second computation of step %d failed", step)
-                found = dataclasses.replace(
-                    found, problem=f"the second computation failed: {redact(shorten(repr(error)))}"
+                update = dataclasses.replace(
+                    update, problem=f"the second computation failed: {redact(shorten(repr(error)))}"
                 )
             finally:
                 if config.device == "cuda":
@@ -102,7 +102,7 @@ class UpdateReplayer:
                     self._process = None
                     gc.collect()
                     torch.cuda.empty_cache()
-        write_json(folder / RESULT, dataclasses.asdict(found))
+        write_json(folder / RESULT, dataclasses.asdict(update))
 
     def _find_obstacle(self, config: TrainingConfig) -> str | None:
         """Return why no update can be computed a second time."""

@@ -68,8 +68,8 @@ class State:
     def is_same(self, other: "State") -> bool:
         """Return whether an update has changed nothing."""
         mine, its = (
-            {f"{name} {key}": part for name, kept in one.moments.items() for key, part in kept.items()}
-            for one in (self, other)
+            {f"{name} {key}": part for name, kept in item.moments.items() for key, part in kept.items()}
+            for item in (self, other)
         )
         return _are_equal(self.trained, other.trained) and _are_equal(mine, its)
 
@@ -128,8 +128,8 @@ def _load_state(config: TrainingConfig, process: "OneProcess", folder: Path, tit
     # As an optimizer of all numbers them: what is decayed first.
     numbered = [name for is_matrix in (True, False) for name in names if (trained[name].ndim > 1) is is_matrix]
     saved = state["optimizer"]
-    if (found := sum(len(group["params"]) for group in saved["param_groups"])) != len(numbered):
-        raise ValueError(f"the optimizer has {found} parameters, the model {len(numbered)}")
+    if (result := sum(len(group["params"]) for group in saved["param_groups"])) != len(numbered):
+        raise ValueError(f"the optimizer has {result} parameters, the model {len(numbered)}")
     return State(
         trained=trained,
         statistics={name: weights[name] for name in process.statistic_names},
@@ -185,16 +185,16 @@ class _Check:
         plain, by_row = process.compute_plain_losses(number)
         self.compared["rows"] = compare_numbers(plain, by_row, NUMBER_TOLERANCE["fp32"])
         computed = process.gradient(number, self._order, *make_other_orders(config))
-        gradients = [{name: part.cpu() for name, part in one.items()} for one in computed.by_order]
+        gradients = [{name: part.cpu() for name, part in item.items()} for item in computed.by_order]
         expected, *others = computed.statistics_by_order
-        found = Differences(len(others))
+        differences = Differences(len(others))
         for buffer, value in expected.items():
-            found.add(
+            differences.add(
                 buffer, self._after.statistics[buffer], value, since=self._before.statistics[buffer],
-                others=[one[buffer] for one in others],
+                others=[other[buffer] for other in others],
             )  # fmt: skip
         if expected:
-            self.compared["statistics"] = found.compare()
+            self.compared["statistics"] = differences.compare()
         self.compared["loss"] = compare_numbers(facts["loss"], computed.loss, NUMBER_TOLERANCE[config.precision])
         is_finite = all(bool(part.isfinite().all()) for part in gradients[0].values())
         self._check_scale(is_finite)
@@ -210,7 +210,7 @@ class _Check:
             self._check_counts()
             self._compare_update(gradients, facts["grad_norm"])
         self.problems += [
-            self._describe(kind, one) for kind, one in self.compared.items() if not one.difference <= one.tolerance
+            self._describe(kind, item) for kind, item in self.compared.items() if not item.difference <= item.tolerance
         ]
 
     def _check_scale(self, is_finite: bool) -> None:
@@ -221,9 +221,9 @@ class _Check:
         expected = (scale, num_finite) if is_finite else (scale / 2, 0)
         if is_finite and num_finite == _STEPS_UNTIL_SCALE_GROWS:
             expected = scale * 2, 0
-        found = self._after.scaler["scale"], self._after.scaler["_growth_tracker"]
-        if found != expected:
-            self.problems.append(f"loss scale and count of finite gradients became {found}, not {expected}")
+        result = self._after.scaler["scale"], self._after.scaler["_growth_tracker"]
+        if result != expected:
+            self.problems.append(f"loss scale and count of finite gradients became {result}, not {expected}")
 
     def _check_counts(self) -> None:
         """Hold what the optimizer has counted against the number of steps: no moment was forgotten, or made twice."""
@@ -234,25 +234,27 @@ class _Check:
             return
         # Under a loss scale some steps may have made no update.
         made = max(before.counts, default=0) if before.scaler else self._number - 1
-        for when, found, wanted in (("before", before.counts, made), ("after", after.counts, made + 1)):
-            if (found or {0}) != {wanted}:
-                told = ", ".join(map(str, sorted(found))) or "no"
-                self.problems.append(f"the optimizer has counted {told} updates {when} it, not {wanted}")
+        for when, result, wanted in (("before", before.counts, made), ("after", after.counts, made + 1)):
+            if (result or {0}) != {wanted}:
+                text = ", ".join(map(str, sorted(result))) or "no"
+                self.problems.append(f"the optimizer has counted {text} updates {when} it, not {wanted}")
 
     def _compare_update(self, gradients: list[dict[str, "Tensor"]], norm: float) -> None:
         """Compare what the optimizer made of the gradient; the first is in the ranks' order, the others in others."""
         config, num_orders = self._config, len(gradients) - 1
-        found = self._compare_parameters(gradients, num_orders, norm)
+        parameters = self._compare_parameters(gradients, num_orders, norm)
         is_packed = bool(config.packing) and config.device == "cuda"
         # DeepSpeed computes linear layers of weights in shares in its own way.
         has_own_layers = config.strategy == "deepspeed" and config.options.get("stage") == 3
         is_other = is_packed or has_own_layers or config.compile or config.statistics_rows > 0
-        if (config.precision != "fp32" and is_other) and any(one.difference > one.tolerance for one in found.values()):
+        if (config.precision != "fp32" and is_other) and any(
+            result.difference > result.tolerance for result in parameters.values()
+        ):
             exact = self._process.gradient(self._number, self._order, precision="fp32").by_order[0]
             gradients = [*gradients, {name: part.cpu() for name, part in exact.items()}]
-            found = self._compare_parameters(gradients, num_orders, norm)
-        self.compared |= found
-        gradient = found["gradient"]
+            parameters = self._compare_parameters(gradients, num_orders, norm)
+        self.compared |= parameters
+        gradient = parameters["gradient"]
         expected = _compute_norm(gradients[0])
         # Ranks add up the squares in fp32: of millions of elements that loses more than another order makes.
         rounding = MARGIN * abs(_compute_norm(gradients[0], is_rounded=True) / expected - 1) if expected else 0.0
@@ -261,12 +263,12 @@ class _Check:
         self._causes["norm"] = f"it is {norm / expected:.3g} times what it should be" if expected else None
         most = _LARGEST_KERNEL_TOLERANCE if len(gradients) > num_orders + 1 else _LARGEST_GRADIENT_TOLERANCE
         for kind, most_of_it in (("gradient", most), ("weights", _LARGEST_WEIGHTS_TOLERANCE)):
-            if kind in found and found[kind].tolerance > most_of_it:
+            if kind in parameters and parameters[kind].tolerance > most_of_it:
                 self.gaps.append(
-                    f"noise alone makes {found[kind].noise_floor:.1e} of the {_NAMES[kind]}: too much to tell a wrong "
-                    "update by"
+                    f"noise alone makes {parameters[kind].noise_floor:.1e} of the {_NAMES[kind]}: too much to tell a "
+                    "wrong update by"
                 )
-        if any(one.difference > one.tolerance for one in (gradient, self.compared["norm"])):
+        if any(item.difference > item.tolerance for item in (gradient, self.compared["norm"])):
             self._causes["gradient"] = self._find_missing_rank(gradients[0])
 
     def _compare_parameters(
@@ -276,22 +278,24 @@ class _Check:
         config = self._config
         kinds = {name: Differences(len(gradients) - 1) for name in ("gradient", "squares")}
         weights = Differences()
-        clipped = [_clip(one, config.max_grad_norm, norm) for one in gradients]
+        clipped = [_clip(gradient, config.max_grad_norm, norm) for gradient in gradients]
         for name in self._before.trained:
-            self._add_parameter(name, [one.get(name) for one in clipped], kinds, weights)
+            self._add_parameter(name, [item.get(name) for item in clipped], kinds, weights)
         rounding = EXCHANGE_EPS[get_exchange_dtype(config.strategy, config.options)]
         has_squares, has_moments = config.optimizer == "adamw", config.optimizer == "adamw" or config.momentum > 0
-        found = {
+        results = {
             # Squares are off by twice as much.
-            kind: one.compare(num_orders=num_orders, rounding=times * rounding, kernel_margin=_KERNEL_MARGIN)
-            for (kind, one), times in zip(kinds.items(), (1, 2), strict=True)
+            kind: item.compare(num_orders=num_orders, rounding=times * rounding, kernel_margin=_KERNEL_MARGIN)
+            for (kind, item), times in zip(kinds.items(), (1, 2), strict=True)
             if has_squares or kind == "gradient"
         }
-        self._causes = {"gradient": _tell_ratio(kinds["gradient"], "it is {:.3g} times what it should be")}
+        self._causes = {"gradient": _describe_ratio(kinds["gradient"], "it is {:.3g} times what it should be")}
         if has_moments:
-            found["weights"] = weights.compare_rounded()
-            self._causes["weights"] = _tell_ratio(weights, "as with {:.3g} times the learning rate that was recorded")
-        return found
+            results["weights"] = weights.compare_rounded()
+            self._causes["weights"] = _describe_ratio(
+                weights, "as with {:.3g} times the learning rate that was recorded"
+            )
+        return results
 
     def _add_parameter(
         self, name: str, gradients: "list[Tensor | None]", kinds: dict[str, Differences], weights: Differences
@@ -300,7 +304,7 @@ class _Check:
         config, rate = self._config, self._process.get_learning_rate(self._number)
         start, end = self._before.trained[name].double(), self._after.trained[name]
         before, after = self._before.moments.get(name, {}), self._after.moments.get(name, {})
-        gradient, *others = [0 * start if one is None else one.double() for one in gradients]
+        gradient, *others = [0 * start if item is None else item.double() for item in gradients]
         decay = config.weight_decay if start.ndim > 1 else 0.0
         if gradients[0] is None:
             # An optimizer leaves out what has no gradient, and so is no decay.
@@ -312,7 +316,7 @@ class _Check:
             if key not in after:
                 raise ValueError(f"{name} has no {key} after the update")
             since = kept * before[key].double() + added if key in before else 0 * start + added
-            expected, *as_right = (since + more * one**power for one in (gradient, *others))
+            expected, *as_right = (since + more * other**power for other in (gradient, *others))
             kinds[kind].add(name, after[key], expected, since=since, others=as_right)
             return after[key].double()
 
@@ -328,20 +332,20 @@ class _Check:
             weights.add(name, end, start - rate * momentum, since=start)
         else:
             since = start * (1 - rate * decay)
-            expected, *as_right = (since - rate * one for one in (gradient, *others))
+            expected, *as_right = (since - rate * other for other in (gradient, *others))
             kinds["gradient"].add(name, end, expected, since=since, others=as_right)
 
     def _find_missing_rank(self, gradient: Mapping[str, "Tensor"]) -> str | None:
         """Return whose gradient is missing in that which the moments tell, if it is one rank's; else what was known."""
-        number, told = self._number, self._causes["gradient"]
-        for left_out in range(self._config.world_size if told is None else 0):
+        number, text = self._number, self._causes["gradient"]
+        for left_out in range(self._config.world_size if text is None else 0):
 
             def order(step: Any, number: int, left_out: int = left_out) -> list[list[int]]:
                 groups = self._order(step, number)
                 return groups[:left_out] + groups[left_out + 1 :]
 
             if not 1 < len(self._order(self._process.get_plan(number), number)) > left_out:
-                return told
+                return text
             (others,) = self._process.gradient(number, order).by_order
             kinds = {name: Differences() for name in ("gradient", "squares")}
             without = {name: part.cpu() for name, part in others.items()}
@@ -349,19 +353,19 @@ class _Check:
                 self._add_parameter(name, [without.get(name)], kinds, Differences())
             if kinds["gradient"].ratio is not None:
                 return f"the gradient of rank {left_out} is missing"
-        return told
+        return text
 
-    def _describe(self, kind: str, found: Compared) -> str:
-        where = f", most in {found.largest_in}" if found.largest_in else ""
+    def _describe(self, kind: str, compared: Compared) -> str:
+        where = f", most in {compared.largest_in}" if compared.largest_in else ""
         cause = self._causes.get(kind)
         return (
-            f"the {_NAMES[kind]} {'differ' if kind in _PLURAL else 'differs'} by {found.difference:.1e} (relative), "
-            f"{found.tolerance:.1e} allowed{where}{f'; {cause}' if cause else ''}"
+            f"the {_NAMES[kind]} {'differ' if kind in _PLURAL else 'differs'} by {compared.difference:.1e} (relative), "
+            f"{compared.tolerance:.1e} allowed{where}{f'; {cause}' if cause else ''}"
         )
 
 
-def _tell_ratio(found: Differences, words: str) -> str | None:
-    times = found.ratio
+def _describe_ratio(differences: Differences, words: str) -> str | None:
+    times = differences.ratio
     return words.format(times) if times is not None and abs(times - 1) > _FACTOR else None
 
 

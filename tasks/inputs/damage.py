@@ -38,10 +38,10 @@ def require_whole(folder: Path, *, digest: str | None = None) -> None:
 
 def require_digest(file: Path, wanted: str | None) -> str:
     """Return the file's sha256, which is the wanted one; raises DataError as above."""
-    found = digest_file(file) if file.is_file() else "nothing"
-    if found != wanted:
-        raise remove_damaged(file, f"is damaged: its sha256 is {found[:12]}, {str(wanted)[:12]} was written")
-    return found
+    result = digest_file(file) if file.is_file() else "nothing"
+    if result != wanted:
+        raise remove_damaged(file, f"is damaged: its sha256 is {result[:12]}, {str(wanted)[:12]} was written")
+    return result
 
 
 def remove_damaged(file: Path, what: str) -> DataError:

@@ -65,8 +65,8 @@ def read_stages(params: Params) -> Iterator[Stage]:
     """Yield the stages of dvc.yaml, those that are one per cell for each cell."""
     for name, entry in YAML(typ="safe").load(_PIPELINE)["stages"].items():
         for cell in params.cells if "foreach" in entry else [None]:
-            found = entry if cell is None else entry["do"]
-            named = (found.get("params", []) + found.get("meta", {}).get("optional", []), found.get("deps", []))
+            result = entry if cell is None else entry["do"]
+            named = (result.get("params", []) + result.get("meta", {}).get("optional", []), result.get("deps", []))
             keys, deps = ([part.replace("${key}", str(cell)) for part in parts] for parts in named)
             yield Stage(name if cell is None else f"{name}@{cell}", keys, deps)
 
@@ -158,8 +158,8 @@ def _stat_files(places: Iterable[str]) -> dict[Path, tuple[int, int, int]]:
 
 
 def _list_files(places: Iterable[str]) -> list[Path]:
-    found = (file for place in map(Path, places) for file in (place.rglob("*") if place.is_dir() else [place]))
-    return sorted(file for file in found if file.is_file() and "__pycache__" not in file.parts)
+    results = (file for place in map(Path, places) for file in (place.rglob("*") if place.is_dir() else [place]))
+    return sorted(file for file in results if file.is_file() and "__pycache__" not in file.parts)
 
 
 def walk_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -210,7 +210,7 @@ def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) ->
             continue
         timers, options = bench.fetch_timers(make_trained_arm(cell)), params.cells[cell.name].options
         if all(timers) and (
-            said := find_profile(cell.strategy).tell_timers(timers, options, world_size=cell.world_size)
+            said := find_profile(cell.strategy).explain_timers(timers, options, world_size=cell.world_size)
         ):
             told.append(f"{cell.name}: {said}.")
     return told

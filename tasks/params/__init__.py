@@ -292,11 +292,11 @@ class Params(Section):
 
         Not of one that is not installed: nothing is computed with it then.
         """
-        found, adapter = {}, self.train.adapter
+        results, adapter = {}, self.train.adapter
         for package in list_packages(self.cells[cell].strategy, adapter.model_dump() if adapter else None):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[package] = importlib.metadata.version(package)
-        return found
+                results[package] = importlib.metadata.version(package)
+        return results
 
     def describe_spread(self, cell: str) -> dict[str, Any]:
         """Return all that decides how the cell's updates are computed, for keys: how they are spread, and by what."""

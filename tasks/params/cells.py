@@ -90,7 +90,7 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
         require_one_of("options", name, sorted(known))
         default = known[name]
         if isinstance(default, tuple):
-            is_right = any(value == one and type(value) is type(one) for one in default)
+            is_right = any(value == item and type(value) is type(item) for item in default)
             allowed, default = ", ".join(map(str, default)), default[0]
         elif isinstance(default, bool):
             is_right, allowed = isinstance(value, bool), "true or false"

@@ -69,7 +69,7 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
     change, and for what the schema refuses.
     """
     load_params(path, looks_at_data=False)
-    value, told = _make_round_trip().load(path.read_text(encoding="utf-8")), []
+    value, payload = _make_round_trip().load(path.read_text(encoding="utf-8")), []
     for change in changes:
         key, sign, text = change.partition("=")
         *sections, last = key.strip().split(".")
@@ -89,7 +89,7 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
         except YAMLError:
             allowed = "YAML, with quotes around words with signs"
             raise ConfigurationError(f"-S: got the value {text[:80]!r}; allowed: {allowed}") from None
-        told.append(f"{key}: {before} -> {place[last]}")
+        payload.append(f"{key}: {before} -> {place[last]}")
     # Beside it: whatever the schema looks for relative to the file is found there.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", encoding="utf-8") as trial:
         _make_round_trip().dump(value, trial)
@@ -99,7 +99,7 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
         except ConfigurationError as error:
             raise ConfigurationError(f"-S: {str(error).removeprefix(f'{trial.name}: ')}") from None
     _write(path, value)
-    return told
+    return payload
 
 
 def _make_round_trip() -> YAML:

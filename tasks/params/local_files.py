@@ -42,7 +42,7 @@ def check_paths(
     _check_rows(dataset, {"ranges": ranges, "heldout": [] if other else [heldout]}, base=base)
     if other is not None:
         _check_rows(other, {"heldout": [heldout]}, base=base)
-        files = [base / one.location for one in (dataset, other) if one.kind == "path"]
+        files = [base / item.location for item in (dataset, other) if item.kind == "path"]
         if len(files) > 1 and files[0].samefile(files[1]):
             raise ValueError(
                 f"dataset.heldout_source: {other.location} is the file of dataset.source; allowed: another one, or "
@@ -143,12 +143,12 @@ def list_image_files(source: Path) -> list[ImageFile]:
     Raises ValueError if an image is in no class folder, there are fewer than two classes, or the tar is none.
     """
     if source.is_file():
-        found = list(_list_tar(source))
+        results = list(_list_tar(source))
     else:
         sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in walk_files(source)}
-        found = [ImageFile(name, size, None) for name, size in sizes.items()]
+        results = [ImageFile(name, size, None) for name, size in sizes.items()]
     # A name that stands twice in a tar is the later file, as it is when the tar is unpacked.
-    files = list({file.name: file for file in found if _IMAGE.search(file.name)}.values())
+    files = list({file.name: file for file in results if _IMAGE.search(file.name)}.values())
     if not files:
         raise ValueError(f"no images in it; allowed: CLASS/NAME with one of {', '.join(SUFFIXES)}")
     for file in files:

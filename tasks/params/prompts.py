@@ -80,14 +80,14 @@ def choose_columns(named: dict[str, str | None], there: Collection[str]) -> dict
 
     Raises ValueError with the part that has none.
     """
-    found: dict[str, str | None] = {}
+    texts: dict[str, str | None] = {}
     for part, column in named.items():
         candidates = COLUMNS[part] if column is None else (column,)
-        found[part] = next((name for name in candidates if name in there), None)
-        if found[part] is None and (column is not None or part != "context"):
+        texts[part] = next((name for name in candidates if name in there), None)
+        if texts[part] is None and (column is not None or part != "context"):
             wanted = " or ".join(repr(name) for name in candidates)
             raise ValueError(
                 f"no column {wanted}; the columns there are: {', '.join(sorted(there)) or 'none'}; set "
                 f"dataset.{part}_column"
             )
-    return found
+    return texts

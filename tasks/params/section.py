@@ -73,7 +73,7 @@ def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
         if isinstance(section, type) and issubclass(section, BaseModel):
             kind = section.model_fields[part].annotation
-            others = [one for one in typing.get_args(kind) if one is not NoneType]
+            others = [arg for arg in typing.get_args(kind) if arg is not NoneType]
             section = others[0] if len(others) == 1 and NoneType in typing.get_args(kind) else kind
         else:
             section = typing.get_args(section)[-1]

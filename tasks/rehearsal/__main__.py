@@ -58,7 +58,7 @@ def _main() -> None:
     from tasks.rehearsal.cell import RehearsedCell, rehearse_cell
     from training.process.failure import UnfitModelError
 
-    console, unfit, told = Console(), dict[str, str](), list[RehearsedCell]()
+    console, unfit, payload = Console(), dict[str, str](), list[RehearsedCell]()
     with gather_inputs(params) as inputs:
         if params.train.micro_batch_size == AUTO:
             from tasks.rehearsal.largest import find_largest, replace_micro_batch
@@ -70,7 +70,7 @@ def _main() -> None:
             console.print(f"train.micro_batch_size: auto: {params.train.micro_batch_size}")
         for name in params.cells:
             try:
-                found = rehearse_cell(
+                result = rehearse_cell(
                     name, params, inputs, card=card, num_cards=num_cards, seeks_remedies=not arguments.leave_out
                 )
             except UnfitModelError as error:
@@ -78,17 +78,17 @@ def _main() -> None:
                     raise ConfigurationError(f"cells.{name}: {error}") from None
                 unfit[name] = str(error)
                 continue
-            told.append(found)
-            tell_cell(console, found, told[0], params, card)
-            if (why := explain_misfit(found, num_cards=num_cards, card=card)) is not None:
+            payload.append(result)
+            print_cell(console, result, payload[0], params, card)
+            if (why := explain_misfit(result, num_cards=num_cards, card=card)) is not None:
                 unfit[name] = why
-        if len(told) > 1:
-            tell_all_cells(console, told, params, card, num_cards=num_cards)
-        tell_what_is_assumed(console, card, inputs.assumed)
+        if len(payload) > 1:
+            print_all_cells(console, payload, params, card, num_cards=num_cards)
+        print_what_is_assumed(console, card, inputs.assumed)
     if arguments.leave_out and len(unfit) < len(params.cells):
         if unfit:
             move_out(arguments.params, unfit)
-        tell_left_out(console, {**left_out, **unfit})
+        print_left_out(console, {**left_out, **unfit})
     elif unfit:
         raise ResourceError(
             f"{', '.join(unfit)}: would not fit on {num_cards} x {card.name} (modelled, not measured); needed: one of "
@@ -96,7 +96,7 @@ def _main() -> None:
         )
 
 
-def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> None:
+def print_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> None:
     """Print what was found of a cell."""
     table = Table(title=f"{cell.name}: {cell.config.strategy} on {cell.config.world_size} ({LABEL})")
     table.add_column("most memory of a rank")
@@ -110,7 +110,7 @@ def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, pa
     console.print(_describe(cell, baseline, params, card), soft_wrap=True, highlight=False, markup=False)
 
 
-def tell_all_cells(
+def print_all_cells(
     console: Console, cells: Sequence[RehearsedCell], params: Params, card: Card, *, num_cards: int
 ) -> None:
     """Print the cells below each other, the first one as what the others are held against."""
@@ -134,10 +134,10 @@ def tell_all_cells(
     if not params.train.adapter:
         # The last one stands beside a partial one.
         number, count = len(params.checkpoint_names), params.train.count_bytes_kept
-        one, kept = (max(cell.step.num_parameters for cell in cells) * count(num) / GIB for num in (1, number))
+        item, kept = (max(cell.step.num_parameters for cell in cells) * count(num) / GIB for num in (1, number))
         console.print(
-            f"On the disk, with train.keep {params.train.keep}: a checkpoint of {_format_gib(one)} GiB, after "
-            f"{format_plural(number, 'segment')} of each cell {_format_gib(len(cells) * kept + one)} GiB in all with "
+            f"On the disk, with train.keep {params.train.keep}: a checkpoint of {_format_gib(item)} GiB, after "
+            f"{format_plural(number, 'segment')} of each cell {_format_gib(len(cells) * kept + item)} GiB in all with "
             f"one that is being written ({LABEL}).",
             soft_wrap=True, highlight=False, markup=False,
         )  # fmt: skip
@@ -155,13 +155,13 @@ def explain_misfit(cell: RehearsedCell, *, num_cards: int, card: Card) -> str | 
     )
 
 
-def tell_left_out(console: Console, left_out: Mapping[str, str]) -> None:
+def print_left_out(console: Console, left_out: Mapping[str, str]) -> None:
     """Print which cells were left out, and why."""
     said = [f"left out: {name}: {reason}" for name, reason in left_out.items()] or ["every cell fits; none is left out"]
     console.print("\n".join(said), soft_wrap=True, highlight=False, markup=False)
 
 
-def tell_what_is_assumed(console: Console, card: Card, assumed: Sequence[str]) -> None:
+def print_what_is_assumed(console: Console, card: Card, assumed: Sequence[str]) -> None:
     """Print where the figures come from."""
     said = [
         f"All of it is {LABEL}: {ASSUMED}; compiled layers are taken for those that are not.",

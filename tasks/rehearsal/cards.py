@@ -66,8 +66,8 @@ def parse_gpu(text: str) -> tuple[int, Card]:
         for known, card in CARDS.items():
             if known.lower() == name.lower():
                 return number, card
-        told = _DESCRIBED.fullmatch(name)
-        described = None if told is None else _describe_card(told)
+        match = _DESCRIBED.fullmatch(name)
+        described = None if match is None else _describe_card(match)
         if described is not None:
             return number, described
     raise ConfigurationError(
@@ -76,16 +76,16 @@ def parse_gpu(text: str) -> tuple[int, Card]:
     )
 
 
-def _describe_card(told: re.Match[str]) -> Card | None:
+def _describe_card(match: re.Match[str]) -> Card | None:
     """Return the card; None if a figure is no number above 0."""
     try:
-        figures = {name: float(value) for name, value in told.groupdict().items() if value is not None}
+        figures = {name: float(value) for name, value in match.groupdict().items() if value is not None}
     except ValueError:
         return None
     if not all(figures.values()):
         return None
     return Card(
-        name=told.group(),
+        name=match.group(),
         memory_gib=_SHARE_TO_BE_HAD * figures["memory"] * 1e9 / GIB,
         memory_source=f"{_SHARE_TO_BE_HAD:.0%} of what was given",
         gb_per_second=figures["bandwidth"],

@@ -67,8 +67,8 @@ def rehearse_cell(
     def rehearse(changed: TrainingConfig) -> RehearsedStep:
         # Where ranks have rows of their own all have the same parts of the model, or the first has most.
         ranks = range(1 if _has_rows_of_its_own(changed) else changed.world_size)
-        found = (rehearse_step(changed, rank=rank, capability=card.capability) for rank in ranks)
-        return max(found, key=lambda step: step.total_bytes)
+        results = (rehearse_step(changed, rank=rank, capability=card.capability) for rank in ranks)
+        return max(results, key=lambda step: step.total_bytes)
 
     step = rehearse(config)
     fit = judge_fit(step, card)
@@ -91,12 +91,12 @@ def _has_rows_of_its_own(config: TrainingConfig) -> bool:
 
 def weigh_step(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
     """Return what the first rank runs in a step, on average over steps of all segments."""
-    workload, found = find_workload(config.workload), []
+    workload, results = find_workload(config.workload), []
     for segment in config.segments:
         plan = make_segment_plan(open_training_rows(workload, config, segment), config, segment)
         steps = np.linspace(1, plan.num_steps, min(plan.num_steps, _MOST_STEPS_LOOKED_AT)).astype(int).tolist()
-        found += [_weigh_numbered(plan, number, config, is_image=workload.UNIT == "image") for number in steps]
-    positions, num_micro_batches, tokens = np.mean(found, axis=0).tolist()
+        results += [_weigh_numbered(plan, number, config, is_image=workload.UNIT == "image") for number in steps]
+    positions, num_micro_batches, tokens = np.mean(results, axis=0).tolist()
     shares = config.world_size if config.strategy in _SHARES_ITS_UPDATE else 1
     return StepLoad(
         work=step.work,
@@ -136,13 +136,13 @@ def find_recorded_gib(config: TrainingConfig, card: Card) -> float | None:
 
 def is_record_of(facts: SegmentFacts, config: TrainingConfig, card: Card) -> bool:
     """Return whether a segment was trained by this config on such a card, from its beginning to its end."""
-    told = dataclasses.asdict(config)
+    settings = dataclasses.asdict(config)
     return bool(facts.settings) and all(
         setting["device"] == card.name
         and setting["workload"] == config.workload
         and setting["model_name"] == config.model_name
         and setting["options"] == dict(config.options)
-        and all(told[name] == value for name, value in setting["train"].items())
+        and all(settings[name] == value for name, value in setting["train"].items())
         for setting in facts.settings
     )
 
@@ -155,18 +155,18 @@ def judge_fit(step: RehearsedStep, card: Card) -> Fit:
 
 def find_remedies(config: TrainingConfig, card: Card, rehearse: Rehearse) -> list[str]:
     """Return the changes that make a cell fit, each by itself; together with the next where none does."""
-    found: list[str] = []
+    texts: list[str] = []
     for words, changes in _list_changes(config):
         # The largest of several micro-batches is enough.
-        if any(known.partition(":")[0] == words.partition(":")[0] for known in found):
+        if any(known.partition(":")[0] == words.partition(":")[0] for known in texts):
             continue
         try:
             fits = not judge_fit(rehearse(replace(config, **changes)), card).missing_gib
         except UnfitModelError:
             continue
         if fits:
-            found.append(words)
-    return found or _find_combination(config, card, rehearse)
+            texts.append(words)
+    return texts or _find_combination(config, card, rehearse)
 
 
 def _find_combination(config: TrainingConfig, card: Card, rehearse: Rehearse) -> list[str]:
@@ -175,7 +175,7 @@ def _find_combination(config: TrainingConfig, card: Card, rehearse: Rehearse) ->
     tried = list(smallest)
     for words, changes in others:
         # Of two strategies one can be taken.
-        tried = [one for one in tried if not one[1].keys() & changes.keys()] + [(words, changes)]
+        tried = [item for item in tried if not item[1].keys() & changes.keys()] + [(words, changes)]
         together = {name: value for _, part in tried for name, value in part.items()}
         try:
             if not judge_fit(rehearse(replace(config, **together)), card).missing_gib:

@@ -62,8 +62,8 @@ def gather_inputs(params: Params) -> Iterator[Inputs]:
 
 def _find_model(params: Params, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     """Return a folder with the config.json and nothing else that is read, and what is assumed of it."""
-    found, model = BaseModelManifest.read_if_there(_BASE_MODEL), params.model
-    folder = _BASE_MODEL if found is not None and found.source == model.source else None
+    manifest, model = BaseModelManifest.read_if_there(_BASE_MODEL), params.model
+    folder = _BASE_MODEL if manifest is not None and manifest.source == model.source else None
     if folder is None and model.kind == "builtin" and model.location in BUILTIN_IMAGE_MODELS:
         (scratch / "model").mkdir()
         classes, size = [str(number) for number in range(_NUM_CLASSES)], params.dataset.image_size
@@ -110,8 +110,8 @@ def _fetch_model(params: Params, folder: Path, *, is_classifier: bool | None) ->
 
 def _find_slices(params: Params) -> dict[str, Path] | None:
     """Return the folder of every range; None unless all are sliced."""
-    found = SlicesManifest.read_if_there(_SLICES)
+    manifest = SlicesManifest.read_if_there(_SLICES)
     wanted = [str(part) for part in params.ranges]
-    if found is None or found.workload != params.workload or not set(wanted) <= found.slices.keys():
+    if manifest is None or manifest.workload != params.workload or not set(wanted) <= manifest.slices.keys():
         return None
     return {part: _SLICES / part for part in wanted}

@@ -71,8 +71,8 @@ def replace_micro_batch(params: Params, size: int) -> Params:
 
 def _read_kept(file: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(file.read_bytes())["micro_batch_size"]
-        return found if isinstance(found, int) and found >= 1 else None
+        size = json.loads(file.read_bytes())["micro_batch_size"]
+        return size if isinstance(size, int) and size >= 1 else None
     return None
 
 
@@ -103,12 +103,12 @@ def find_largest(
 
                 # What waits on the host cannot be rehearsed; without that a step takes more of the card.
                 options = {name: value for name, value in config.options.items() if name != "offload"}
-                told = replace(config, micro_batch_size=sizes[middle - 1], options=options)
-                has_own_rows = count_shares(told.strategy, told.world_size, told.options) == told.world_size
+                changed = replace(config, micro_batch_size=sizes[middle - 1], options=options)
+                has_own_rows = count_shares(changed.strategy, changed.world_size, changed.options) == changed.world_size
                 try:
                     most = max(
-                        rehearse_step(told, capability=capability, rank=rank).total_bytes
-                        for rank in range(1 if has_own_rows else told.world_size)
+                        rehearse_step(changed, capability=capability, rank=rank).total_bytes
+                        for rank in range(1 if has_own_rows else changed.world_size)
                     )
                 except (UnfitModelError, ValueError, RuntimeError, NotImplementedError) as error:
                     reason = " ".join(str(error).split())[:200]

@@ -80,15 +80,15 @@ def _list_step_seconds(load: StepLoad, card: Card) -> list[float] | None:
     tflops = card.find_tflops(load.precision)
     if not load.is_modelled or tflops is None or (load.world_size > 1 and card.link_gb_per_second is None):
         return None
-    found = []
+    results = []
     for product, stream, launch in zip(PRODUCTS, BANDWIDTH, LAUNCH_SECONDS, strict=True):
         micro_batch = _compute_seconds(load, card, tflops * 1e12 * product, card.gb_per_second * 1e9 * stream, launch)
         scale = load.positions / load.positions_rehearsed
         update = load.num_updated * _UPDATE_BYTES / (card.gb_per_second * 1e9 * stream)
         for efficiency, hidden in zip(LINK, (0.0, _BACKWARD_SHARE * micro_batch), strict=True):
             exchange = _compute_exchange_seconds(load, card, efficiency)
-            found.append(scale * micro_batch + update + max(0.0, exchange - hidden))
-    return found
+            results.append(scale * micro_batch + update + max(0.0, exchange - hidden))
+    return results
 
 
 def _compute_seconds(load: StepLoad, card: Card, per_second: float, stream: float, launch: float) -> float:

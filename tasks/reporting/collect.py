@@ -40,8 +40,8 @@ _MAX_CURVE_POINTS = 1000
 def collect_results(outputs: Outputs) -> Results:
     """Return everything the comparison found; the speedup of a cell is None where one of its gates failed."""
     gates = check_gates(outputs)
-    found = compute_standings(gates, list(outputs.runs), is_measured=outputs.measurement is not None)
-    withheld = {cell for cell, one in found.items() if one.state == "withheld"}
+    standings = compute_standings(gates, list(outputs.runs), is_measured=outputs.measurement is not None)
+    withheld = {cell for cell, result in standings.items() if result.state == "withheld"}
     if outputs.others and withheld >= outputs.others.keys():
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
@@ -49,7 +49,7 @@ def collect_results(outputs: Outputs) -> Results:
     if measurement is not None and withheld:
         measurement = withhold_cells(measurement, withheld)
     cells = [
-        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
+        _collect_cell(outputs, cell, measurement, standing=standings[cell], is_withheld=cell in withheld)
         for cell in outputs.params.cells
     ]
     given = [cell for cell in cells if cell.cell not in withheld]
@@ -57,7 +57,7 @@ def collect_results(outputs: Outputs) -> Results:
     trained = outputs.baseline.facts
     # The gate "Same work in every cell" holds all others against it.
     recorded = next(iter(outputs.baseline.segments[0].facts.settings), {})
-    settings = [one for run in outputs.runs.values() for part in run.segments for one in part.facts.settings]
+    settings = [setting for run in outputs.runs.values() for part in run.segments for setting in part.facts.settings]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -175,24 +175,24 @@ def _collect_figures(
 ) -> Figures:
     """Return the figures of the segments of one range, one epoch, both or (without either) of the whole run."""
     facts = run.parts.get((part, epoch), [])
-    seconds = sum(one.train_seconds for one in facts)
-    num_tokens, num_samples = sum(one.num_tokens for one in facts), sum(one.num_samples for one in facts)
+    seconds = sum(fact.train_seconds for fact in facts)
+    num_tokens, num_samples = sum(fact.num_tokens for fact in facts), sum(fact.num_samples for fact in facts)
     ratio = efficiency = None
     if baseline is not None:
-        baseline_seconds = sum(one.train_seconds for one in baseline.parts.get((part, epoch), []))
+        baseline_seconds = sum(item.train_seconds for item in baseline.parts.get((part, epoch), []))
         ratio = compute_speedup(baseline_seconds, seconds)
         efficiency = compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
         range=part,
         epoch=epoch,
-        num_steps=sum(one.num_steps for one in facts),
+        num_steps=sum(fact.num_steps for fact in facts),
         num_samples=num_samples,
         num_tokens=num_tokens,
         train_seconds=seconds,
-        data_wait_share=sum(one.data_wait_seconds for one in facts) / seconds,
+        data_wait_share=sum(fact.data_wait_seconds for fact in facts) / seconds,
         tokens_per_second=num_tokens / seconds,
         samples_per_second=num_samples / seconds,
-        loss=sum(one.loss * one.num_targets for one in facts) / max(sum(one.num_targets for one in facts), 1),
+        loss=sum(fact.loss * fact.num_targets for fact in facts) / max(sum(fact.num_targets for fact in facts), 1),
         speedup=ratio,
         parallel_efficiency=efficiency,
     )
@@ -215,11 +215,11 @@ def _collect_quality(outputs: Outputs) -> Quality:
         models=[
             ModelQuality(
                 model=name,
-                perplexity=compute_perplexity(found.loss) if found.accuracy is None else None,
-                **found.model_dump(include=set(ModelQuality.model_fields) - {"perplexity"}),
+                perplexity=compute_perplexity(value.loss) if value.accuracy is None else None,
+                **value.model_dump(include=set(ModelQuality.model_fields) - {"perplexity"}),
             )
             for name in names
-            if (found := evaluation.models.get(name)) is not None
+            if (value := evaluation.models.get(name)) is not None
         ],
         samples=[
             EvaluatedSample(
@@ -238,17 +238,17 @@ def _collect_quality(outputs: Outputs) -> Quality:
 
 def _list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
     """Return every cell after each of its segments; none where rows have no class."""
-    found = []
+    results = []
     for cell, run in outputs.runs.items():
-        evaluated = {(one.range, one.epoch): one for one in outputs.evaluation.epochs.get(cell, [])}
-        known = {key: one.accuracy for key, one in evaluated.items() if one.accuracy is not None}
+        evaluated = {(item.range, item.epoch): item for item in outputs.evaluation.epochs.get(cell, [])}
+        known = {key: item.accuracy for key, item in evaluated.items() if item.accuracy is not None}
         steps, seconds = 0, 0.0
         for segment in run.segments:
             facts, key = segment.facts, (segment.facts.range, segment.facts.epoch)
             steps, seconds = steps + facts.num_steps, seconds + facts.train_seconds
             if key not in known:
                 continue
-            found.append(
+            results.append(
                 EpochAccuracy(
                     cell=cell,
                     range=facts.range,
@@ -261,11 +261,11 @@ def _list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
                     accuracy_top5=evaluated[key].accuracy_top5,
                     checkpoint=evaluated[key].checkpoint,
                     # The first of equals: max keeps it.
-                    is_best=key == max(known, key=lambda one: known[one]),
+                    is_best=key == max(known, key=lambda item: known[item]),
                     is_last=segment is run.segments[-1],
                 )
             )
-    return found
+    return results
 
 
 def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:

@@ -73,7 +73,7 @@ class Cost(Record):
 def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
-    waterfalls = {} if measurement is None else {one.cell: one for one in measurement.waterfalls}
+    waterfalls = {} if measurement is None else {waterfall.cell: waterfall for waterfall in measurement.waterfalls}
     if measurement is not None and measurement.scaling == "weak":
         # The batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
         measurement = None

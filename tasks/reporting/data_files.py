@@ -55,17 +55,24 @@ def write_epochs(path: Path, results: Results) -> None:
         for part in cell.epochs
     ]
     validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
-    validated += ["val_accuracy_top5"] if any(one.accuracy_top5 is not None for one in results.quality.epochs) else []
+    validated += (
+        ["val_accuracy_top5"] if any(epoch.accuracy_top5 is not None for epoch in results.quality.epochs) else []
+    )
     write_csv(path, ["cell", "world_size", "state", "epoch", *names, *validated], rows)
 
 
 def _collect_validation(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
     """Return training loss, and loss and accuracies on the held-out rows after the last range of an epoch."""
-    found = [one for one in results.quality.epochs if (one.cell, one.epoch) == (cell.cell, part.epoch)]
+    outcome = [epoch for epoch in results.quality.epochs if (epoch.cell, epoch.epoch) == (cell.cell, part.epoch)]
     return [
         value
-        for one in found[-1:]
-        for value in (part.loss, one.loss, one.accuracy, *([] if one.accuracy_top5 is None else [one.accuracy_top5]))
+        for result in outcome[-1:]
+        for value in (
+            part.loss,
+            result.loss,
+            result.accuracy,
+            *([] if result.accuracy_top5 is None else [result.accuracy_top5]),
+        )
     ]
 
 

@@ -27,7 +27,7 @@ _WORK = ("train", "workload", "model", "dataset", "ranges")
 def render_diff(form: Form, before: Results, now: Results) -> str:
     """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
     facts = [_collect_facts(results) for results in (before, now)]
-    pairs = [[name, *(str(one.get(name, "none")) for one in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
+    pairs = [[name, *(str(fact.get(name, "none")) for fact in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
     sizes, others = map(_collect_batch_sizes, (before, now))
     return render(
         form, "diff", before=before, now=now,
@@ -48,28 +48,28 @@ def _have_same_baseline(before: Results, now: Results) -> bool:
 def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
     """Return cell -> samples of a step as it was trained, and as it was timed."""
     timed = {arm.arm: arm.global_batch_size for arm in results.measurement.arms} if results.measurement else {}
-    return {one.cell: (one.global_batch_size, timed.get(one.cell, one.global_batch_size)) for one in results.cells}
+    return {cell.cell: (cell.global_batch_size, timed.get(cell.cell, cell.global_batch_size)) for cell in results.cells}
 
 
 def _collect_facts(results: Results) -> dict[str, Any]:
-    found, machine = results.comparison, results.comparison.machine
+    comparison, machine = results.comparison, results.comparison.machine
     gpus = wording.join_names([gpu.name for gpu in machine.gpus]) or "none"
     return {
-        "workload": found.workload,
-        "model": f"{found.model.source}, content {found.model.digest[:12]}",
-        "data": f"{found.dataset.source}, content {found.dataset.digest[:12]}",
-        "ranges": wording.join_names([part.range for part in found.ranges]),
+        "workload": comparison.workload,
+        "model": f"{comparison.model.source}, content {comparison.model.digest[:12]}",
+        "data": f"{comparison.dataset.source}, content {comparison.dataset.digest[:12]}",
+        "ranges": wording.join_names([part.range for part in comparison.ranges]),
         "measured at": f"{results.measurement.scaling} scaling" if results.measurement else "no blocks",
         "CPU": f"{machine.cpu}, {machine.num_cpus} CPUs",
         "GPUs": gpus,
         **machine.versions,
-        **found.recorded.get("packages", {}),
+        **comparison.recorded.get("packages", {}),
         **{
             f"{section} {name}": value
             for section in ("kernels", "environment")
-            for name, value in found.recorded.get(section, {}).items()
+            for name, value in comparison.recorded.get(section, {}).items()
         },
-        **{f"train.{name}": value for name, value in found.train.items()},
+        **{f"train.{name}": value for name, value in comparison.train.items()},
         "baseline": results.cells[0].cell,
         **{f"cell {name}": spread for name, spread in _describe_cells(results).items()},
     }
@@ -90,8 +90,8 @@ def _read_options(results: Results) -> dict[str, str]:
     """Return cell -> `, options: ` and those of its strategy; what earlier versions or others wrote may have none."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         cells = json.loads(results.provenance.params if results.provenance else "")["cells"]
-        given = {name: one.get("options", {}) for name, one in cells.items()}
-        return {name: f", options: {json.dumps(one, sort_keys=True)}" for name, one in given.items() if one}
+        given = {name: cell.get("options", {}) for name, cell in cells.items()}
+        return {name: f", options: {json.dumps(item, sort_keys=True)}" for name, item in given.items() if item}
     return {}
 
 
@@ -100,14 +100,16 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
     cells = [{cell.cell: cell for cell in results.cells} for results in (before, now)]
     is_same_baseline = _have_same_baseline(before, now)
     for name in dict.fromkeys([*cells[0], *cells[1]]):
-        pair = [one.get(name) for one in cells]
+        pair = [cell.get(name) for cell in cells]
         gates = [cell.standing.state if cell else "no such cell" for cell in pair]
         yield [name, "standing", *gates, ""]
         steps = [_find_step_time(results, name) for results in (before, now)]
         speedups = [cell.measured_speedup if cell else None for cell in pair]
         yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
         shown = _show(speedups, wording.format_ratio_with_interval)
-        shown = [wording.WITHHELD if cell and cell.is_withheld else one for cell, one in zip(pair, shown, strict=True)]
+        shown = [
+            wording.WITHHELD if cell and cell.is_withheld else item for cell, item in zip(pair, shown, strict=True)
+        ]
         yield [name, "speedup", *shown, _divide(speedups) if is_same_baseline else ""]
         for figure, read, show in _PLAIN:
             values = [read(cell) if cell else None for cell in pair]
@@ -138,7 +140,7 @@ def _show(values: list[Any], show: Callable[[Any], str]) -> list[str]:
 
 def _divide(pair: list[Estimate | None]) -> str:
     """Return the second / the first, with the interval of both sessions' noise."""
-    ratio = compute_ratio([take_logarithm(one) for one in pair], sign=1)
+    ratio = compute_ratio([take_logarithm(item) for item in pair], sign=1)
     return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 

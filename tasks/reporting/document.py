@@ -89,10 +89,10 @@ def collect_metrics(results: Results, cell: str, revision: Revision | None = Non
     evaluated: Sequence[EpochAccuracy | ModelQuality] = [
         model for model in results.quality.models if revision is None and model.model == cell
     ] or [
-        one
-        for one in results.quality.epochs
-        if revision is not None and (one.cell, one.range, one.epoch) == (cell, revision.range, revision.epoch)
+        epoch
+        for epoch in results.quality.epochs
+        if revision is not None and (epoch.cell, epoch.range, epoch.epoch) == (cell, revision.range, revision.epoch)
     ]
     names = ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens")
-    found: dict[str, Any] = {name: getattr(evaluated[0], name, None) for name in names} if evaluated else {}
-    return {name: value for name, value in found.items() if value is not None}
+    result: dict[str, Any] = {name: getattr(evaluated[0], name, None) for name in names} if evaluated else {}
+    return {name: value for name, value in result.items() if value is not None}

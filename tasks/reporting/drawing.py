@@ -121,7 +121,7 @@ def name_points(axes: Axes, points: Sequence[tuple[str, float, float]], *, offse
     ]
     axes.get_figure(root=True).draw_without_rendering()
     taken: list[Any] = []
-    for note in sorted(notes, key=lambda one: one.get_window_extent().y1, reverse=True):
+    for note in sorted(notes, key=lambda item: item.get_window_extent().y1, reverse=True):
         box = note.get_window_extent()
         while above := [other for other in taken if box.overlaps(other)]:
             down = box.y1 - min(other.y0 for other in above) + 1

@@ -98,10 +98,10 @@ class HistoryRecord(Record):
 
 def group_comparisons(records: Iterable[HistoryRecord]) -> list[list[HistoryRecord]]:
     """Return the records comparison by comparison, in their order."""
-    found: dict[tuple[str, str, str], list[HistoryRecord]] = {}
+    results: dict[tuple[str, str, str], list[HistoryRecord]] = {}
     for record in records:
-        found.setdefault(record.comparison, []).append(record)
-    return list(found.values())
+        results.setdefault(record.comparison, []).append(record)
+    return list(results.values())
 
 
 class Change(Record):
@@ -202,13 +202,13 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
         if before:
             steps = [take_logarithm(record.step_time) for record in (*before, now)]
             speedups = [take_logarithm(record.measured_speedup) for record in (*before, now)]
-            found = []
+            results = []
             # A step time counts the other way round: shorter is better.
             if (ratio := compute_ratio(steps, sign=-1)) is not None:
-                found.append(_make_change("step time", before[-1], now, ratio))
+                results.append(_make_change("step time", before[-1], now, ratio))
             if (ratio := compute_ratio(speedups, sign=1)) is not None:
-                found.append(_make_change("speedup", before[-1], now, ratio))
-            changes += found
+                results.append(_make_change("speedup", before[-1], now, ratio))
+            changes += results
             suspects += _list_suspects(before[-1], now)
     suspects = list(dict.fromkeys(suspects))
     keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
@@ -226,7 +226,7 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
 def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
     same = all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
     is_measured = record.step_time is not None and record.measurement_digest != now.measurement_digest
-    return same and is_measured and all(one.gates_passed for one in (record, now))
+    return same and is_measured and all(item.gates_passed for item in (record, now))
 
 
 def take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
@@ -253,7 +253,7 @@ def compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Litera
 def _make_change(
     quantity: Literal["step time", "speedup"], before: HistoryRecord, now: HistoryRecord, ratio: Estimate
 ) -> Change:
-    pair = [one.step_time if quantity == "step time" else one.measured_speedup for one in (before, now)]
+    pair = [item.step_time if quantity == "step time" else item.measured_speedup for item in (before, now)]
     assert pair[0] is not None
     assert pair[1] is not None
     verdict: Literal["faster", "slower", "no difference"] = "no difference"
@@ -289,18 +289,18 @@ def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     """Return in words what is recorded otherwise than before."""
     versions = ["driver", "torch", "python", "transformers"]
     words = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
-    found = [
+    results = [
         f"{label} {getattr(before, name) or 'none'} -> {getattr(now, name) or 'none'}"
         for name, label in words.items()
         if getattr(before, name) != getattr(now, name)
     ]
     if before.code_digest != now.code_digest:
-        found.append("the code of training/")
+        results.append("the code of training/")
     if before.machine_digest != now.machine_digest and all(
         getattr(before, name) == getattr(now, name) for name in (*versions, "num_cpus")
     ):
-        found.append("another fact of the machine (data/fingerprint/machine.json)")
-    return found
+        results.append("another fact of the machine (data/fingerprint/machine.json)")
+    return results
 
 
 def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
@@ -315,9 +315,9 @@ def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], curren
         return "Not compared with earlier records: speed was not measured in turns."
     if not changes:
         return "No earlier record is comparable: that takes the same work on the same CPU and GPU models, gates passed."
-    found = [change for change in changes if change.verdict != "no difference"]
+    results = [change for change in changes if change.verdict != "no difference"]
     since = format_time(changes[0].since)
-    if not found:
+    if not results:
         return f"No difference since {since} in step time or speedup of {wording.join_names(passed)}."
     why = "; ".join(suspects) or "nothing that is recorded"
-    return f"Since {since}: {'; '.join(change.describe() for change in found)}. Changed since then: {why}."
+    return f"Since {since}: {'; '.join(change.describe() for change in results)}. Changed since then: {why}."

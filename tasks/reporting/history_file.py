@@ -35,9 +35,9 @@ def add_history(results: Results, outputs: Outputs, path: Path) -> Results:
     # The last of them: gates may have failed in between, and pass again.
     known = next(
         (
-            one
-            for one in reversed(group_comparisons(records))
-            if _identify_comparison(one) == _identify_comparison(current)
+            comparison
+            for comparison in reversed(group_comparisons(records))
+            if _identify_comparison(comparison) == _identify_comparison(current)
         ),
         None,
     )
@@ -87,7 +87,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
 
 def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool | str]]:
     """Return what tells one comparison from another, whenever the report was made."""
-    return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
+    return [(record.params_digest, record.measurement_digest, record.cell, record.gates_passed) for record in records]
 
 
 def read_history(path: Path) -> list[HistoryRecord]:

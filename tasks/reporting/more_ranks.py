@@ -49,9 +49,9 @@ def compute_more_ranks(outputs: Outputs, measurement: Measurement | None) -> lis
 
     In strong scaling not beyond a micro-batch per rank.
     """
-    params, found = outputs.params, list[MoreRanks]()
+    params, results = outputs.params, list[MoreRanks]()
     if measurement is None:
-        return found
+        return results
     for link in measurement.links:
         for name, cell in params.cells.items():
             arm = select_arm(measurement, name)
@@ -74,10 +74,10 @@ def compute_more_ranks(outputs: Outputs, measurement: Measurement | None) -> lis
                 if growth is None or (not is_weak and number * train.micro_batch_size > train.global_batch_size):
                     break
                 ends = [
-                    carry_on(one, ranks=cell.world_size / base, more=number / base, growth=growth, is_weak=is_weak)
-                    for one in (arm.speedup.value, arm.speedup.low, arm.speedup.high)
+                    carry_on(item, ranks=cell.world_size / base, more=number / base, growth=growth, is_weak=is_weak)
+                    for item in (arm.speedup.value, arm.speedup.low, arm.speedup.high)
                 ]
-                found.append(
+                results.append(
                     MoreRanks(cell=name, world_size=number, speedup=Estimate(value=ends[0], low=ends[1], high=ends[2]))
                 )
-    return found
+    return results

@@ -72,10 +72,10 @@ def read_commit() -> str | None:
 def _ask_git(*words: str) -> str | None:
     try:
         # Without locks: looking must not disturb a git command of somebody else.
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "--no-optional-locks", *words],
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return redact(found.stdout.strip())
+    return redact(result.stdout.strip())

@@ -103,9 +103,9 @@ def _make_environment(form: Form | Literal["text"]) -> Environment:
         extensions=["jinja2.ext.do"],
         finalize=escape if form == "markdown" else None,
     )
-    formats = {name.removeprefix("format_"): one for name, one in vars(wording).items() if name.startswith("format_")}
+    formats = {name.removeprefix("format_"): var for name, var in vars(wording).items() if name.startswith("format_")}
     environment.filters |= {
-        name: one if name in _SHOW_NONE else functools.partial(_pass_none, one) for name, one in formats.items()
+        name: item if name in _SHOW_NONE else functools.partial(_pass_none, item) for name, item in formats.items()
     } | {
         "join_names": lambda names: wording.join_names(list(names)),
         "find": lambda items, name, value: next((item for item in items if getattr(item, name) == value), None),

@@ -191,7 +191,7 @@ class Results(Record):
 
     def is_hidden(self, cell: str) -> bool:
         """Return whether what compares this cell with the baseline is withheld."""
-        return self.is_withheld or any(one.is_withheld for one in self.cells if one.cell == cell)
+        return self.is_withheld or any(item.is_withheld for item in self.cells if item.cell == cell)
 
     @property
     def answers(self) -> list[CellResults]:
@@ -236,24 +236,24 @@ class DescribedSchema(GenerateJsonSchema):
         return _describe_fields(super().dataclass_schema(schema), schema["cls"])
 
 
-def _describe_fields(found: dict[str, Any], kind: type) -> dict[str, Any]:
+def _describe_fields(results: dict[str, Any], kind: type) -> dict[str, Any]:
     for name, text in _read_field_docstrings(kind).items():
-        if name in found.get("properties", {}):
-            found["properties"][name]["description"] = text
-    return found
+        if name in results.get("properties", {}):
+            results["properties"][name]["description"] = text
+    return results
 
 
 def _read_field_docstrings(kind: type) -> dict[str, str]:
     """Return field -> the docstring under it, of the class and of those of ours that it extends."""
-    found: dict[str, str] = {}
-    for extended in reversed([one for one in kind.__mro__ if one not in (*BaseModel.__mro__, object)]):
+    texts: dict[str, str] = {}
+    for extended in reversed([item for item in kind.__mro__ if item not in (*BaseModel.__mro__, object)]):
         (declared,) = ast.parse(textwrap.dedent(inspect.getsource(extended))).body
         assert isinstance(declared, ast.ClassDef)
         for field, below in itertools.pairwise(declared.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = inspect.cleandoc(text)
-    return found
+                    texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def make_json_schema() -> dict[str, Any]:

@@ -49,37 +49,40 @@ class SearchCosts(NamedTuple):
     """The search with several ranks per trial, one trial after another."""
 
 
-def judge_lead(found: SearchFile) -> SeedSpread | None:
+def judge_lead(result: SearchFile) -> SeedSpread | None:
     """Return what seeds say of the lead; None where no other seed was trained for both."""
-    if found.runner_up is None:
+    if result.runner_up is None:
         return None
-    pair = (found.best, found.runner_up)
-    others = [[one.loss for one in found.repeats if one.trial == index and one.loss is not None] for index in pair]
+    pair = (result.best, result.runner_up)
+    others = [
+        [repeat.loss for repeat in result.repeats if repeat.trial == index and repeat.loss is not None]
+        for index in pair
+    ]
     if not all(others):
         return None
-    own = [found.trials[index].losses[found.compared_after] for index in pair]
+    own = [result.trials[index].losses[result.compared_after] for index in pair]
     samples = [[loss, *more] for loss, more in zip(own, others, strict=True)]
     freedom = sum(map(len, samples)) - 2
-    scatter = math.sqrt(sum((len(one) - 1) * statistics.variance(one) for one in samples) / freedom)
+    scatter = math.sqrt(sum((len(sample) - 1) * statistics.variance(sample) for sample in samples) / freedom)
     from scipy.stats import t  # here, not above: it takes half a second
 
     reach = float(t.ppf((1 + _SURE) / 2, freedom)) * math.sqrt(2) * scatter
-    means = [statistics.mean(one) for one in others]
+    means = [statistics.mean(other) for other in others]
     return SeedSpread(lead=own[1] - own[0], other_lead=means[1] - means[0], scatter=scatter, reach=reach)
 
 
-def compute_costs(found: SearchFile) -> SearchCosts | str:
+def compute_costs(result: SearchFile) -> SearchCosts | str:
     """Return what trials at once and several ranks per trial take, or why that was not measured."""
-    if isinstance(found.spread, str):
-        return found.spread
-    rungs, at_once = list(_list_rungs(found)), found.asked.at_once
+    if isinstance(result.spread, str):
+        return result.spread
+    rungs, at_once = list(_list_rungs(result)), result.asked.at_once
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for before, after, number in rungs:
-        epochs = found.trials[found.best].epochs[before:after]
-        seconds[min(number, at_once) == 1] += [one.train_seconds for one in epochs]
+        epochs = result.trials[result.best].epochs[before:after]
+        seconds[min(number, at_once) == 1] += [epoch.train_seconds for epoch in epochs]
     if not all(seconds.values()):
         return "no trial ran both beside others and alone"
-    alone, beside, by_ranks = statistics.mean(seconds[True]), statistics.mean(seconds[False]), found.spread.epoch
+    alone, beside, by_ranks = statistics.mean(seconds[True]), statistics.mean(seconds[False]), result.spread.epoch
     return SearchCosts(
         beside,
         alone,
@@ -92,29 +95,29 @@ def compute_costs(found: SearchFile) -> SearchCosts | str:
     )
 
 
-def _list_rungs(found: SearchFile) -> Iterator[tuple[int, int, int]]:
+def _list_rungs(result: SearchFile) -> Iterator[tuple[int, int, int]]:
     """Yield (epochs before, epochs after, trials) of every rung."""
-    for before, after in zip([0, *found.asked.rungs], found.asked.rungs, strict=False):
-        yield before, after, sum(after in trial.losses for trial in found.trials)
+    for before, after in zip([0, *result.asked.rungs], result.asked.rungs, strict=False):
+        yield before, after, sum(after in trial.losses for trial in result.trials)
 
 
-def describe_search(found: SearchFile) -> list[str]:
+def describe_search(result: SearchFile) -> list[str]:
     """Return which configuration won, how much of its lead may be luck, and what finishes such a search sooner."""
-    return render_lines("search_lines", found=found, spread=judge_lead(found), costs=compute_costs(found))
+    return render_lines("search_lines", found=result, spread=judge_lead(result), costs=compute_costs(result))
 
 
-def write_search_report(found: SearchFile, reports: Path) -> list[Path]:
+def write_search_report(result: SearchFile, reports: Path) -> list[Path]:
     """Write page, Markdown, figures and patch; return them, the page first."""
-    seeds, folder = judge_lead(found), reports / FOLDER
-    best, lead, spread = describe_search(found)
-    given: dict[str, Any] = {"found": found, "best": best, "lead": lead, "spread": spread}
+    seeds, folder = judge_lead(result), reports / FOLDER
+    best, lead, spread = describe_search(result)
+    given: dict[str, Any] = {"found": result, "best": best, "lead": lead, "spread": spread}
     given["is_beyond"] = seeds is not None and seeds.is_beyond
     files = {
         reports / "search.html": render("html", "search", **given),
         reports / "search.md": render("markdown", "search", **given),
-        folder / PATCH: found.patch,
+        folder / PATCH: result.patch,
     }
     for file, text in files.items():
         write_text(file, text)
-    found.write(folder)
+    result.write(folder)
     return [*files, SearchFile.path_in(folder)]

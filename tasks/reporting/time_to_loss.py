@@ -72,8 +72,8 @@ def compute_time_to_loss(outputs: Outputs) -> TimeToLoss | None:
     target = last * (1 + NEAR_SHARE) if stated is None else stated
     cells = []
     for cell, run in outputs.runs.items():
-        found = find_first_reached(_select_losses(run), target=target, window=window)
-        index = None if found is None else int(run.steps.with_loss[found])
+        reached = find_first_reached(_select_losses(run), target=target, window=window)
+        index = None if reached is None else int(run.steps.with_loss[reached])
         cells.append(
             CellTimeToLoss(
                 cell=cell,

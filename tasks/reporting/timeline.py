@@ -52,18 +52,18 @@ A cell without a file here was not recorded; the report says why.
 """
 
 
-def collect_timelines(found: Mapping[str, Sequence[RankTimeline]]) -> list[CellTimeline]:
+def collect_timelines(timelines: Mapping[str, Sequence[RankTimeline]]) -> list[CellTimeline]:
     """Return the steps of all cells in short."""
-    return [CellTimeline(cell=cell, spans=list(_list_spans(ranks))) for cell, ranks in found.items() if ranks]
+    return [CellTimeline(cell=cell, spans=list(_list_spans(ranks))) for cell, ranks in timelines.items() if ranks]
 
 
-def write_timelines(folder: Path, found: Mapping[str, Sequence[RankTimeline]]) -> None:
+def write_timelines(folder: Path, timelines: Mapping[str, Sequence[RankTimeline]]) -> None:
     """Write a trace per cell into the folder, and what they are; the same bytes for the same steps.
 
     It has no other files then, and is never empty, of which DVC would warn.
     """
     folder.mkdir(exist_ok=True)
-    traces = {Path(CellTimeline(cell=cell, spans=[]).file).name: ranks for cell, ranks in found.items() if ranks}
+    traces = {Path(CellTimeline(cell=cell, spans=[]).file).name: ranks for cell, ranks in timelines.items() if ranks}
     for file in folder.iterdir():
         if file.name not in traces:
             file.unlink()
@@ -76,29 +76,29 @@ def write_timelines(folder: Path, found: Mapping[str, Sequence[RankTimeline]]) -
 
 def _list_trace_events(ranks: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
     """Yield the events as the Trace Event Format has them: a process per rank, a thread per place."""
-    for rank, start, one in _align(ranks):
+    for rank, start, item in _align(ranks):
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-        places = {place: number for number, place in enumerate(dict.fromkeys(event[1] for event in one.events))}
+        places = {place: number for number, place in enumerate(dict.fromkeys(event[1] for event in item.events))}
         for place, number in places.items():
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": place}}
-        for name, place, began, took in one.events:
+        for name, place, began, took in item.events:
             yield {"ph": "X", "name": name, "pid": rank, "tid": places[place], "ts": start + began, "dur": took}
 
 
 def _align(ranks: Sequence[RankTimeline]) -> list[tuple[int, float, RankTimeline]]:
     """Return (rank, microseconds to add to its starts so that the first event of any rank is at 0, timeline)."""
-    known = [one for one in ranks if one.events]
-    first = min((one.started_at_ns / 1000 + one.events[0][2] for one in known), default=0.0)
-    return [(rank, one.started_at_ns / 1000 - first, one) for rank, one in enumerate(ranks)]
+    known = [rank for rank in ranks if rank.events]
+    first = min((item.started_at_ns / 1000 + item.events[0][2] for item in known), default=0.0)
+    return [(rank, item.started_at_ns / 1000 - first, item) for rank, item in enumerate(ranks)]
 
 
 def _list_spans(ranks: Sequence[RankTimeline]) -> Iterator[Span]:
     aligned = _align(ranks)
-    last = max((start + began + took for _, start, one in aligned for *_, began, took in one.events), default=0.0)
-    for rank, start, one in aligned:
+    last = max((start + began + took for _, start, item in aligned for *_, began, took in item.events), default=0.0)
+    for rank, start, other in aligned:
         by_kind: dict[Kind, list[list[float]]] = {}
         outer: dict[str, float] = {}
-        for name, place, began, took in one.events:
+        for name, place, began, took in other.events:
             # What runs inside of another event of its thread is a part of that.
             if place.startswith("host") and began < outer.get(place, 0.0):
                 continue
@@ -151,10 +151,10 @@ class CellHardware(Record):
     """In the order of time."""
 
 
-def collect_hardware(found: MeasurementFile) -> list[CellHardware]:
+def collect_hardware(result: MeasurementFile) -> list[CellHardware]:
     """Return the readings of the blocks that the speedups are of, cell by cell; none of an earlier version's."""
     collected = []
-    for arm in found.blocks:
+    for arm in result.blocks:
         readings = [
             HardwareReading(**block.model_dump(include=set(HardwareReading.model_fields)))
             for block in arm.blocks

@@ -76,9 +76,9 @@ def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
     """Return the cells whose speedup is that of the best one, as far as the interval of their ratio tells."""
     ties = []
     for cell in others:
-        if (one := best.measured_speedup) is not None and (other := cell.measured_speedup) is not None:
-            doubt = math.hypot(*(math.log(each.high / each.low) / 2 for each in (one, other)))
-            if abs(math.log(one.value / other.value)) <= doubt:
+        if (speedup := best.measured_speedup) is not None and (other := cell.measured_speedup) is not None:
+            doubt = math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other)))
+            if abs(math.log(speedup.value / other.value)) <= doubt:
                 ties.append(cell.cell)
     return ties
 

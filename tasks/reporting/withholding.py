@@ -18,9 +18,9 @@ def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurem
     """
     left, left_out = withhold_comparison(measurement, cells), list(measurement.left_out)
     advice = measurement.advice
-    tried = [one.cell for one in advice.tried] if advice is not None else []
+    tried = [item.cell for item in advice.tried] if advice is not None else []
     if advice is not None and set(tried) & set(cells):
-        kept = [one for one in advice.tried if one.cell not in cells]
+        kept = [item for item in advice.tried if item.cell not in cells]
         combined = None if advice.combined is None or advice.combined.cell in cells else advice.combined
         advice = advice.model_copy(update={"tried": kept, "combined": combined}) if kept else None
         left_out.append(
@@ -49,15 +49,15 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
             ],
             "beside": [] if measurement.arms[0].cell in cells else measurement.beside,
             "waterfalls": [
-                one.model_copy(
+                waterfall.model_copy(
                     update={
                         **dict.fromkeys(withheld),
-                        "parts": [part for part in one.parts if part.name not in _AGAINST_THE_BASELINE],
+                        "parts": [part for part in waterfall.parts if part.name not in _AGAINST_THE_BASELINE],
                     }
                 )
-                if one.cell in cells
-                else one
-                for one in measurement.waterfalls
+                if waterfall.cell in cells
+                else waterfall
+                for waterfall in measurement.waterfalls
             ],
         }
     )

@@ -24,8 +24,8 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
     """
     figures: Figures = {None: {}}
     for cell in results["cells"]:
-        found = {**cell, **cell.get("whole", {}), **_collect_measured_figures(results, cell)}
-        named = _name_by_standing(found, cell["standing"]["state"])
+        result = {**cell, **cell.get("whole", {}), **_collect_measured_figures(results, cell)}
+        named = _name_by_standing(result, cell["standing"]["state"])
         figures[cell["cell"]] = {f"final/{key}": value for key, value in named if isinstance(value, float)}
     for model in results["quality"]["models"]:
         is_base = model["model"] == "base"
@@ -34,14 +34,14 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
     others = [figures[cell["cell"]] for cell in results["cells"][1:]]
-    best = max(others, key=lambda one: [one.get(name, 0.0) for name in HEADLINE], default={})
+    best = max(others, key=lambda item: [item.get(name, 0.0) for name in HEADLINE], default={})
     figures[None] |= {name: best[name] for name in HEADLINE if name in best}
     return figures
 
 
-def _name_by_standing(found: Mapping[str, Any], state: str) -> Iterator[tuple[str, Any]]:
+def _name_by_standing(results: Mapping[str, Any], state: str) -> Iterator[tuple[str, Any]]:
     """Yield name -> value of all that may be shown of a cell in this state."""
-    for key, value in found.items():
+    for key, value in results.items():
         is_comparing = any(word in key for word in _COMPARING)
         if not is_comparing or state == "proven":
             yield key, value
@@ -72,7 +72,7 @@ def make_tables(results: Mapping[str, Any]) -> dict[str, Rows]:
     A figure that is withheld, or that nobody measured, is None.
     """
     figures = collect_final_figures(results)
-    names = sorted({key for cell, found in figures.items() if cell is not None for key in found})
+    names = sorted({key for cell, figure in figures.items() if cell is not None for key in figure})
     epochs = [
         {"cell": cell["cell"], **dict(_name_by_standing(epoch, cell["standing"]["state"]))}
         for cell in results["cells"]
@@ -81,9 +81,9 @@ def make_tables(results: Mapping[str, Any]) -> dict[str, Rows]:
     columns = list(dict.fromkeys(name for epoch in epochs for name in epoch))
     return {
         "gates": [
-            {"name": gate["name"], **{key: found[key] for key in ("cell", "verdict", "compared")}}
+            {"name": gate["name"], **{key: finding[key] for key in ("cell", "verdict", "compared")}}
             for gate in results["gates"]
-            for found in gate["findings"]
+            for finding in gate["findings"]
         ],
         "cells": [
             {

@@ -156,17 +156,17 @@ def read_card(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -
         with _translate_read_errors(f"{kind} {repo_id}", commit):
             card = call_hub(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
         is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
-        found = None if is_bomb else metadata_load(card)
+        result = None if is_bomb else metadata_load(card)
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
         _log.info("%s %s: its card cannot be read (%s)", kind, repo_id, name_error(error))
-        found = None
-    said = found if isinstance(found, dict) else {}
+        result = None
+    said = result if isinstance(result, dict) else {}
     license_id, named = said.get("license"), said.get("language")
     is_plain = isinstance(license_id, str) and license_id.isprintable() and len(license_id) <= 64
     languages = [
-        one
-        for one in (named if isinstance(named, list) else [named])
-        if isinstance(one, str) and _LANGUAGE.fullmatch(one)
+        item
+        for item in (named if isinstance(named, list) else [named])
+        if isinstance(item, str) and _LANGUAGE.fullmatch(item)
     ]
     return license_id if is_plain else None, languages[:_MOST_LANGUAGES]
 

@@ -218,8 +218,8 @@ def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
 def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
     """Return the report that stands in `folder`, without what the next stage publishes."""
     # reports/hub/ is that: checkpoints. README.md says what the folder is for; a search has runs of its own.
-    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files = {str(name): path for name, path in found.items() if name.parts[0] not in _NOT_OF_REPORT}
+    result = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {str(name): path for name, path in result.items() if name.parts[0] not in _NOT_OF_REPORT}
     figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
     return Report(
         files=files,
@@ -227,11 +227,11 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
         tables=tables,
         tags=tags,
         system={
-            one["cell"]: [
+            item["cell"]: [
                 Point(number, round(reading["started_at"] * 1000), dict(_list_system_values(reading)))
-                for number, reading in enumerate(one["readings"], start=1)
+                for number, reading in enumerate(item["readings"], start=1)
             ]
-            for one in results.get("hardware", [])
+            for item in results.get("hardware", [])
         },
     )
 
@@ -252,15 +252,15 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
     tags[None]["mlflow.source.git.commit"] = (results.get("provenance") or {}).get("commit") or ""
     for gate in results["gates"]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
-        for found in gate["findings"]:
-            tags.setdefault(found["cell"], {})[key] = f"{found['verdict']}: {found['compared']}"
-        deciding = [found["compared"] for found in gate["findings"] if found["verdict"] == gate["verdict"]]
+        for result in gate["findings"]:
+            tags.setdefault(result["cell"], {})[key] = f"{result['verdict']}: {result['compared']}"
+        deciding = [finding["compared"] for finding in gate["findings"] if finding["verdict"] == gate["verdict"]]
         tags[None][key] = ": ".join([gate["verdict"], *filter(None, ["; ".join(dict.fromkeys(deciding))])])
     for cell in results["cells"]:
         standing = cell["standing"]
-        told = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))
-        tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = told
-    return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}
+        payload = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))
+        tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = payload
+    return {cell: {key: text[:_MAX_CHARACTERS] for key, text in tag.items()} for cell, tag in tags.items()}
 
 
 def _format_value(value: Any) -> str:

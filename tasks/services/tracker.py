@@ -160,8 +160,8 @@ def _send_all(tracker: str, params: Params, comparison: TrackedComparison, repor
 
 
 def _open_runs(tracker: str, params: Params, comparison: TrackedComparison) -> Runs:
-    found = load_tracker(tracker)
-    return found.open_runs(comparison, uri=found.choose_uri(params.tracking.uri))
+    result = load_tracker(tracker)
+    return result.open_runs(comparison, uri=result.choose_uri(params.tracking.uri))
 
 
 def _send_cell(runs: Runs, folder: Path, *, name: str | None = None) -> int:

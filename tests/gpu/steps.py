@@ -12,7 +12,7 @@ from training.data.batches import prefetch_micro_batches
 from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import Ranks
 from training.process.files import write_json
-from training.record.segment import SegmentRecord, tell_utc_time
+from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts, Window
 
@@ -56,7 +56,7 @@ def run_steps_without_waiting(
         trainer.train_step([part.to(ranks.device)], num_targets=10, learning_rate=0.0)
     record = SegmentRecord(
         segment=config.segments[0], first_step=1, num_steps=NUM_STEPS,
-        counters=Counters(started_at=tell_utc_time(), start_checksum=""),
+        counters=Counters(started_at=format_utc_time(), start_checksum=""),
         folder=config.work_dir,
     )  # fmt: skip
     window = Window(ranks)

@@ -19,13 +19,13 @@ class Augmentation:
     def sample_transforms(self, row_ids: Sequence[int], *, size: int) -> list[tuple[bool, int, int]]:
         """Return for each row whether it is mirrored, and by how many pixels it is then shifted down and right."""
         largest = size // 8 if self.kind == "flip_shift" else 0
-        found = []
+        results = []
         for row_id in row_ids:
             random = np.random.default_rng([self.seed, self.epoch, row_id])
             is_mirrored = bool(random.integers(2))
             down, right = random.integers(-largest, largest, endpoint=True, size=2).tolist()
-            found.append((is_mirrored, down, right))
-        return found
+            results.append((is_mirrored, down, right))
+        return results
 
     def apply(self, images: np.ndarray, row_ids: Sequence[int]) -> np.ndarray:
         """Return these rows' images, (num_rows, 3, size, size) uint8, as the epoch has them; what moves in is black."""

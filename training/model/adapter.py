@@ -156,7 +156,7 @@ def adapt(model: nn.Module, config: TrainingConfig, *, device: torch.device) -> 
     for name, layer in list_targets(model, ALL_LINEAR).items() if config.adapter["base"] else ():
         model.set_submodule(name, FourBitLinear(layer, device=device, dtype=DTYPES[config.precision]))
     inject_adapter_in_model(lora, model)
-    found = Adapter(model, layers, scale=alpha / rank)
+    adapter = Adapter(model, layers, scale=alpha / rank)
     inputs = {name: part.in_features for name, part in layers.items()}
     with torch.no_grad():
         for name, part in model.named_parameters():
@@ -166,7 +166,7 @@ def adapt(model: nn.Module, config: TrainingConfig, *, device: torch.device) -> 
                 part.copy_(draw_first_factor(whose, rank=rank, num_inputs=inputs[whose], seed=config.seed))
             elif name.endswith(f".{SECOND}"):
                 part.zero_()
-    return found
+    return adapter
 
 
 def make_plain(name: str) -> str:

@@ -38,8 +38,8 @@ class FourBitLinear(nn.Linear):
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
-        found: Tensor = matmul_4bit(inputs.to(dtype), self.weight, quant_state=self._state, bias=bias)
-        return found
+        tensor: Tensor = matmul_4bit(inputs.to(dtype), self.weight, quant_state=self._state, bias=bias)
+        return tensor
 
     def widen(self) -> Tensor:
         """Return the weight that it multiplies by: (out_features, in_features) float32, where it is."""
@@ -80,5 +80,5 @@ def _dequantise(packed: Tensor, state: Any) -> Tensor:
 
     whole = copy.copy(state)
     whole.dtype = torch.float32
-    found: Tensor = dequantize_4bit(packed, whole)
-    return found
+    tensor: Tensor = dequantize_4bit(packed, whole)
+    return tensor

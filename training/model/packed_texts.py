@@ -60,11 +60,11 @@ def attend(
     for (length, number), *of_run in parts:
         q, k, v = of_run if number == 1 else (part[0].unflatten(1, (number, -1)).transpose(0, 1) for part in of_run)
         band = _find_band(length, sliding_window, is_causal=is_causal, like=q)
-        found = F.scaled_dot_product_attention(
+        attention = F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, dropout_p=dropout, is_causal=is_causal and band is None, scale=scaling,
             enable_gqa=heads != k.shape[1],
         )  # fmt: skip
-        attended.append(found.transpose(1, 2).reshape(len(query), length * number, heads, -1))
+        attended.append(attention.transpose(1, 2).reshape(len(query), length * number, heads, -1))
     return torch.cat(attended, dim=1), None
 
 

@@ -54,8 +54,8 @@ def collect_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _copy_alone(tensor: Tensor) -> Tensor:
     """Return it on the CPU, without what lies beside it in memory, which would be saved with it."""
-    found = tensor.detach().cpu()
-    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
+    result = tensor.detach().cpu()
+    return result if result.untyped_storage().nbytes() == result.nbytes else result.clone()
 
 
 def map_tied_names(model: nn.Module) -> dict[str, str]:
@@ -80,20 +80,20 @@ def load_weights(model: nn.Module, file: Path) -> None:
 
 def list_differences(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> list[str]:
     """Return in what names, shapes and types `tensors` differ from the wanted ones, one line each."""
-    found = [f"{name} is missing" for name in wanted if name not in tensors]
-    found += [f"{name} is not in the model" for name in tensors if name not in wanted]
+    results = [f"{name} is missing" for name in wanted if name not in tensors]
+    results += [f"{name} is not in the model" for name in tensors if name not in wanted]
     for name, tensor in wanted.items():
         got = tensors.get(name)
         if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
-            found.append(f"{name} is {_describe_value(got)}, the model has {_describe_value(tensor)}")
-    return found
+            results.append(f"{name} is {_describe_value(got)}, the model has {_describe_value(tensor)}")
+    return results
 
 
-def require_no_differences(file: Path, found: Sequence[str]) -> None:
+def require_no_differences(file: Path, differences: Sequence[str]) -> None:
     """Raise BadCheckpointError with the first differences, if there are any."""
-    if found:
-        named = "; ".join(found[:_NUM_DIFFERENCES_NAMED])
-        raise BadCheckpointError(f"{file}: {len(found)} differences from the model: {named}")
+    if differences:
+        named = "; ".join(differences[:_NUM_DIFFERENCES_NAMED])
+        raise BadCheckpointError(f"{file}: {len(differences)} differences from the model: {named}")
 
 
 def load_tensors(file: Path, *, is_mapped: bool = False) -> dict[str, Any]:

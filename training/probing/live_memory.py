@@ -105,23 +105,23 @@ class LiveMemory(TorchDispatchMode):
         """
         # Layers of other stages are held by circles of references.
         gc.collect()
-        found = [*strategy.module.parameters(), *strategy.module.buffers()]
+        results = [*strategy.module.parameters(), *strategy.module.buffers()]
         beside = [part for part in strategy.kept_weights if self._is_followed(part)]
-        for own in (*map(get_rows, found), *beside):
+        for own in (*map(get_rows, results), *beside):
             if self._is_followed(own):
                 # Read from a file by no operation of a tensor.
                 self._follow(own)
-        shapes = {get_rows(part).shape for part in found}
+        shapes = {get_rows(part).shape for part in results}
         for block in self._blocks.values():
             self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
-        self.name([*found, *beside], WEIGHTS)
-        for own in (*map(get_rows, found), *beside):
+        self.name([*results, *beside], WEIGHTS)
+        for own in (*map(get_rows, results), *beside):
             if (known := self._blocks.get(id(own.untyped_storage()))) is not None:
                 known.is_weight = True
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
         self.forget_peak()
-        for part in (one for one in strategy.module.parameters() if one.requires_grad):
-            part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
+        for part in (parameter for parameter in strategy.module.parameters() if parameter.requires_grad):
+            part.register_post_accumulate_grad_hook(lambda item: self.name([item.grad], GRADIENTS))
         # The warm-up begins with its stand-ins for the moments.
         self.kind = MOMENTS
         strategy.replica.on_section = self._enter_section

@@ -56,7 +56,7 @@ def find_largest_step(workload: Workload, config: TrainingConfig) -> LargestStep
     """Return the step with the largest micro-batch of all segments."""
     return max(
         (_find_largest_of(workload, config, segment) for segment in config.segments),
-        key=lambda found: found.first.num_positions,
+        key=lambda result: result.first.num_positions,
     )
 
 
@@ -81,7 +81,7 @@ def observe_memory(config: TrainingConfig, ranks: Ranks) -> ObservedMemory:
     is_cuda = ranks.device.type == "cuda"
     parts = None if memory is None else dict(memory.peak)
     followed = None if parts is None else sum(parts.values())
-    found = ObservedMemory(
+    result = ObservedMemory(
         parts=parts,
         allocated_bytes=torch.cuda.max_memory_allocated(ranks.device) if is_cuda else followed,
         reserved_bytes=torch.cuda.max_memory_reserved(ranks.device) if is_cuda else None,
@@ -89,12 +89,12 @@ def observe_memory(config: TrainingConfig, ranks: Ranks) -> ObservedMemory:
         host_before_bytes=before,
     )
     _free(ranks)
-    return found
+    return result
 
 
 def _run_steps(config: TrainingConfig, ranks: Ranks, memory: LiveMemory | None) -> None:
     workload = find_workload(config.workload)
-    found = find_largest_step(workload, config)
+    result = find_largest_step(workload, config)
     model = workload.load_model(config.model_dir)
     if memory is not None:
         memory.head_width = find_head_width(model)
@@ -109,13 +109,13 @@ def _run_steps(config: TrainingConfig, ranks: Ranks, memory: LiveMemory | None) 
         # model counts, too.
         with suppress(OSError):
             _CLEAR.write_text("5")
-    strategy.warm_up(found.first.to(ranks.device))
-    step = found.plan.step(found.number)
+    strategy.warm_up(result.first.to(ranks.device))
+    step = result.plan.step(result.number)
     micro_batches = [
         part.to(ranks.device)
         for part in make_micro_batches(
-            found.source, step, rank=strategy.data_rank, world_size=strategy.data_world_size, seq_len=config.seq_len,
-            seed=(config.seed, found.number),
+            result.source, step, rank=strategy.data_rank, world_size=strategy.data_world_size, seq_len=config.seq_len,
+            seed=(config.seed, result.number),
         )
     ]  # fmt: skip
     run = partial(strategy.train_step, micro_batches, num_targets=step.num_targets, learning_rate=0.0)

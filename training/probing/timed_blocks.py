@@ -125,7 +125,7 @@ class _Work:
             ]
         )
 
-    def told(self) -> Answer:
+    def as_facts(self) -> Answer:
         """Return the sums over the steps, and a digest of which rows each had."""
         parts = [part for step in self._parts for part in step]
         return {
@@ -159,9 +159,9 @@ class BlockRunner:
         torch.set_num_threads(made.config.threads_per_rank)
         if block.part == "update":
             return self._time_block(made, block, self._run_updates(made, block))
-        found = self._time_block(made, block, self._run_steps(made, block))
-        self._computing[_make_key(block.variant)] = (found["seconds"] - found["data_wait_seconds"]) / len(block.steps)
-        return found
+        result = self._time_block(made, block, self._run_steps(made, block))
+        self._computing[_make_key(block.variant)] = (result["seconds"] - result["data_wait_seconds"]) / len(block.steps)
+        return result
 
     def forget(self) -> None:
         """Drop every variant, and its memory on the device."""
@@ -240,7 +240,7 @@ class BlockRunner:
         return {
             "seconds": seconds,
             "step_seconds": marks.seconds(),
-            **work.told(),
+            **work.as_facts(),
             **updates.measure(),
             "num_exchanges": sum(num_after) - sum(num_before),
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
@@ -353,15 +353,15 @@ def record_timeline(step: Callable[[], object], ranks: Ranks) -> Answer:
     does.
     """
     wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if ranks.device.type == "cuda" else {ProfilerActivity.CPU}
-    with profile(activities=list(wanted & set(supported_activities()))) as found:
+    with profile(activities=list(wanted & set(supported_activities()))) as result:
         step()
         ranks.synchronize()
     events = [
         [event.name[:120], _find_place(event), event.time_range.start, event.time_range.elapsed_us()]
-        for event in found.events() or []
+        for event in result.events() or []
     ]
     longest = sorted(events, key=lambda event: -event[3])[:_MOST_EVENTS]
-    results = found.profiler.kineto_results if found.profiler else None
+    results = result.profiler.kineto_results if result.profiler else None
     return {
         "started_at_ns": 0 if results is None else results.trace_start_ns(),
         "events": sorted(longest, key=lambda event: event[2]),

@@ -30,7 +30,7 @@ class Updates:
         self._hook.remove()
         made = {part: number for part, number in self._count().items() if get_local_rows(part).numel()}
         numbers = [round(number - self._before.get(part, 0.0)) for part, number in made.items()]
-        norms = (float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in self._list_moments())
+        norms = (float(torch.linalg.vector_norm(moment, dtype=torch.float64)) for moment in self._list_moments())
         return {
             "updates": [min(numbers, default=0), max(numbers, default=0)],
             "num_updated": sum(get_local_rows(part).numel() for part in made),
@@ -46,12 +46,14 @@ class Updates:
         """Return parameter -> updates so far: by the state's count, or by those that were seen here."""
         state = self._optimizer.state
         # An engine that shards may lend its parameters to the optimizer for the update alone.
-        parts = list(state or self._calls) or [one for group in self._optimizer.param_groups for one in group["params"]]
+        parts = list(state or self._calls) or [
+            param for group in self._optimizer.param_groups for param in group["params"]
+        ]
         return {part: float(state.get(part, {}).get("step", self._calls[part])) for part in parts}
 
     def _list_moments(self) -> Iterator[Tensor]:
         """Yield what the optimizer keeps of gradients, by any name: of each, this rank's rows of what is as large."""
         for part, kept in self._optimizer.state.items():
-            for name, one in kept.items():
-                if name != "step" and isinstance(one, Tensor) and one.shape == part.shape:
-                    yield get_local_rows(one)
+            for name, item in kept.items():
+                if name != "step" and isinstance(item, Tensor) and item.shape == part.shape:
+                    yield get_local_rows(item)

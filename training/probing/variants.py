@@ -46,8 +46,8 @@ class SharedState:
                     part.data = kept[name]
 
         lending: Any = SimpleNamespace(**{**vars(workload), "prepare": prepare})
-        found: Workload = lending
-        return found
+        result: Workload = lending
+        return result
 
     def take_in(self, replica: Replica, config: TrainingConfig) -> None:
         """Share the weights and moments of a model that was just built."""

@@ -51,10 +51,10 @@ class Ranks:
 
     def join_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return the one of these new groups that this rank is in; to be called by all ranks, with the same groups."""
-        made: list[Any] = [dist.new_group(list(one), backend=self.backend, timeout=_TIMEOUT) for one in groups]
+        made: list[Any] = [dist.new_group(list(group), backend=self.backend, timeout=_TIMEOUT) for group in groups]
         (mine,) = (group for group, members in zip(made, groups, strict=True) if self.rank in members)
-        found: dist.ProcessGroup = mine
-        return found
+        result: dist.ProcessGroup = mine
+        return result
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

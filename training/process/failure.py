@@ -127,10 +127,10 @@ def record_failure(folder: Path, *, rank: int, error: Exception, reason: str, ex
 
 def read_failures(folder: Path) -> list[dict[str, Any]]:
     """Return what `record_failure` left there, the earliest first; one that is not whole is left out."""
-    found = []
+    results = []
     for file in folder.glob("rank-*.json"):
         try:
-            found.append(json.loads(file.read_bytes()))
+            results.append(json.loads(file.read_bytes()))
         except (OSError, ValueError):
             continue
-    return sorted(found, key=lambda words: float(words["at"]))
+    return sorted(results, key=lambda words: float(words["at"]))

@@ -17,8 +17,8 @@ class UnsafeTorchError(ValueError):
 def require_safe_torch() -> None:
     """Raise UnsafeTorchError if the installed torch can be made to run what a checkpoint holds; imports nothing."""
     version = importlib.metadata.version("torch")
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < _FIRST_SAFE_TORCH:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < _FIRST_SAFE_TORCH:
         raise UnsafeTorchError(
             f"torch: got {version}; allowed: 2.10 or later, before which torch.load(weights_only=True) had holes; "
             "run `make setup`"

@@ -58,8 +58,8 @@ def time_steps_of_ddp(wrapped: nn.parallel.DistributedDataParallel, *, every: in
 def read_facts_of_ddp(wrapped: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
     """Return the sizes of DDP's buckets, bytes as text, and the times of the last step that it timed, nanoseconds."""
     facts: Any = wrapped._get_ddp_logging_data()
-    found: dict[str, Any] = facts
-    return found
+    results: dict[str, Any] = facts
+    return results
 
 
 def forget_forward_order(unit: Any) -> None:

@@ -81,10 +81,10 @@ def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
     that what one takes from the other is not called another's.
     """
     groups: dict[Any, list[Mapping[str, Any]]] = {}
-    for one in used:
-        groups.setdefault(one["place"], []).append(one)
+    for other in used:
+        groups.setdefault(other["place"], []).append(other)
     shares = [
-        (group[0]["busy_seconds"] - sum(one["own_seconds"] for one in group))
+        (group[0]["busy_seconds"] - sum(item["own_seconds"] for item in group))
         / (group[0]["num_cpus"] * group[0]["seconds"])
         for group in groups.values()
         if group[0]["busy_seconds"] is not None

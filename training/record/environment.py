@@ -38,13 +38,13 @@ _SET_BY_RANKS = {
 
 def collect_environment() -> dict[str, str]:
     """Return those of this process by name, without secrets; of a file of settings the sha256 of what it holds."""
-    found = {name: _digest_settings(os.environ[name]) for name in _FILES_OF_SETTINGS if name in os.environ}
+    results = {name: _digest_settings(os.environ[name]) for name in _FILES_OF_SETTINGS if name in os.environ}
     for name, value in os.environ.items():
         if value == _SET_BY_IMPORTS.get(name):
             continue
         if name.startswith(_PREFIXES) and not name.endswith(_PLACES):
-            found[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
-    return dict(sorted(found.items()))
+            results[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
+    return dict(sorted(results.items()))
 
 
 def collect_decisive_environment() -> dict[str, str]:

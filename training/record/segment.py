@@ -91,10 +91,10 @@ class SegmentRecord:
         recorded = Recorded(ranks)
         *marks, (end, last_step, last_number, last_bytes) = self._marks
         for start, step, number, num_bytes in marks:
-            found = recorded.between(start, end)
-            if found is not None:
+            result = recorded.between(start, end)
+            if result is not None:
                 return RecordedExchanges(
-                    num_steps=last_step - step, number=found.number, num_bytes=found.num_bytes,
+                    num_steps=last_step - step, number=result.number, num_bytes=result.num_bytes,
                     counted_number=last_number - number, counted_bytes=last_bytes - num_bytes,
                 )  # fmt: skip
         return None
@@ -231,6 +231,6 @@ def _drop_repeated_count(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "num_targets" or value != values["num_tokens"]}
 
 
-def tell_utc_time() -> str:
+def format_utc_time() -> str:
     """Return the wall clock, UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

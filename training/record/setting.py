@@ -94,11 +94,11 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
     gathered = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
     machines: dict[str, dict[str, str | None]] = {}
     differ = {}
-    for rank, one in enumerate(gathered):
-        there = machines.setdefault(one.pop("machine"), one["run_at_start"])
-        differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, one)
-    found = {rank: values for rank, values in differ.items() if values}
-    return {**gathered[0], "run_at_start": machines, "ranks_differ": found}
+    for rank, item in enumerate(gathered):
+        there = machines.setdefault(item.pop("machine"), item["run_at_start"])
+        differ[f"rank {rank}"] = _compare_settings({**gathered[0], "run_at_start": there}, item)
+    results = {rank: values for rank, values in differ.items() if values}
+    return {**gathered[0], "run_at_start": machines, "ranks_differ": results}
 
 
 _ATTENTION_KERNELS = {
@@ -112,15 +112,15 @@ _ATTENTION_KERNELS = {
 
 def _compare_settings(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return `section.name` -> the other's value where it is not the first's."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for section, value in first.items():
         if not isinstance(value, dict):
-            found |= {} if other[section] == value else {section: other[section]}
+            results |= {} if other[section] == value else {section: other[section]}
             continue
         for name in sorted({*value, *other[section]}):
             if (theirs := other[section].get(name)) != value.get(name):
-                found[f"{section}.{name}"] = theirs
-    return found
+                results[f"{section}.{name}"] = theirs
+    return results
 
 
 def collect_interpreter() -> dict[str, Any]:
@@ -128,10 +128,10 @@ def collect_interpreter() -> dict[str, Any]:
 
     To be called from the main thread, which trains: a profiler of another one slows that one.
     """
-    found = [name for name, is_on in (("trace", sys.gettrace()), ("profile", sys.getprofile())) if is_on]
+    results = [name for name, is_on in (("trace", sys.gettrace()), ("profile", sys.getprofile())) if is_on]
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
-    return {"watched_by": (found + [str(tool) for tool in tools if tool])}
+    return {"watched_by": (results + [str(tool) for tool in tools if tool])}
 
 
 def collect_run_at_start() -> dict[str, str | None]:

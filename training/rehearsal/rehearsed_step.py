@@ -242,8 +242,8 @@ def _attend(
             attended = aten._scaled_dot_product_attention_math(
                 query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-    found: Tensor = attended[0]
-    return found
+    tensor: Tensor = attended[0]
+    return tensor
 
 
 def _cast(tensor: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class CheckpointStore:
         state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / STATE_FILE)
         try:
             counters = Counters(**state["counters"])
-            counters.traffic = {kind: Exchanged(**one) for kind, one in state["counters"]["traffic"].items()}
+            counters.traffic = {kind: Exchanged(**item) for kind, item in state["counters"]["traffic"].items()}
             record.counters = counters
         except (KeyError, TypeError, AttributeError) as error:
             raise BadCheckpointError(f"{folder / STATE_FILE}: no counters of a segment: {error}") from None
@@ -216,9 +216,9 @@ class CheckpointStore:
 
             def seal() -> Any:
                 record.save(folder)
-                found = finish(folder)
+                result = finish(folder)
                 open_folder.close()
-                return found
+                return result
 
             def run_on_first(do: Callable[[], Any]) -> Any:
                 return ranks.ask_first_rank(partial(self._explain_missing_room, do, destination, strategy))

@@ -90,12 +90,12 @@ def set_aside(folder: Path, problem: str) -> None:
 
 def list_set_aside(parent: Path, name: str = "*") -> list[str]:
     """Return `NAME: why` of every folder that was set aside in `parent`, sorted; `name`: of those of this name only."""
-    found = []
+    results = []
     for folder in sorted(parent.glob(f"{name}.broken-*")):
         reason = folder / _REASON
         why = reason.read_text(encoding="utf-8").strip() if reason.is_file() else "the reason could not be written"
-        found.append(f"{folder.name.partition('.')[0]}: {why}")
-    return found
+        results.append(f"{folder.name.partition('.')[0]}: {why}")
+    return results
 
 
 def discard(folder: Path) -> None:

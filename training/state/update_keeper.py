@@ -130,24 +130,24 @@ class UpdateKeeper:
     def _wait(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Tell the stage, and return what it found; it ends the ranks if it cannot find anything."""
 
-        def tell() -> None:
+        def say() -> None:
             write_json(self._folder / FACTS, facts)
             self._events.send("update_kept", step=facts["step"], folder=str(self._folder))
 
         def look() -> Any:
             file = self._folder / RESULT
-            found = json.loads(file.read_bytes()) if file.exists() else {}
+            content = json.loads(file.read_bytes()) if file.exists() else {}
             # A stage may still be at an update of ranks that are gone.
-            return found if found.get("step") == facts["step"] else None
+            return content if content.get("step") == facts["step"] else None
 
-        self._ranks.ask_first_rank(tell)
+        self._ranks.ask_first_rank(say)
         if self._ranks.device.type == "cuda":
             # The second computation runs beside what is left of this one.
             torch.cuda.empty_cache()
-        while (found := self._ranks.ask_first_rank(look)) is None:
+        while (answer := self._ranks.ask_first_rank(look)) is None:
             self._heartbeat.enter(StepSection.COLLECTIVE)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        result: dict[str, Any] = found
+        result: dict[str, Any] = answer
         return result
 
     def _note(self, step: int, result: dict[str, Any]) -> None:

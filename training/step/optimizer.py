@@ -76,10 +76,10 @@ class Squares:
 
     def collect(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return them, 0 where there is no gradient: (all parameters,) float64."""
-        found = torch.zeros(self._number, dtype=torch.float64, device=self._counts.device)
+        result = torch.zeros(self._number, dtype=torch.float64, device=self._counts.device)
         if gradient:
             norms = dict(zip(gradient, torch._foreach_norm(list(gradient.values())), strict=True))
             without = torch.zeros_like(next(iter(norms.values())))
             every = torch.stack([norms.get(name, without) for name in self._names]).double()
-            found[self._places] = every.square() * self._counts
-        return found
+            result[self._places] = every.square() * self._counts
+        return result

@@ -322,9 +322,9 @@ class Replica:
         wanted = self.module.state_dict() if self.adapter is None else self.adapter.outline_weights()
         of_state = list_state_differences(state, [group for _, group in self.named_groups], self.moments)
         of_state += list_differences(state["adapter"], self._factors()) if self.adapter is not None else []
-        for part, found in ((WEIGHTS, list_differences(weights, wanted)), (STATE, of_state)):
-            if found:
-                raise MisfitError(part, found)
+        for part, result in ((WEIGHTS, list_differences(weights, wanted)), (STATE, of_state)):
+            if result:
+                raise MisfitError(part, result)
         if self.adapter is not None:
             merged = self.adapter.merge_weights(state["adapter"])
             if wrong := [name for name, part in merged.items() if not torch.allclose(part, weights[name], rtol=1e-6)]:
@@ -356,8 +356,10 @@ class Replica:
         restored = self.optimizer.state_dict()["state"]
         for index, kept in state["optimizer"]["state"].items():
             for name, saved in kept.items():
-                found = restored.get(index, {}).get(name)
-                mine, its = (get_local_rows(one).cpu() if isinstance(one, Tensor) else one for one in (found, saved))
+                value = restored.get(index, {}).get(name)
+                mine, its = (
+                    get_local_rows(item).cpu() if isinstance(item, Tensor) else item for item in (value, saved)
+                )
                 if not (torch.equal(mine, its) if isinstance(mine, Tensor) else mine == its):
                     raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
         if self._scaler.state_dict() != state["scaler"]:

@@ -123,16 +123,16 @@ def select_own(
     """
     names, saved = {part: name for name, part in own.items()}, state["optimizer"]
     places = {name: place for place, name in enumerate(name for _, group in groups for name, _ in group)}
-    kept, found, number = dict[int, Any](), [], 0
+    kept, results, number = dict[int, Any](), [], 0
     for group in optimizer.param_groups:
         like = saved["param_groups"][[decay for decay, _ in groups].index(group["weight_decay"])]
-        found.append({**like, "params": list(range(number, number + len(group["params"])))})
+        results.append({**like, "params": list(range(number, number + len(group["params"])))})
         for part in group["params"]:
             place = places[names[part]]
             if place in saved["state"]:
                 kept[number] = {key: cut(value, part) for key, value in saved["state"][place].items()}
             number += 1
-    return {**state, "optimizer": {"state": kept, "param_groups": found}}
+    return {**state, "optimizer": {"state": kept, "param_groups": results}}
 
 
 class WholeModel:
@@ -179,8 +179,8 @@ class WholeModel:
 
     def collect_weights(self, parameters: Iterable[tuple[str, Tensor]], *, is_kept: bool) -> Part:
         """Return the weights of whole parameters, each on any device; they may change afterwards."""
-        found = {name: part.to("cpu", copy=True) for name, part in parameters if is_kept} | self.constants
-        return Part(WEIGHTS, {name: found[self.tied.get(name, name)] for name in self.weights} if is_kept else None)
+        results = {name: part.to("cpu", copy=True) for name, part in parameters if is_kept} | self.constants
+        return Part(WEIGHTS, {name: results[self.tied.get(name, name)] for name in self.weights} if is_kept else None)
 
 
 class ScatteredMoments:
@@ -210,12 +210,12 @@ class ScatteredMoments:
 
         Not each rank that has a parameter needs to update it.
         """
-        state, found = self._optimizer.state, dict[tuple[str, str], int]()
+        state, results = self._optimizer.state, dict[tuple[str, str], int]()
         mine = [[name, key] for name, part in self._own.items() for key in state.get(part, {})]
         for rank, its in enumerate(self._ranks.gather_json(mine)):
             for name, key in its:
-                found.setdefault((name, key), rank)
-        return dict(sorted(found.items()))
+                results.setdefault((name, key), rank)
+        return dict(sorted(results.items()))
 
     def _gather_moment(self, name: str, key: str, source: int) -> Tensor:
         part = self._own.get(name)

@@ -155,8 +155,8 @@ class StrategyFile(Protocol):
 
 def find_strategy(strategy: str) -> StrategyFile:
     """Return the module that computes the strategy's updates."""
-    found: StrategyFile = import_file(f"training.strategies.{strategy}", "step")
-    return found
+    file: StrategyFile = import_file(f"training.strategies.{strategy}", "step")
+    return file
 
 
 def require_combination(

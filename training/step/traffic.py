@@ -52,11 +52,11 @@ class Sent:
 
     def since(self, before: Mapping[str, Traffic]) -> dict[str, Traffic]:
         """Return what came after `before`, of the kinds that there were."""
-        found = {
+        results = {
             kind: Traffic(now.number - was.number, now.num_bytes - was.num_bytes)
             for kind, now, was in ((kind, now, before.get(kind, _NOTHING)) for kind, now in self.counts.items())
         }
-        return {kind: one for kind, one in found.items() if one.number}
+        return {kind: result for kind, result in results.items() if result.number}
 
 
 _NOTHING = Traffic(0, 0)
@@ -77,19 +77,19 @@ class Recorded:
     def __init__(self, ranks: Ranks) -> None:
         names = [group.group_name for group in _list_groups(ranks)]
         self._bytes = {
-            (names.index(one["process_group"][0]), one["collective_seq_id"]): _count_bytes(one)
-            for one in torch_private.read_recorded(ranks.backend)
-            if one["process_group"][0] in names and not one["is_p2p"]
+            (names.index(item["process_group"][0]), item["collective_seq_id"]): _count_bytes(item)
+            for item in torch_private.read_recorded(ranks.backend)
+            if item["process_group"][0] in names and not item["is_p2p"]
         }
 
     def between(self, start: Sequence[int], end: Sequence[int]) -> Traffic | None:
         """Return what the collectives after these numbers up to those were given, group by group; None unless all are
         told."""
-        found = []
+        results = []
         for group, (before, after) in enumerate(zip_longest(start, end, fillvalue=0)):
-            found += [self._bytes.get((group, number)) for number in range(before + 1, after + 1)]
-        told = [num_bytes for num_bytes in found if num_bytes is not None]
-        return Traffic(len(told), sum(told)) if len(told) == len(found) else None
+            results += [self._bytes.get((group, number)) for number in range(before + 1, after + 1)]
+        texts = [num_bytes for num_bytes in results if num_bytes is not None]
+        return Traffic(len(texts), sum(texts)) if len(texts) == len(results) else None
 
 
 def _count_bytes(entry: dict[str, Any]) -> int | None:

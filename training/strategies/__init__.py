@@ -155,7 +155,7 @@ class Profile:
         """Return figures of the layout, for the gate's finding."""
         return {}
 
-    def tell_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
+    def explain_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
         return None
 
@@ -178,8 +178,8 @@ def explain_size(parts: str, held: int, work: Work) -> Reason:
 
 def find_profile(strategy: str) -> Profile:
     """Return what is known of a strategy."""
-    found: Profile = import_file(f"training.strategies.{strategy}", "expected").PROFILE
-    return found
+    profile: Profile = import_file(f"training.strategies.{strategy}", "expected").PROFILE
+    return profile
 
 
 def find_options(strategy: str) -> Any:
@@ -194,7 +194,7 @@ def find_options(strategy: str) -> Any:
 def fill_options(strategy: str, said: Options) -> dict[str, Any]:
     """Return all options of a strategy, those that are not said by their defaults."""
     known = find_options(strategy).OPTIONS
-    return {name: one[0] if isinstance(one, tuple) else one for name, one in known.items()} | dict(said)
+    return {name: item[0] if isinstance(item, tuple) else item for name, item in known.items()} | dict(said)
 
 
 def get_exchange_dtype(strategy: str, options: Options) -> str:

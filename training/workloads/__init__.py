@@ -76,8 +76,8 @@ class Workload(Protocol):
 def find_workload(name: str) -> Workload:
     """Return the file of this folder with that name or, of a name with dots, that module."""
     package, _, file = name.rpartition(".")
-    found: Workload = import_file(package or "training.workloads", file)
-    return found
+    workload: Workload = import_file(package or "training.workloads", file)
+    return workload
 
 
 def open_training_rows(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> Rows:

@@ -7,7 +7,7 @@ from benchmarks.throughput.turns import Turns
 from training.probing.variants import Made, Variant, build_variant, load_micro_batches
 from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream
-from training.record.segment import SegmentRecord, tell_utc_time
+from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import Window
 
@@ -30,7 +30,7 @@ def run(job: Job, turns: Turns) -> None:
 
 def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
     """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
-    counters = Counters(started_at=tell_utc_time(), start_checksum="")
+    counters = Counters(started_at=format_utc_time(), start_checksum="")
     segment, folder = job.training.segments[0], job.training.work_dir
     record = SegmentRecord(segment=segment, first_step=1, num_steps=len(job.order), counters=counters, folder=folder)
     window, losses = Window(ranks), []

@@ -114,22 +114,22 @@ def parse_documented(source: bytes) -> list[tuple[ast.AST, str]]:
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: list[tuple[ast.AST, str]] = []
+        results: list[tuple[ast.AST, str]] = []
         with contextlib.suppress(SyntaxError, ValueError):  # templates, or files for another version of Python
-            _collect_docstrings(ast.parse(source), found)
-    return found
+            _collect_docstrings(ast.parse(source), results)
+    return results
 
 
-def _collect_docstrings(node: ast.AST, found: list[tuple[ast.AST, str]]) -> None:
+def _collect_docstrings(node: ast.AST, results: list[tuple[ast.AST, str]]) -> None:
     """Append what has docstrings at and below `node`; only statements are visited, as expressions hold none."""
     if isinstance(node, _DOCUMENTED):
         docstring = ast.get_docstring(node, clean=False)
         if docstring and len(docstring) >= MIN_PARAGRAPH:
-            found.append((node, docstring))
+            results.append((node, docstring))
     for block in ("body", "orelse", "finalbody"):
         for statement in getattr(node, block, ()):
             if isinstance(statement, _HOLDERS):
-                _collect_docstrings(statement, found)
+                _collect_docstrings(statement, results)
 
 
 def select_new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
@@ -170,10 +170,10 @@ def _read_functions(package: str, seen: set[int]) -> Iterator[tuple[str, str, st
                 or not (summary + signature).isprintable()
             ):
                 continue
-            found: list[str] = []
+            texts: list[str] = []
             for part in select_new_parts(rest, seen):
-                if sum(map(len, found)) + len(part) > MAX_CHARACTERS:
+                if sum(map(len, texts)) + len(part) > MAX_CHARACTERS:
                     break
-                found.append(part)
-            if response := "\n".join(found):
+                texts.append(part)
+            if response := "\n".join(texts):
                 yield summary, signature, response

@@ -58,12 +58,12 @@ def extract_paragraphs(docstring: str) -> list[str]:
     Only text at the left margin counts: what is indented is a parameter list, a code block or a table. A
     paragraph is kept whole or not at all.
     """
-    found = []
+    results = []
     for block in _split_blocks(inspect.cleandoc(docstring)):
         text = _strip_markup(" ".join(block))
         if is_prose(text):
-            found.append(text)
-    return found
+            results.append(text)
+    return results
 
 
 def is_prose(text: str) -> bool:

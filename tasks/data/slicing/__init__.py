@@ -36,7 +36,7 @@ class SlicingFile(Protocol):
 
 def find_slicing(workload: str) -> SlicingFile:
     """Return the file for the rows of a workload."""
-    found: SlicingFile = tokens
+    file: SlicingFile = tokens
     if has_file("tasks.data.slicing", workload):
-        found = import_file("tasks.data.slicing", workload)
-    return found
+        file = import_file("tasks.data.slicing", workload)
+    return file

@@ -158,6 +158,6 @@ def read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
     with pq.ParquetFile(rows) as file:
         columns = [name for name in Row._fields if name in file.schema_arrow.names]
         for first, table in read_groups(file, part.start, part.end, columns=columns):
-            found = make_rows(table)
-            for offset in range(0, len(found), _BATCH_ROWS):
-                yield first + offset, found[offset : offset + _BATCH_ROWS]
+            result = make_rows(table)
+            for offset in range(0, len(result), _BATCH_ROWS):
+                yield first + offset, result[offset : offset + _BATCH_ROWS]

@@ -157,7 +157,7 @@ def _check_model(
     images = np.random.default_rng(0).integers(256, size=(2, 3, *[image_size or _SIDE] * 2), dtype=np.uint8)
     batch = ImageRows(images=images, labels=np.arange(2), row_ids=np.arange(2)).collate(range(2), seq_len=0)
     loss, parts = loss_sum(network.eval(), batch), [*network.parameters()]
-    if not all(one.isfinite().all() for one in (loss, *torch.autograd.grad(loss, parts))):
+    if not all(item.isfinite().all() for item in (loss, *torch.autograd.grad(loss, parts))):
         raise DataError(
             f"model.source {source}: two images have a loss or gradients that are not finite; allowed: finite"
         )
@@ -187,13 +187,13 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
         network = draw_network(config)
         own = network.state_dict()
         # What counts batches changes nothing, and older files do not have it.
-        found = {key: part for key, part in own.items() if key.endswith(".num_batches_tracked")} | tensors
-        keeps_head = all(key in found and found[key].shape == own[key].shape for key in _HEAD)
+        results = {key: part for key, part in own.items() if key.endswith(".num_batches_tracked")} | tensors
+        keeps_head = all(key in results and results[key].shape == own[key].shape for key in _HEAD)
         if not keeps_head:
-            found |= {key: own[key] for key in _HEAD}
-        differences = list_differences(found, own)
+            results |= {key: own[key] for key in _HEAD}
+        differences = list_differences(results, own)
         if not differences:
-            network.load_state_dict(found, strict=True)
+            network.load_state_dict(results, strict=True)
             save(folder, config, network)
             head = "its own head" if keeps_head else f"a new head for {len(class_names)} classes"
             _log.info("%s: a %s, with %s", model.source, name, head)

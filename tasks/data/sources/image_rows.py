@@ -114,7 +114,7 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
         raise DataError(f"{place}: {error}") from None
     size = dataset.image_size
     assert size is not None, "the schema asks for the size of images"
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     first_names: dict[str, str] = {}
     with (
         pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
@@ -143,15 +143,15 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
             writer.write_table(pa.table(columns, schema=_SCHEMA))
             for file, image in zip(batch, images, strict=True):
                 if isinstance(image, str):
-                    found[image] += 1
+                    results[image] += 1
                     first_names.setdefault(image, file.name)
             first += len(batch)
             advance(len(batch))
     num_rows = len(files)
-    if sum(found.values()) > MAX_QUARANTINED_SHARE * num_rows:
+    if sum(results.values()) > MAX_QUARANTINED_SHARE * num_rows:
         faults = "; ".join(
             f"{count} of {num_rows} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
-            for fault, count in found.items()
+            for fault, count in results.items()
         )
         raise DataError(
             f"{place}: {faults}; allowed: at most {MAX_QUARANTINED_SHARE:.0%} of such images, which are left out; "

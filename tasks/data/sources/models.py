@@ -231,9 +231,9 @@ def _select_files(folder: Path, place: str, *, has_weights: bool) -> list[Path]:
         weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
         if not weights:
             pickles = sorted(file.name for end in ("bin", "pt", "pth", "pkl") for file in folder.glob(f"*.{end}"))
-            found = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
+            text = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
             raise DataError(
-                f"{place}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
+                f"{place}: needs model.safetensors, or model-*.safetensors with an index; found {text}; "
                 "write them with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         files += weights
@@ -320,19 +320,19 @@ def refuse_not_finite(folder: Path, place: str, *, parameters: Collection[str]) 
                     )
 
 
-def require_all_weights(model: Any, found: Mapping[str, Any], is_needed: Callable[[str], bool] = bool) -> None:
+def require_all_weights(model: Any, results: Mapping[str, Any], is_needed: Callable[[str], bool] = bool) -> None:
     """Raise ValueError for a tensor that transformers drew at random, or for a layer of the weights that it left out.
 
     `found`: its loading info.
     """
-    for name, has, wanted in sorted(found["mismatched_keys"]):
+    for name, has, wanted in sorted(results["mismatched_keys"]):
         if is_needed(name):
             raise ValueError(f"{name} has the shape {list(has)} in the weights, and {list(wanted)} by config.json")
-    if lacking := sorted(filter(is_needed, found["missing_keys"])):
+    if lacking := sorted(filter(is_needed, results["missing_keys"])):
         more = f" ({len(lacking)} such)" if len(lacking) > 1 else ""
         raise ValueError(f"the weights lack {lacking[0]}{more}; allowed: every tensor; save the whole model")
     kinds = {_NUMBER.sub("", name) for name, _ in model.named_parameters()}
-    if beyond := sorted(name for name in found["unexpected_keys"] if _NUMBER.sub("", name) in kinds):
+    if beyond := sorted(name for name in results["unexpected_keys"] if _NUMBER.sub("", name) in kinds):
         raise ValueError(f"the weights have {beyond[0]}, and config.json has fewer layers; allowed: as many")
 
 
@@ -351,7 +351,7 @@ def load_classifier(folder: Path, class_names: Sequence[str]) -> Any:
     logging.set_verbosity_error()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, pretrained = AutoModelForSequenceClassification.from_pretrained(
             folder,
             num_labels=len(class_names),
             id2label=dict(enumerate(class_names)),
@@ -363,7 +363,7 @@ def load_classifier(folder: Path, class_names: Sequence[str]) -> Any:
             trust_remote_code=False,
         )
     body = f"{model.base_model_prefix}."
-    require_all_weights(model, found, lambda name: name.startswith(body) and "pooler" not in name)
+    require_all_weights(model, pretrained, lambda name: name.startswith(body) and "pooler" not in name)
     if model.config.pad_token_id is None:
         # Where attention is causal the model looks for the last token that is none.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

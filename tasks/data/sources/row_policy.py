@@ -148,19 +148,19 @@ class RowCheck:
 
     def finish(self) -> None:
         """Raise DataError if so many rows are quarantined that the data set is not what it was taken for."""
-        left_out = {fault: found for fault, found in self._faults.items() if fault in QUARANTINED}
+        left_out = {fault: result for fault, result in self._faults.items() if fault in QUARANTINED}
         num_unlabelled = left_out.get(UNLABELLED, (0, 0))[1]
         num_bad = sum(count for _, count in left_out.values()) - num_unlabelled
         for number, most, key in (
             (num_bad, MAX_QUARANTINED_SHARE, self._key), (num_unlabelled, MAX_UNLABELLED_SHARE, "label"),
         ):  # fmt: skip
             if number > most * self._num_rows:
-                found = "; ".join(
+                text = "; ".join(
                     f"{count} {'row is' if count == 1 else 'rows are'} {QUARANTINED[fault]}, the first is row {first}"
                     for fault, (first, count) in sorted(left_out.items(), key=lambda item: item[1])
                 )
                 raise DataError(
-                    f"{self._place}: {found} (counting from 0, of {self._num_rows} rows read); allowed: at most "
+                    f"{self._place}: {text} (counting from 0, of {self._num_rows} rows read); allowed: at most "
                     f"{most:.0%} of such rows, which are left out; drop or mend them in the source, or set "
                     f"dataset.{key}"
                 )
@@ -183,14 +183,14 @@ def describe_faults(counts: Mapping[str, int]) -> str:
     )
 
 
-def describe_tokenised(found: TokenisedFacts) -> str:
+def describe_tokenised(facts: TokenisedFacts) -> str:
     """Return what the first rows became, such as `0.02 % unknown tokens, 12 rows without a target`."""
-    frame = f"behind {found.before} and " * bool(found.before) + f"before {found.behind}"
+    frame = f"behind {facts.before} and " * bool(facts.before) + f"before {facts.behind}"
     return (
-        f"of the first {wording.format_count(found.num_rows)} rows, each {frame}, "
-        f"{100 * found.unknown_share:.2f} % unknown tokens, "
-        f"{wording.format_plural(found.num_rows_without_target, 'row')} without a target, "
-        f"{wording.format_count(found.num_equal_rows)} with the tokens of another"
+        f"of the first {wording.format_count(facts.num_rows)} rows, each {frame}, "
+        f"{100 * facts.unknown_share:.2f} % unknown tokens, "
+        f"{wording.format_plural(facts.num_rows_without_target, 'row')} without a target, "
+        f"{wording.format_count(facts.num_equal_rows)} with the tokens of another"
     )
 
 

@@ -156,8 +156,8 @@ def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> St
     message = " ".join(str(error).split())[:300]
     if message.startswith(("Bad split", "Unknown split")):
         return ConfigurationError(f"params.yaml: dataset.split: got {dataset.split!r}; {message}")
-    if found := re.search(r"(?:available configs|not found\. Available): \[(.*?)\]", message):
-        return ConfigurationError(f"params.yaml: dataset.config: got {dataset.config}; allowed: {found[1]}")
+    if match := re.search(r"(?:available configs|not found\. Available): \[(.*?)\]", message):
+        return ConfigurationError(f"params.yaml: dataset.config: got {dataset.config}; allowed: {match[1]}")
     if "Multiple matches for FieldRef" in message:
         return DataError(f"{place}: several columns have one name; allowed: each name once; rename them in the source")
     if dataset.kind == "path" and Path(dataset.location).is_file():

@@ -46,5 +46,5 @@ def has_reference(workload: str) -> bool:
 
 def find_reference(workload: str) -> Reference:
     """Return the file of this folder with the workload's name; ModuleNotFoundError if there is none."""
-    found: Reference = import_file("tasks.equivalence.reference", workload)
-    return found
+    reference: Reference = import_file("tasks.equivalence.reference", workload)
+    return reference

@@ -23,14 +23,14 @@ def attach_factors(model: Any, config: TrainingConfig) -> dict[str, nn.Parameter
     model.requires_grad_(False)
     round_base(model, config.adapter["base"], device=torch.device(config.device))
     rank, scale = config.adapter["rank"], config.adapter["alpha"] / config.adapter["rank"]
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for name, layer in list_targets(model, config.adapter["targets"]).items():
         begin = draw_first_factor(name, rank=rank, num_inputs=layer.in_features, seed=config.seed)
         first = nn.Parameter(begin.to(config.device))
         second = nn.Parameter(torch.zeros(layer.out_features, rank, device=config.device))
         layer.register_forward_hook(partial(_add_product, first=first, second=second, scale=scale))
-        found |= {f"{name}.{FIRST}": first, f"{name}.{SECOND}": second}
-    return found
+        parameters |= {f"{name}.{FIRST}": first, f"{name}.{SECOND}": second}
+    return parameters
 
 
 def _add_product(

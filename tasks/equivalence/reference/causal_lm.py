@@ -131,13 +131,13 @@ def _attend_packed(
     dropout: float = 0.0, scaling: float | None = None, lengths: tuple[int, ...] | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Return each document's own attention; tensors are (1, heads, length, head_dim)."""
-    found, start = [], 0
+    results, start = [], 0
     for length in lengths or [query.shape[2]]:
         q, k, v = (part[:, :, start : start + length] for part in (query, key, value))
-        found.append(
+        results.append(
             torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=query.shape[1] != key.shape[1]
             )
         )
         start += length
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(results, dim=2).transpose(1, 2).contiguous(), None

@@ -101,15 +101,15 @@ class BatchNorm(torch.nn.BatchNorm2d):
     def _merge(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variance of all rows, from those of each rank's."""
         parts = rows.split(self.rows_per_rank or len(rows))
-        found = [torch.var_mean(part, (0, 2, 3), correction=0) for part in parts]
+        results = [torch.var_mean(part, (0, 2, 3), correction=0) for part in parts]
         numbers = [float(part.numel() // part.shape[1]) for part in parts]
         # Ranks without a row.
         missing = self.num_ranks - len(parts)
-        found += [(torch.zeros_like(found[0][0]),) * 2] * missing
+        results += [(torch.zeros_like(results[0][0]),) * 2] * missing
         numbers += [0.0] * missing
         if self.begins_with_last:
-            found, numbers = found[::-1], numbers[::-1]
-        variances, means = (torch.stack(kind) for kind in zip(*found, strict=True))
+            results, numbers = results[::-1], numbers[::-1]
+        variances, means = (torch.stack(kind) for kind in zip(*results, strict=True))
         shares = torch.tensor([number / sum(numbers) for number in numbers], device=rows.device)[:, None]
         mean = (means * shares).sum(0)
         return mean, ((variances + (means - mean).square()) * shares).sum(0)

@@ -116,14 +116,14 @@ def _attend_packed(
     lengths: list[int] | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Return each text's own attention; tensors are (1, heads, length, head_dim)."""
-    found, start = [], 0
+    results, start = [], 0
     for length in lengths or [query.shape[2]]:
         q, k, v = (part[:, :, start : start + length] for part in (query, key, value))
         ahead = torch.arange(length, device=q.device)[None] - torch.arange(length, device=q.device)[:, None]
         seen = ahead.abs() < (sliding_window or length)
         if getattr(module, "is_causal", True):
             seen &= ahead <= 0
-        found.append(
+        results.append(
             torch.nn.functional.scaled_dot_product_attention(
                 q,
                 k,
@@ -135,4 +135,4 @@ def _attend_packed(
             )
         )
         start += length
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(results, dim=2).transpose(1, 2).contiguous(), None

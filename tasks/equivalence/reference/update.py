@@ -55,12 +55,12 @@ class RunningStatistics:
 
     def advance(self, forwards: Iterable[Forward]) -> dict[str, Tensor]:
         """Return, on the CPU, what these forwards, in their order, make of them; they stay as they are."""
-        found = {name: part.to("cpu", copy=True) for name, part in self.get().items()}
+        results = {name: part.to("cpu", copy=True) for name, part in self.get().items()}
         for forward in forwards:
             for (name, layer), new in zip(self._layers.items(), forward, strict=True):
                 for kind, value in zip(_KINDS, new, strict=True):
-                    found[f"{name}.{kind}"].mul_(1 - layer.momentum).add_(value.cpu(), alpha=layer.momentum)
-        return found
+                    results[f"{name}.{kind}"].mul_(1 - layer.momentum).add_(value.cpu(), alpha=layer.momentum)
+        return results
 
 
 _LARGEST_CACHE = 2**30
@@ -186,22 +186,22 @@ class OneProcess:
         of a batch normalisation rounded otherwise. `precision`: another one than the config's.
         """
         if precision is not None:
-            told, scale = self._config, self._scale
-            self._config, self._scale = replace(told, precision=precision), 1.0
+            config, scale = self._config, self._scale
+            self._config, self._scale = replace(config, precision=precision), 1.0
             try:
                 return self.gradient(number, *orders)
             finally:
-                self._config, self._scale = told, scale
+                self._config, self._scale = config, scale
         if self._statistics and len(orders) > 1:
-            found = []
+            results = []
             for turn, order in enumerate(orders):
                 self._statistics.multiply_out(is_wanted=turn > 0)
-                found.append(self._compute_gradient(number, order))
+                results.append(self._compute_gradient(number, order))
             self._statistics.multiply_out(is_wanted=False)
             return StepGradient(
-                loss=found[0].loss,
-                by_order=[gradient for one in found for gradient in one.by_order],
-                statistics_by_order=[statistics for one in found for statistics in one.statistics_by_order],
+                loss=results[0].loss,
+                by_order=[gradient for result in results for gradient in result.by_order],
+                statistics_by_order=[statistics for result in results for statistics in result.statistics_by_order],
             )
         return self._compute_gradient(number, *orders)
 

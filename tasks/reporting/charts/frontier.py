@@ -48,7 +48,7 @@ def list_places(results: Results) -> list[Place]:
     measurement, places = results.measurement, list[Place]()
     if measurement is None:
         return places
-    memory = {one.cell: one.largest for one in measurement.memory}
+    memory = {item.cell: item.largest for item in measurement.memory}
     baseline = select_arm(measurement, results.baseline.cell)
     for number, cell in enumerate(results.cells):
         largest = memory.get(cell.cell)
@@ -82,7 +82,7 @@ def find_best(places: Sequence[Place], card_gb: float) -> Place | None:
 
 def is_of_cpu(results: Results) -> bool:
     """Return whether memory was counted where there is no card."""
-    return results.measurement is not None and any(one.device == "cpu" for one in results.measurement.memory)
+    return results.measurement is not None and any(item.device == "cpu" for item in results.measurement.memory)
 
 
 def is_shown(results: Results) -> bool:
@@ -127,14 +127,14 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel(f"most memory allocated by a rank ({unit})")
     axes.set_ylabel(f"µs per {results.unit}")
     axes.grid()
-    names = [(shorten(one.cell), factor * one.memory_gib, 1e6 * one.seconds_per_token.value) for one in places]
+    names = [(shorten(item.cell), factor * item.memory_gib, 1e6 * item.seconds_per_token.value) for item in places]
     name_points(axes, names, offset=(8, 4))
 
 
 def _select_edge(places: list[Place]) -> list[Place]:
     """Return the places that are faster than all with no more memory, by memory."""
     edge: list[Place] = []
-    for place in sorted(places, key=lambda one: (one.memory_gib, one.seconds_per_token.value)):
+    for place in sorted(places, key=lambda item: (item.memory_gib, item.seconds_per_token.value)):
         if not edge or place.seconds_per_token.value < edge[-1].seconds_per_token.value:
             edge.append(place)
     return edge

@@ -46,9 +46,9 @@ def _list_curves(results: Results) -> list[HeldoutCurve]:
     quality = results.quality
     if curves := [curve for curve in quality.heldout_curves if curve.losses]:
         return curves
-    epochs = {cell.cell: [one for one in quality.epochs if one.cell == cell.cell] for cell in results.cells}
+    epochs = {cell.cell: [epoch for epoch in quality.epochs if epoch.cell == cell.cell] for cell in results.cells}
     return [
-        HeldoutCurve(cell=cell, steps=[one.step for one in found], losses=[one.loss for one in found])
-        for cell, found in epochs.items()
-        if found
+        HeldoutCurve(cell=cell, steps=[result.step for result in epoch], losses=[result.loss for result in epoch])
+        for cell, epoch in epochs.items()
+        if epoch
     ]

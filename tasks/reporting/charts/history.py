@@ -70,8 +70,8 @@ def _list_step_times(results: Results) -> dict[str, list[tuple[int, Estimate]]]:
     """Return for every cell (number of the comparison, step time), as far as it was measured."""
     records = [] if results.history is None else results.history.records
     places = {key: number for number, key in enumerate(dict.fromkeys(record.comparison for record in records))}
-    found: dict[str, list[tuple[int, Estimate]]] = {cell.cell: [] for cell in results.cells}
+    result: dict[str, list[tuple[int, Estimate]]] = {cell.cell: [] for cell in results.cells}
     for record in records:
-        if record.cell in found and record.step_time is not None:
-            found[record.cell].append((places[record.comparison], record.step_time))
-    return found
+        if record.cell in result and record.step_time is not None:
+            result[record.cell].append((places[record.comparison], record.step_time))
+    return result

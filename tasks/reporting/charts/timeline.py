@@ -22,32 +22,32 @@ _INCHES_PER_RANK, _INCHES_AROUND = 0.32, 1.2
 
 def is_shown(results: Results) -> bool:
     """Return whether a step was recorded."""
-    return any(one.spans for one in results.timelines)
+    return any(timeline.spans for timeline in results.timelines)
 
 
 def describe_chart(results: Results) -> str:
     """Return of every rank how long it exchanged in that step."""
-    one = _select(results)
-    ranks = sorted({span.rank for span in one.spans})
+    item = _select(results)
+    ranks = sorted({span.rank for span in item.spans})
     texts = []
     for rank in ranks[:_MOST_RANKS]:
         seconds = sum(
-            span.end_seconds - span.start_seconds for span in one.spans if (span.rank, span.kind) == (rank, "exchange")
+            span.end_seconds - span.start_seconds for span in item.spans if (span.rank, span.kind) == (rank, "exchange")
         )
         texts.append(f"rank {rank} {wording.format_duration(seconds)}")
-    end = max(span.end_seconds for span in one.spans)
+    end = max(span.end_seconds for span in item.spans)
     whole = wording.format_duration(end)
-    return f"{one.cell}: {whole} as recorded; exchanging, in part beside computing: {', '.join(texts)}."
+    return f"{item.cell}: {whole} as recorded; exchanging, in part beside computing: {', '.join(texts)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw two rows per rank: above what it computed, below what it exchanged."""
-    one = _select(results)
-    ranks = sorted({span.rank for span in one.spans})[:_MOST_RANKS]
-    factor, unit = (1000, "ms") if max(span.end_seconds for span in one.spans) < 1 else (1, "s")
+    item = _select(results)
+    ranks = sorted({span.rank for span in item.spans})[:_MOST_RANKS]
+    factor, unit = (1000, "ms") if max(span.end_seconds for span in item.spans) < 1 else (1, "s")
     named: set[str] = set()
     for kind, color in _KINDS.items():
-        for span in one.spans:
+        for span in item.spans:
             if span.kind != kind or span.rank not in ranks:
                 continue
             bars = axes.barh(
@@ -67,4 +67,7 @@ def draw(results: Results, axes: Axes) -> None:
 
 
 def _select(results: Results) -> CellTimeline:
-    return max((one for one in results.timelines if one.spans), key=lambda one: max(span.rank for span in one.spans))
+    return max(
+        (timeline for timeline in results.timelines if timeline.spans),
+        key=lambda item: max(span.rank for span in item.spans),
+    )

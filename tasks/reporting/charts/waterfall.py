@@ -62,7 +62,7 @@ def draw(results: Results, axes: Axes) -> None:
     """Draw a row per part, each beginning where the one above ends, with its interval; the cells below each other."""
     assert results.measurement is not None
     waterfalls = results.measurement.waterfalls
-    factor, unit = (1000, "ms") if max(one.measured_seconds for one in waterfalls) < 1 else (1, "s")
+    factor, unit = (1000, "ms") if max(item.measured_seconds for item in waterfalls) < 1 else (1, "s")
     names: list[str] = []
     for waterfall in waterfalls:
         if len(waterfalls) > 1:

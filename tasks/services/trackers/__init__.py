@@ -49,5 +49,5 @@ class Tracker(Protocol):
 
 def load_tracker(name: str) -> Tracker:
     """Return the file of this folder with that name."""
-    found: Tracker = import_file("tasks.services.trackers", name)
-    return found
+    tracker: Tracker = import_file("tasks.services.trackers", name)
+    return tracker

@@ -74,15 +74,15 @@ def register_model(published: PublishedModel, *, experiment: str, uri: str) -> b
     from mlflow.exceptions import MlflowException
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    found = client.get_experiment_by_name(experiment)
+    result = client.get_experiment_by_name(experiment)
     named = {"ddp_compare.results": published.results_digest, "ddp_compare.cell": published.cell}
     wanted = " and ".join(f"tags.\"{tag}\" = '{text}'" for tag, text in named.items())
-    runs = client.search_runs([found.experiment_id], filter_string=wanted) if found else []
+    runs = client.search_runs([result.experiment_id], filter_string=wanted) if result else []
     # What a name of a registered model may not have.
     name = published.name.replace("/", "-").replace(":", "-")
     with contextlib.suppress(MlflowException):  # it is there
         client.create_registered_model(name)
-    if any(one.source == published.source for one in client.search_model_versions(f"name = '{name}'")):
+    if any(version.source == published.source for version in client.search_model_versions(f"name = '{name}'")):
         return True
     client.create_model_version(
         name, published.source, run_id=runs[0].info.run_id if runs else None, tags={"ddp_compare.cell": published.cell}
@@ -98,12 +98,12 @@ def find_runs_page(uri: str, experiment: str) -> str:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    if (found := client.get_experiment_by_name(experiment)) is None:
+    if (result := client.get_experiment_by_name(experiment)) is None:
         return "/"
     columns = ["tags.`state`", *(f"metrics.`{name}`" for name in HEADLINE), "attributes.`Description`"]
     view = json.dumps({"selectedColumns": columns})
-    client.set_experiment_tag(found.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
-    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
+    client.set_experiment_tag(result.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
+    return f"/#/experiments/{result.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
 
 
 def _make_input(rows: TrackedRows) -> Any:
@@ -232,8 +232,8 @@ class _Runs:
         os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
         _close_to_others(uri)
         self._client = MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(comparison.experiment)
-        self._experiment_id = found.experiment_id if found else self._client.create_experiment(comparison.experiment)
+        result = self._client.get_experiment_by_name(comparison.experiment)
+        self._experiment_id = result.experiment_id if result else self._client.create_experiment(comparison.experiment)
         self._read_runs()
 
     def open_parent(self) -> _Run:

@@ -133,7 +133,7 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     assert least(9, replicas=2) == pytest.approx(1 / 10)
     assert least(9, replicas=4) == 0.0
     timers = [{"pass_seconds": 1.0, "own_seconds": own, "num_micro_batches": 9} for own in (0.5, 0.6, 0.7, 0.8)]
-    told = pipeline.tell_timers(timers, {}, world_size=4)
+    told = pipeline.explain_timers(timers, {}, world_size=4)
     assert told is not None
     assert "35 %" in told
     assert "25 %" in told

@@ -53,12 +53,12 @@ class Ddp(Profile):
             return {ALL_GATHER: gathered} if work.world_size > 1 else {}
         buckets = _list_bucket_bytes(work)
         sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype("ddp", work.options)])
-        found = {ALL_REDUCE: expect(max(1, len(buckets)) * work.num_steps, sent)}
+        results = {ALL_REDUCE: expect(max(1, len(buckets)) * work.num_steps, sent)}
         channels = [int(number) for number in work.exchange.get("statistic_channels", [])]
         if channels and work.world_size > 1:
             num_bytes = _BYTES_PER_NUMBER * sum(4 * size + 1 for size in channels)
-            found[STATISTIC] = expect(2 * len(channels), num_bytes, work.num_rounds)
-        return found
+            results[STATISTIC] = expect(2 * len(channels), num_bytes, work.num_rounds)
+        return results
 
     def find_problem(self, work: Work) -> Reason | None:
         """Return that the buckets are not the gradient; in exact mode there are none."""

@@ -140,14 +140,14 @@ class Ddp(Strategy):
         torch_private.time_steps_of_ddp(self._wrapped, every=1)
         # What it tells in a step is of the one before, of which it timed nothing so far.
         run()
-        found = []
+        results = []
         for _ in range(_TIMER_STEPS):
             run()
-            found.append(torch_private.read_facts_of_ddp(self._wrapped))
+            results.append(torch_private.read_facts_of_ddp(self._wrapped))
         torch_private.time_steps_of_ddp(self._wrapped, every=_NEVER)
-        if not all(facts.get("backward_comm_time") for facts in found):
+        if not all(facts.get("backward_comm_time") for facts in results):
             return {}
-        return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
+        return {name: sum(facts.get(f"{name}_time", 0) for facts in results) / len(results) / 1e9 for name in _TIMERS}
 
     @property
     def _bucket_bytes(self) -> list[int]:

@@ -62,7 +62,7 @@ class Fragments:
         """`own`: parameter -> what this rank has; `shapes`: of the whole. Collective."""
         self.own = own
         self._ranks, self._shapes = ranks, shapes
-        said = ranks.gather_json({name: [one.start, one.length] for name, one in own.items()})
+        said = ranks.gather_json({name: [item.start, item.length] for name, item in own.items()})
         self._spans = {name: [its[name] for its in said] for name in own}
         for name, spans in self._spans.items():
             num_elements, num_held = torch.Size(shapes[name]).numel(), sum(length for _, length in spans)
@@ -257,7 +257,7 @@ class ZeroEngine:
 
     def locate(self) -> dict[nn.Parameter, Fragment]:
         """Return where in `flats` each parameter's fragment of this rank is."""
-        found: dict[nn.Parameter, Fragment] = {}
+        fragments: dict[nn.Parameter, Fragment] = {}
         groups = self._zero.bit16_groups if self.stage < 3 else self._zero.fp16_groups
         for number, (group, flat) in enumerate(zip(groups, self.flats, strict=True)):
             place = 0
@@ -267,14 +267,14 @@ class ZeroEngine:
                     size, own_start = part.numel(), self._ranks.rank * flat.numel()
                     start = min(max(own_start - place, 0), size)
                     length = min(max(own_start + flat.numel() - place, 0), size) - start
-                    found[part] = Fragment(start, length, number, max(place - own_start, 0) if length else 0)
+                    fragments[part] = Fragment(start, length, number, max(place - own_start, 0) if length else 0)
                     place += size
                 else:
                     size = part.partition_numel()
                     start = min(self._ranks.rank * size, part.ds_numel)
-                    found[part] = Fragment(start, min(size, part.ds_numel - start), number, place)
+                    fragments[part] = Fragment(start, min(size, part.ds_numel - start), number, place)
                     place += size
-        return found
+        return fragments
 
     @torch.no_grad()
     def put_weights(self, wholes: Mapping[nn.Parameter, Tensor], fragments: Mapping[nn.Parameter, Fragment]) -> None:
@@ -317,18 +317,18 @@ class ZeroEngine:
         In stage 3 also `num_sharded`: how many weights are in shares, `largest_share_bytes` of one of them, and
         `num_whole` and `whole_share_bytes` of those that are whole on every rank.
         """
-        found = {
+        results = {
             "num_buckets": self._reduced.number,
             "bucket_bytes": self._reduced.num_bytes,
             "share_bytes": [flat.nbytes for flat in self.flats],
         }
         if self.stage < 3:
-            return found
+            return results
         parts = [part for group in self._zero.fp16_groups for part in group]
         sizes = {part: part.partition_numel() * part.element_size() for part in parts}
         sharded = [size for part, size in sizes.items() if not part.ds_persist]
         return {
-            **found,
+            **results,
             "num_sharded": len(sharded),
             "num_whole": len(sizes) - len(sharded),
             "largest_share_bytes": max(sharded, default=0),

@@ -107,8 +107,8 @@ class DeepSpeed(Strategy):
         is_finite, weight = True, 1 / max(num_targets, 1)
         for micro_batch in micro_batches:
             loss_sum = self._engine.compute_loss(micro_batch, weight=weight)
-            found = torch.autograd.grad(loss_sum * weight, self.replica.parameters, allow_unused=True)
-            is_finite = all(bool(part.isfinite().all()) for part in found if part is not None) and is_finite
+            result = torch.autograd.grad(loss_sum * weight, self.replica.parameters, allow_unused=True)
+            is_finite = all(bool(part.isfinite().all()) for part in result if part is not None) and is_finite
         return is_finite
 
     def _get_whole(self, name: str) -> Tensor:
@@ -125,7 +125,7 @@ class DeepSpeed(Strategy):
         for name, key, part in self._gather_moments():
             moments.add(f"{key} of {name}", part)
         moments.add("loss scale", self.replica.collect_others()["loss scale"])
-        of_weights, of_moments = (self._ranks.gather_text(one.hex()) for one in (parameters, moments))
+        of_weights, of_moments = (self._ranks.gather_text(item.hex()) for item in (parameters, moments))
         is_spread = self._engine.stage == 3
         return Digests(list(dict.fromkeys(of_weights)) if is_spread else of_weights, list(dict.fromkeys(of_moments)))
 
@@ -135,7 +135,7 @@ class DeepSpeed(Strategy):
         for name in self._whole.trained:
             flat = self._fragments.own[name].flat
             for key in sorted(state.get(flats[flat], {})):
-                own: list[Tensor] = [state[one].get(key, one) for one in flats]
+                own: list[Tensor] = [state[item].get(key, item) for item in flats]
                 # A count of steps is one number; all else is as large as its parameter.
                 yield name, key, self._fragments.gather(name, own) if key in self._whole.moments else own[flat].cpu()
 
@@ -165,17 +165,17 @@ class DeepSpeed(Strategy):
     def _share_out(self, saved: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
         """Return flat tensor -> what of saved moments is this rank's, laid out as it is."""
         flats = self._engine.flats
-        found: dict[int, dict[str, Tensor]] = {}
+        tensors: dict[int, dict[str, Tensor]] = {}
         for place, name in enumerate(self._whole.trained):
             fragment = self._fragments.own[name]
             for key, value in saved.get(place, {}).items():
-                own = found.setdefault(fragment.flat, {})
+                own = tensors.setdefault(fragment.flat, {})
                 if key in self._whole.moments:
                     whole = own.setdefault(key, torch.zeros_like(flats[fragment.flat], device="cpu").detach())
                     fragment.cut(whole).copy_(fragment.select(value))
                 else:
                     own[key] = value
-        return found
+        return tensors
 
     def describe(self) -> dict[str, Any]:
         """Return how DeepSpeed lays its exchange out: see ZeroEngine."""

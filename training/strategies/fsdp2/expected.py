@@ -76,7 +76,7 @@ class Fsdp2(Profile):
         shares = (1.0, *[0.5 if work.options.get("mixed") == "bf16" else 1.0] * (len(units) - 1))
         if gathered and (
             len(gathered) != len(units)
-            or any(not share * of <= one <= of for share, one, of in zip(shares, gathered, units, strict=True))
+            or any(not share * of <= item <= of for share, item, of in zip(shares, gathered, units, strict=True))
         ):
             return explain(
                 "other_bytes_gathered", "the units are gathered in {bytes:,} bytes, their weights have {needed:,}",

@@ -119,7 +119,7 @@ class Fsdp2(Strategy):
         alike = self._ranks.join_group([range(place, size, number) for place in range(number)])
         self._ranks.counted_groups.extend([self._group, alike])
         return DeviceMesh.from_group(
-            [alike, self._group], kind, mesh=[list(one) for one in copies], mesh_dim_names=("replicas", "shards")
+            [alike, self._group], kind, mesh=[list(copy) for copy in copies], mesh_dim_names=("replicas", "shards")
         )
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
@@ -174,29 +174,29 @@ class Fsdp2(Strategy):
 
     def digest(self) -> Digests:
         """Return the digest of each copy, which its ranks have gathered; as many as there are if they differ."""
-        found = []
+        results = []
         for tensors in (dict(self.module.named_parameters()), self.replica.collect_moments()):
             digest = TensorDigest()
             for name, tensor in self._shards.generate_whole(sorted(tensors.items())):
                 digest.add(name, tensor)
-            found.append(list_copies(self._ranks.gather_text(digest.hex()), self._shards.number))
-        return Digests(*found)
+            results.append(list_copies(self._ranks.gather_text(digest.hex()), self._shards.number))
+        return Digests(*results)
 
     def snapshot(self) -> Iterator[Part]:
         """Yield weights and state, gathered piece by piece; rank 0 keeps them, as a rank of ddp would have them."""
         tied, named, is_first = map_tied_names(self.module), self.module.state_dict(), self._ranks.is_first
         firsts = ((name, tensor) for name, tensor in named.items() if name not in tied)
-        found = {name: whole for name, whole in self._shards.generate_whole(firsts) if is_first}
-        found |= {name: found[first] for name, first in tied.items() if is_first}
-        weights = {name: found[name] for name in named if is_first}
-        found.clear()
+        results = {name: whole for name, whole in self._shards.generate_whole(firsts) if is_first}
+        results |= {name: results[first] for name, first in tied.items() if is_first}
+        weights = {name: results[name] for name in named if is_first}
+        results.clear()
         yield Part(WEIGHTS, weights if is_first else None)
         # Whoever has written them may hold the part still, and the moments are twice as large.
         weights.clear()
         state, groups = self.optimizer.state_dict()["state"], self.replica.named_groups
         names = [name for _, group in groups for name, _ in group]
         moments = [((names[place], key), value) for place, kept in state.items() for key, value in kept.items()]
-        whole = ((*where, one) for where, one in self._shards.generate_whole(moments))
+        whole = ((*where, item) for where, item in self._shards.generate_whole(moments))
         yield Part(STATE, collect_state(self.optimizer, groups, whole, self.replica.state_of_all(), is_kept=is_first))
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ class Pipeline(Profile):
         if any(first != end + 1 or last < first for (first, last), end in zip(stages, ends, strict=False)):
             return explain(
                 "layers_missing", "the stages have the layers {layers}: every layer has to be in one of them",
-                layers=_tell_layers(work),
+                layers=_format_layers(work),
             )  # fmt: skip
         held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
         return None if held == work.gradient_bytes else explain_size("stages", held, work)
@@ -114,8 +114,8 @@ class Pipeline(Profile):
         """Return the cut."""
         replicas = work.options.get("replicas", 1)
         return (
-            f"{format_plural(len(_list_stages(work)), 'stage')} with the layers {_tell_layers(work)}, cut so that the "
-            "largest has as few weights to multiply by as can be"
+            f"{format_plural(len(_list_stages(work)), 'stage')} with the layers {_format_layers(work)}, cut so that "
+            "the largest has as few weights to multiply by as can be"
             + f"; added up over {replicas} replicas"
             * (replicas > 1)
         )
@@ -124,9 +124,9 @@ class Pipeline(Profile):
         """Return the stages, and what the first and the last have in common."""
         return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
 
-    def tell_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
+    def explain_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
-        passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
+        passes, own = (sum(timer[name] for timer in timers) for name in ("pass_seconds", "own_seconds"))
         number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
         return (
             f"its ranks wait for each other {format_percent(1 - own / passes)} of the forward and backward "
@@ -139,7 +139,7 @@ class Pipeline(Profile):
         """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
         if not all(timers):
             return None
-        waits = sum(one["pass_seconds"] - one["own_seconds"] for one in timers) / len(timers)
+        waits = sum(timer["pass_seconds"] - timer["own_seconds"] for timer in timers) / len(timers)
         least = _compute_least(timers, options, world_size=world_size)
         return waits, (
             f"of stages alike, with messages that take no time, it would be {format_percent(least)} of the passes"
@@ -174,7 +174,7 @@ def _list_stages(work: Work) -> list[list[int]]:
     return list(work.exchange.get("layers", []))
 
 
-def _tell_layers(work: Work) -> str:
+def _format_layers(work: Work) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
 
 

@@ -115,14 +115,14 @@ class StagedSteps:
 
     def time(self, run: Callable[[], object]) -> list[Timed]:
         """Return what each step took that `run` makes; each pass is then waited for by itself."""
-        found: list[Timed] = []
+        timeds: list[Timed] = []
 
         def run_timed(micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
             self._own_seconds = 0.0
-            started = _tell_time(self._replica.device)
+            started = _read_time(self._replica.device)
             StagedSteps.run(self, micro_batches, weight=weight)
-            seconds = _tell_time(self._replica.device) - started
-            found.append(Timed(seconds, self._own_seconds, len(micro_batches)))
+            seconds = _read_time(self._replica.device) - started
+            timeds.append(Timed(seconds, self._own_seconds, len(micro_batches)))
             self._own_seconds = None
 
         self.run = run_timed  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ class StagedSteps:
             run()
         finally:
             del self.run
-        return found
+        return timeds
 
     @contextmanager
     def _time_pass(self) -> Iterator[None]:
@@ -138,9 +138,9 @@ class StagedSteps:
         if self._own_seconds is None:
             yield
             return
-        started = _tell_time(self._replica.device)
+        started = _read_time(self._replica.device)
         yield
-        self._own_seconds += _tell_time(self._replica.device) - started
+        self._own_seconds += _read_time(self._replica.device) - started
 
     def run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Run all forward and backward passes of a step."""
@@ -191,15 +191,15 @@ class StagedSteps:
             received = rows[:num_rows].view(*micro_batch.input_ids.shape, -1)
             self._watch(received)
         with self._time_pass():
-            found = self._cut.run(
+            result = self._cut.run(
                 stage, received,
                 lambda: self._replica.forward(self._replica.module, micro_batch, weight=self._weight),
                 begin=partial(self._go_on_drawing, rows),
             )  # fmt: skip
         if stage == self._last:
-            return found
+            return result
         num_blank = self._num_rows - num_rows - self._num_state_rows
-        handed_on = F.pad(found.to(ROW_DTYPE).reshape(num_rows, -1), (0, 0, 0, num_blank))
+        handed_on = F.pad(result.to(ROW_DTYPE).reshape(num_rows, -1), (0, 0, 0, num_blank))
         if self._num_state_rows:
             handed_on = torch.cat([handed_on, self._make_state_rows()])
         handed_on.register_hook(self._note_received_gradient)
@@ -233,7 +233,7 @@ class StagedSteps:
             self.was_given_finite = self.was_given_finite and bool(given.isfinite().all())
 
 
-def _tell_time(device: torch.device) -> float:
+def _read_time(device: torch.device) -> float:
     """Return the clock's seconds once the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

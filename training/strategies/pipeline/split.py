@@ -131,8 +131,8 @@ def _replace(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     # Its forward is no part of what is run again in a backward.
     stub.gradient_checkpointing = False
     stub.forward = forward
-    found: nn.Module = stub
-    return found
+    module: nn.Module = stub
+    return module
 
 
 def _forget_parameters(part: nn.Module) -> None:
@@ -153,12 +153,14 @@ def _make_blank(width: int) -> Callable[..., Tensor]:
 def _find_layers(model: nn.Module) -> nn.ModuleList:
     """Return the list of the model's layers."""
     layers = set(list_layers(model))
-    found = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) and layers >= set(part)]
-    if len(found) != 1:
+    results = [
+        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) and layers >= set(part)
+    ]
+    if len(results) != 1:
         raise UnfitModelError(
             f"{type(model).__name__} has no list of layers between which it could be cut into stages; use strategy ddp"
         )
-    return found[0]
+    return results[0]
 
 
 def _watch_forward(
@@ -197,11 +199,15 @@ def _watch_forward(
 
 def count_multiplied(part: nn.Module) -> int:
     """Return by how many weights each position is multiplied: about what the part takes of a step's time."""
-    looked_up = {id(one) for inner in part.modules() if isinstance(inner, nn.Embedding) for one in inner.parameters()}
+    looked_up = {
+        id(parameter) for inner in part.modules() if isinstance(inner, nn.Embedding) for parameter in inner.parameters()
+    }
     if isinstance(part, nn.Linear):
         # A head may have the weights of an embedding.
         return part.weight.numel()
-    return sum(one.numel() for one in part.parameters() if one.ndim >= 2 and id(one) not in looked_up)
+    return sum(
+        parameter.numel() for parameter in part.parameters() if parameter.ndim >= 2 and id(parameter) not in looked_up
+    )
 
 
 def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: int = 0) -> list[range]:
@@ -217,13 +223,13 @@ def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: in
     for stage in range(1, num_stages + 1):
         extra = (before if stage == 1 else 0) + (after if stage == num_stages else 0)
         for end in range(stage, len(costs) - (num_stages - stage) + 1):
-            found = [
+            results = [
                 (max(best[stage - 1, start][0], total[end] - total[start] + extra), -start)
                 for start in range(stage - 1, end)
                 if (stage - 1, start) in best
             ]
-            if found:
-                cost, start = min(found)
+            if results:
+                cost, start = min(results)
                 best[stage, end] = (cost, -start)
     ranges: list[range] = []
     end = len(costs)

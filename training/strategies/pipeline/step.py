@@ -202,14 +202,14 @@ class Pipeline(Strategy):
 
     def digest(self) -> Digests:
         """Return the digest of each replica's copy; several of one whose stages differ in what they share."""
-        parameters, found = TensorDigest(), list[list[str]]()
+        parameters, results = TensorDigest(), list[list[str]]()
         for name, part in self._gather_parameters(sorted(self._whole.parameters)):
             parameters.add(name, part)
-        for one in (parameters.hex(), self._moments.digest(self.replica.collect_others())):
+        for item in (parameters.hex(), self._moments.digest(self.replica.collect_others())):
             # With zero1 all replicas hold one copy of the moments.
-            size = self._ranks.world_size if found and self._shares is not None else self._num_ranks
-            found.append(list_copies(self._ranks.gather_text(one), size))
-        return Digests(*found)
+            size = self._ranks.world_size if results and self._shares is not None else self._num_ranks
+            results.append(list_copies(self._ranks.gather_text(item), size))
+        return Digests(*results)
 
     def _gather_parameters(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield these parameters, on the CPU of every rank, each from the first rank that has it."""
@@ -256,9 +256,9 @@ class Pipeline(Strategy):
 
         `num_micro_batches`: of that step.
         """
-        timed = [one for _ in range(_TIMED_RUNS) for one in self._steps.time(run)]
-        most = max(one.num_micro_batches for one in timed)
-        best = min((one for one in timed if one.num_micro_batches == most), key=lambda one: one.seconds)
+        timed = [item for _ in range(_TIMED_RUNS) for item in self._steps.time(run)]
+        most = max(item.num_micro_batches for item in timed)
+        best = min((item for item in timed if item.num_micro_batches == most), key=lambda item: item.seconds)
         return {
             "pass_seconds": best.seconds, "own_seconds": best.own_seconds, "num_micro_batches": best.num_micro_batches
         }  # fmt: skip

@@ -1,0 +1,38 @@
+"""Names that say nothing of what they hold, or are words of our own where the field has one, are refused."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_REFUSED = re.compile(r"_*(told|tell|tell_\w+|one|found|hear|knock)")
+_FOLDERS = ("flows", "tasks", "training", "ddp_audit", "benchmarks")
+_NOT_YET = ("ddp_audit/", "tasks/evaluat", "tasks/gates/", "tasks/measur", "tasks/records/")
+"""Where such names stand still."""
+
+
+def _list_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of every variable, parameter, function, class and attribute that is bound there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+
+
+def _list_refused(source: str) -> list[tuple[int, str]]:
+    return [(line, name) for line, name in _list_names(ast.parse(source)) if _REFUSED.fullmatch(name)]
+
+
+def test_no_name_is_a_word_that_says_nothing(project: Path) -> None:
+    files = [file for folder in _FOLDERS for file in (project / folder).rglob("*.py")]
+    names = {str(file.relative_to(project)): _list_refused(file.read_text(encoding="utf-8")) for file in files}
+    assert len(names) > 300
+    assert {file: refused for file, refused in names.items() if refused and not file.startswith(_NOT_YET)} == {}
+
+
+def test_a_refused_name_is_found_wherever_it_is_bound() -> None:
+    source = "def tell_cell(told, *, knock=0):\n    self._found = [one for one in told]\n    return one.found\n"
+    assert sorted(name for _, name in _list_refused(source)) == ["_found", "knock", "one", "tell_cell", "told"]
