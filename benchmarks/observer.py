@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_pairs, compute_ratio, generate_rounds
-from ddp_audit.rank_record import read_rank
+from ddp_audit.records import read_rank
 
 _WARM_UP = 70
 """Steps before those that are timed: the first 64 are looked at more closely."""

@@ -8,6 +8,6 @@ A script that may be changed can say more, and does nothing by that where no aud
         ...
 """
 
-from ddp_audit.observer.telling import say_asked, step
+from ddp_audit.observer import say_asked, step
 
 __all__ = ["say_asked", "step"]

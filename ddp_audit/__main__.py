@@ -9,22 +9,30 @@ import datetime
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from ddp_audit.asked import NAMES, Request, parse_request, read_words
-from ddp_audit.checks import ask_all, judge_cells, list_faults
-from ddp_audit.document import render_html, render_markdown
-from ddp_audit.failure import ConfigurationError, ScriptError, run_in_one_line, stop_on_signals
-from ddp_audit.findings import CLASSES
-from ddp_audit.findings.plain_baseline import is_wrapped
-from ddp_audit.launched import Audit, Launched
-from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.asked import (
+    NAMES,
+    AuditError,
+    ConfigurationError,
+    Request,
+    ScriptError,
+    parse_request,
+    read_words,
+)
+from ddp_audit.checks import Result, ask_all, judge_cells, list_faults
+from ddp_audit.findings import CLASSES, UNEVEN, find_uneven_pass
+from ddp_audit.findings.hygiene import is_wrapped
+from ddp_audit.page import make_document, render_html, render_markdown
 from ddp_audit.process import wording
-from ddp_audit.process.redaction import redact
+from ddp_audit.process.lifeline import StopEvent
+from ddp_audit.process.redaction import redact, redact_line
+from ddp_audit.records import Audit, Launched
 from ddp_audit.running import launch_script
 from ddp_audit.speed import compute_speeds
 
@@ -61,8 +69,8 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
             audit.add(launched)
             require_steps(launched, started_in=request.folder)
     answers, speeds = ask_all(audit), compute_speeds(audit) if request.compares_speed else []
-    standings = judge_cells(answers, speeds, list(request.cells))
-    document = make_document(audit, answers, speeds, standings)
+    result = Result(audit, answers, speeds, judge_cells(answers, speeds, list(request.cells)))
+    document = make_document(result)
     told = [
         {
             "name": one.name, "question": one.question, "verdict": one.verdict,
@@ -76,8 +84,8 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     for name, text in zip(_WRITTEN, texts, strict=True):
         (reports / name).write_text(_make_public(text), encoding="utf-8")
     lines = [
-        tell_verdict(audit, answers, speeds, standings),
-        *(f"{one.kind}: {one.question.NAME}: {one.found.compared}" for one in list_faults(answers, CLASSES)),
+        document.lead,
+        *(f"{one.kind}: {one.question.name}: {one.found.compared}" for one in list_faults(answers, CLASSES)),
         f"Report: {reports / _WRITTEN[0]}",
     ]
     is_wrong = bool(list_faults(answers, CLASSES[: 2 if request.compares_speed else 1]))
@@ -99,13 +107,17 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
         ending, _, words = launched.ending.partition("\n")
         if words:
             _log.error("%s", words)
+        ends = [end for _, end in find_uneven_pass(launched.ranks)]
+        if over := [end for end in ends if end is not None]:
+            first = f"rank {ends.index(min(over))} after step {min(over)}"
+            told = f"a pass over the data ended on {first} and not on all ranks: {UNEVEN}; {told}"
         raise ScriptError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {told}")
     ranks = launched.ranks
     if all(rank.start is None for rank in ranks):
         raise ConfigurationError(
             f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {told}"
         )
-    if not any(rank.has_imported_torch for rank in ranks):
+    if not any("torch" in rank.lines for rank in ranks):
         raise ConfigurationError(
             f"the script ended with exit code 0 and never imported torch: nothing to observe; {told}"
         )
@@ -139,8 +151,17 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
 
 
 def main() -> None:
-    """Audit what the command line and the environment ask for, and exit."""
-    run_in_one_line(_run)
+    """Audit what the command line and the environment ask for, and exit, by one line where that fails."""
+    try:
+        sys.exit(_run())
+    except AuditError as error:
+        line, code = redact_line(str(error)), error.exit_code
+    except OSError as error:
+        line, code = f"{error.strerror}: {error.filename or 'a file'}; free space or permit it", 4
+    except KeyboardInterrupt:
+        line, code = "interrupted", 130
+    sys.stderr.write(f"ddp-audit: {line}\n")
+    sys.exit(code)
 
 
 def _run() -> int:
@@ -148,7 +169,16 @@ def _run() -> int:
     asked = read_words(sys.argv[1:])
     # What was meant for the audit is none of the script's environment.
     request = parse_request(asked or {name: os.environ.pop(name) for name in NAMES if name in os.environ})
-    said, is_wrong = run_audit(request, work=WORK, reports=REPORTS, stop=stop_on_signals())
+    stop = StopEvent()
+
+    def ask_to_stop(number: int, _frame: object) -> None:
+        if number == signal.SIGINT and stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, ask_to_stop)
+    said, is_wrong = run_audit(request, work=WORK, reports=REPORTS, stop=stop)
     sys.stdout.write(said)
     return int(is_wrong)
 

@@ -10,7 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_audit.failure import ConfigurationError
+
+class AuditError(ValueError):
+    """A failure that one line explains."""
+
+    exit_code = 2
+
+
+class ConfigurationError(AuditError):
+    """What is asked for cannot be audited."""
+
+
+class ScriptError(AuditError):
+    """The script failed or hung."""
+
+    exit_code = 6
+
+
+class StoppedError(AuditError):
+    """The audit was asked to stop."""
+
+    exit_code = 75
+
 
 _OPTIONS = {
     "CELLS": "numbers of ranks, the baseline first, such as 1,2; '1 --batch 8; 2 --batch 4' gives them arguments",

@@ -4,37 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_audit.evidence import find_nothing_seen
-from ddp_audit.findings import (
-    CLASSES,
-    Question,
-    clipping,
-    clock,
-    data_wait,
-    epochs,
-    exchange,
+from ddp_audit.findings import CLASSES, HYGIENE, Question, find_nothing_seen
+from ddp_audit.findings.cells import global_batch, launches_alike, plausible_speed, same_step
+from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights
+from ddp_audit.findings.hygiene import clock, data_wait, one_file, one_model, own_device, plain_baseline
+from ddp_audit.findings.parameters import (
+    NO_GRADIENT,
+    NO_GROUP,
+    NO_MODE,
+    SAME_WORK,
+    UNSEEDED,
+    UNWRAPPED,
     finite,
-    global_batch,
-    gradient_scale,
-    labels,
-    launches_alike,
     learning,
-    loss_weights,
-    one_file,
-    own_device,
-    plain_baseline,
-    plausible_speed,
-    rows_of_its_own,
-    same_ids,
     same_parameters,
-    same_rows,
     same_start,
-    same_step,
     start_weights,
 )
-from ddp_audit.launched import Audit
+from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids, same_rows, shuffled
 from ddp_audit.process.findings import Finding, Verdict
 from ddp_audit.process.wording import explain
+from ddp_audit.records import Audit
 from ddp_audit.speed import FEWEST_LAUNCHES, Speed
 
 
@@ -67,31 +57,44 @@ class Standing:
     """Why, by the gravest finding; empty if proven."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """All that an audit says."""
+
+    audit: Audit
+    answers: Sequence[Answers]
+    speeds: Sequence[Speed]
+    standings: dict[str, Standing]
+    """Cell -> what the findings leave of its speedup."""
+
+
 QUESTIONS: Sequence[Question] = (
     same_parameters, learning, rows_of_its_own, same_ids, labels, loss_weights, gradient_scale, clipping, finite,
     start_weights, epochs, launches_alike, same_start, same_rows, global_batch, same_step, plausible_speed,
-    plain_baseline, exchange, clock, data_wait, own_device, one_file,
+    plain_baseline, exchange, shuffled, one_model, clock, data_wait, own_device, one_file,
 )  # fmt: skip
-_OF_EVERY_LAUNCH: Sequence[Question] = (
+_OF_EVERY_LAUNCH = (
     same_parameters, learning, rows_of_its_own, gradient_scale, finite, same_rows, global_batch, same_step,
     plain_baseline, exchange,
 )  # fmt: skip
 """What a step does, and is timed doing in every launch; all else is asked of the first one."""
-_BESIDE_BASELINE: Sequence[Question] = (gradient_scale, same_start, same_rows, global_batch, same_step)
-_OF_SEVERAL_RANKS: Sequence[Question] = (same_parameters, rows_of_its_own, clipping, exchange)
-_OF_THE_SCRIPT_ALONE = (epochs.NAME,)
+_BESIDE_BASELINE = (gradient_scale, same_start, same_rows, global_batch, same_step)
+_OF_SEVERAL_RANKS = (same_parameters, rows_of_its_own, clipping, exchange, one_model)
+_OF_SPEED = (data_wait, plausible_speed)
+"""Asked where launches are compared in turns: a few steps on a busy machine tell nothing of it."""
+_OF_THE_SCRIPT_ALONE = (epochs,)
 """What this asks bears on what the script says; the speedup is of steps, by the audit's own clock."""
-_FOLLOWS = {
+_FOLLOWS: dict[str, Sequence[Question]] = {
     **dict.fromkeys(
-        (same_parameters.NO_GROUP, same_parameters.SAME_WORK),
-        (rows_of_its_own.NAME, same_rows.NAME, global_batch.NAME, gradient_scale.NAME, exchange.NAME),
+        (NO_GROUP, NO_MODE, SAME_WORK), (rows_of_its_own, same_rows, global_batch, gradient_scale, exchange)
     ),
-    same_parameters.UNWRAPPED: (exchange.NAME,),
-    learning.NO_GRADIENT: (gradient_scale.NAME,),
-    **dict.fromkeys(same_ids.SAYS, (same_rows.NAME,)),
+    **dict.fromkeys((UNWRAPPED, "never_synchronised"), (exchange,)),
+    NO_GRADIENT: (gradient_scale,),
+    **dict.fromkeys(same_ids.says, (same_rows,)),
+    "same_rows": (shuffled,),
 }
 """Code of a finding -> what would only be said again of the same cell by other names."""
-_HYGIENE = {same_start.UNSEEDED}
+_GRADES = {UNSEEDED: HYGIENE}
 """Codes that are less grave than what their question is about."""
 _NOTHING_TOLD = 1.1
 """How many times its lower end an interval's upper one is, at least, if it tells nothing where it holds 1."""
@@ -109,12 +112,12 @@ class Fault:
     @property
     def kind(self) -> str:
         """Which of CLASSES it is of."""
-        return "hygiene" if self.found.code in _HYGIENE else self.question.CLASS
+        return _GRADES.get(self.found.code, self.question.kind)
 
     @property
     def sentence(self) -> str:
         """What is wrong, in one sentence."""
-        template = self.question.SAYS.get(self.found.code, "{compared}")
+        template = self.question.says.get(self.found.code, "{compared}")
         numbers = {**self.found.numbers, "cell": self.cell, "compared": self.found.compared}
         return explain(self.found.code, template, **numbers).sentence
 
@@ -125,16 +128,17 @@ def ask_all(audit: Audit) -> list[Answers]:
     for question in QUESTIONS:
         ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
         answers = {cell: ask(question, audit, cell) for cell in audit.request.cells}
-        found[question.NAME] = {cell: one for cell, one in answers.items() if one is not None}
+        found[question.name] = {cell: one for cell, one in answers.items() if one is not None}
     causes = [(cell, one.code) for of_cells in found.values() for cell, one in of_cells.items()]
-    for cell, name in ((cell, name) for cell, code in causes for name in _FOLLOWS.get(code, ())):
-        found[name].pop(cell, None)
-    return [Answers(question.NAME, question.QUESTION, found[question.NAME]) for question in QUESTIONS]
+    for cell, code in causes:
+        for question in _FOLLOWS.get(code, ()):
+            found[question.name].pop(cell, None)
+    return [Answers(question.name, question.asks, found[question.name]) for question in QUESTIONS]
 
 
 def list_faults(answers: Sequence[Answers], kinds: Sequence[str] = CLASSES[:2]) -> list[Fault]:
     """Return the failed findings of these classes, the gravest first."""
-    questions = {question.NAME: question for question in QUESTIONS}
+    questions = {question.name: question for question in QUESTIONS}
     faults = [
         Fault(questions[gate.name], cell, one)
         for gate in answers
@@ -162,7 +166,7 @@ def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequ
 def _judge(answers: Sequence[Answers], concerned: Sequence[str]) -> Standing:
     if faults := [one for one in list_faults(answers) if one.cell in concerned]:
         return Standing("withheld", faults[0].sentence)
-    bearing = {one.NAME for one in QUESTIONS if one.CLASS != "hygiene" and one.NAME not in _OF_THE_SCRIPT_ALONE}
+    bearing = {one.name for one in QUESTIONS if one.kind != HYGIENE and one not in _OF_THE_SCRIPT_ALONE}
     for gate in answers:
         for cell, one in gate.findings.items():
             if gate.name in bearing and cell in concerned and one.verdict == "not checked":
@@ -190,8 +194,13 @@ def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
     is_beside, is_baseline, num_ranks = question in _BESIDE_BASELINE, cell == audit.baseline, audit.request.cells[cell]
     if (is_beside and is_baseline) or (num_ranks == 1 and question in _OF_SEVERAL_RANKS):
         return None
+    if question in _OF_SPEED and not audit.request.compares_speed:
+        return None
     if question is plain_baseline and (not is_baseline or num_ranks > 1):
         return None
+    if question is learning and len({len(rank.steps) > 0 for rank in audit.ranks(cell)}) > 1:
+        # What some ranks make and others never do.
+        return question.find(audit, cell)
     nothing = [find_nothing_seen(audit, name) for name in (cell, *[audit.baseline] * is_beside)]
     return next(filter(None, nothing), None) or question.find(audit, cell)
 

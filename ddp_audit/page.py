@@ -1,17 +1,106 @@
-"""The report of an audit: what was found, how fast the script is, and where its time goes."""
+"""The report of an audit, as one page that needs nothing else and as Markdown: what was found, how fast, and why."""
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
 
-from ddp_audit.checks import Answers, Standing, list_faults
-from ddp_audit.document import Block, Document, Fold, Items, Section, Table
-from ddp_audit.evidence import NOT_OBSERVABLE
-from ddp_audit.findings import CLASSES
-from ddp_audit.launched import Audit
+from ddp_audit.checks import Result, list_faults
+from ddp_audit.findings import CLASSES, HYGIENE, NOT_OBSERVABLE
 from ddp_audit.process import wording
-from ddp_audit.rank_record import Fields
 from ddp_audit.speed import Speed, find_exposed_seconds, split_device_steps, split_steps, sum_other_work
 
-_WITHHELD = "withheld"
+_SPECIAL = re.compile(r"([\\`*\[\]|~#])")
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}th,td{text-align:left;padding:.3rem .8rem;"
+    "border-bottom:1px solid #8886;vertical-align:top}.lead{font-size:1.3rem}summary{cursor:pointer;font-weight:600}"
+    "details{margin:.8rem 0;padding:.2rem .8rem;border-left:3px solid #8886}"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    """The first one is its head."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part with a heading; one within another is read by whoever opens it."""
+
+    title: str
+    blocks: "Sequence[Block]"
+    is_open: bool = False
+
+
+Block = str | list[str] | Table | Section
+"""A text is a paragraph, a list of texts a list."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    lead: str
+    """Its first sentences, which stand alone."""
+    blocks: Sequence[Block]
+
+
+def render_html(document: Document) -> str:
+    """Return the page; nothing in its texts becomes markup."""
+    title, blocks = escape(document.title), "\n".join(_to_html(block, level=0) for block in document.blocks)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{_STYLE}</style><main><h1>{title}</h1>"
+        f'<p class="lead">{escape(document.lead)}</p>{blocks}</main></html>\n'
+    )
+
+
+def render_markdown(document: Document) -> str:
+    """Return the same for a terminal."""
+    blocks = (_to_markdown(block, level=0) for block in document.blocks)
+    return "\n\n".join([f"# {_escape(document.title)}", _escape(document.lead), *blocks]) + "\n"
+
+
+def _to_html(block: Block, *, level: int) -> str:
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+    if isinstance(block, list):
+        return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in block) + "</ul>"
+    title = escape(block.title)
+    if isinstance(block, Table):
+        rows = [
+            "".join(f"<td>{escape(cell)}</td>" if at else f'<th scope="col">{escape(cell)}</th>' for cell in row)
+            for at, row in enumerate(block.rows)
+        ]
+        return f"<table><caption>{title}</caption>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    inside = "\n".join(_to_html(one, level=level + 1) for one in block.blocks)
+    if level:
+        return f"<details{' open' * block.is_open}><summary>{title}</summary>{inside}</details>"
+    return f"<section><h2>{title}</h2>{inside}</section>"
+
+
+def _to_markdown(block: Block, *, level: int) -> str:
+    if isinstance(block, str):
+        return _escape(block)
+    if isinstance(block, list):
+        return "\n".join(f"- {_escape(one)}" for one in block)
+    if isinstance(block, Table):
+        head, *rows = (f"| {' | '.join(map(_escape, row))} |" for row in block.rows)
+        return "\n".join([f"{_escape(block.title)}:", "", head, "|---" * len(block.rows[0]) + "|", *rows])
+    inside = (_to_markdown(one, level=level + 1) for one in block.blocks)
+    return "\n\n".join([f"##{'#' * level} {_escape(block.title)}", *inside])
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", escape(" ".join(text.split()), quote=False))
+
+
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not observable", None: "–"}
 """Verdict of a question -> how a table shows it."""
 _WORDS = {
@@ -21,67 +110,53 @@ _WORDS = {
     "network": "after connecting to the network", "subprocess": "after starting another process",
     "observer": "the observer",
 }  # fmt: skip
+_END = (
+    "An audit sees from outside. What it could not see is called not observable and is no pass. What a step does was "
+    "looked at in every launch, all else in the first one of each cell. A wrong training and unlike cells withhold a "
+    "speedup; hygiene is said, and leaves it what it is of the script as it stands."
+)
 
 
-def make_document(
-    audit: Audit, answers: Sequence[Answers], speeds: Sequence[Speed], standings: dict[str, Standing]
-) -> Document:
+def make_document(result: Result) -> Document:
     """Return the report."""
-    sections = [
-        Section("Is it right, and are the cells alike?", list(_make_findings(audit, answers))),
-        Section("What was observed", [_make_observed(audit, cell) for cell in audit.request.cells]),
-    ]
-    if audit.request.compares_speed:
-        sections[1:1] = [
-            Section("How much faster?", list(_make_speed(audit, speeds, standings))),
-            Section("Why not more?", list(_make_split(audit))),
-        ]
-    end = (
-        "An audit sees from outside. What it could not see is called not observable and is no pass. What a step does "
-        "was looked at in every launch, all else in the first one of each cell. A wrong training and unlike cells "
-        "withhold a speedup; hygiene is said, and leaves it what it is of the script as it stands."
-    )
-    return Document(f"Audit of {audit.request.told}", tell_verdict(audit, answers, speeds, standings), [*sections, end])
+    request = result.audit.request
+    sections = [Section("Is it right, and are the cells alike?", list(_make_findings(result)))]
+    if request.compares_speed:
+        sections.append(Section("How much faster?", list(_make_speed(result))))
+        sections.append(Section("Why not more?", list(_make_split(result))))
+    sections.append(Section("What was observed", [_make_observed(result, cell) for cell in request.cells]))
+    return Document(f"Audit of {request.told}", tell_verdict(result), [*sections, _END])
 
 
-def tell_verdict(
-    audit: Audit, answers: Sequence[Answers], speeds: Sequence[Speed], standings: dict[str, Standing]
-) -> str:
+def tell_verdict(result: Result) -> str:
     """Return the first sentences of the report, which are also what is printed: the gravest finding first."""
-    faults = list_faults(answers)
-    if faults:
+    if faults := list_faults(result.answers):
         more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." if len(faults) > 1 else ""
         told = f"{faults[0].sentence}.{more}"
     else:
-        asked = [gate for gate in answers if gate.findings]
-        unseen = sum(gate.verdict == "not checked" for gate in asked)
+        asked = [one for one in result.answers if one.findings]
+        unseen = sum(one.verdict == "not checked" for one in asked)
         open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
         told = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
-    return f"{told} {_tell_speed(audit, answers, speeds, standings)}" if audit.request.compares_speed else told
-
-
-def _tell_speed(
-    audit: Audit, answers: Sequence[Answers], speeds: Sequence[Speed], standings: dict[str, Standing]
-) -> str:
-    told = []
-    for speed in speeds:
+    if not result.audit.request.compares_speed:
+        return told
+    figures = []
+    for speed in result.speeds:
+        state = result.standings[speed.cell].state
         if speed.speedup is None:
             continue
-        state = standings[speed.cell].state
         if state == "withheld":
-            told.append(f"{speed.cell}: speedup withheld")
+            figures.append(f"{speed.cell}: speedup withheld")
             continue
-        figure = f"{speed.cell} {_tell_as(audit, _format_ratio(speed))}"
-        told.append(f"{figure}{', no interval' * (not speed.has_interval)}, {state}")
-    if not told:
-        return "No speedup: too few steps were seen."
-    beside = list(dict.fromkeys(one.sentence for one in list_faults(answers, ["hygiene"])))
-    as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {'; '.join(beside)}." if beside else ""
-    return f"{'; '.join(told)}.{as_it_is}"
-
-
-def _tell_as(audit: Audit, figure: str) -> str:
-    return f"has {figure} the throughput (weak scaling)" if audit.request.is_weak else f"is {figure} as fast"
+        ratio, interval = _format_ratio(speed), ", no interval" * (not speed.has_interval)
+        is_weak = result.audit.request.is_weak
+        figure = f"has {ratio} the throughput (weak scaling)" if is_weak else f"is {ratio} as fast"
+        figures.append(f"{speed.cell} {figure}{interval}, {state}")
+    if not figures:
+        return f"{told} No speedup: too few steps were seen."
+    beside = "; ".join(dict.fromkeys(one.sentence for one in list_faults(result.answers, [HYGIENE])))
+    as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {beside}." if beside else ""
+    return f"{told} {'; '.join(figures)}.{as_it_is}"
 
 
 def _format_ratio(speed: Speed) -> str:
@@ -90,69 +165,52 @@ def _format_ratio(speed: Speed) -> str:
     return f"{value} ({low[:-1]} to {high[:-1]})" if speed.has_interval else value
 
 
-def _make_findings(audit: Audit, answers: Sequence[Answers]) -> Iterator[Block]:
-    for fault in list_faults(answers, CLASSES):
+def _make_findings(result: Result) -> Iterator[Block]:
+    for fault in list_faults(result.answers, CLASSES):
         one = fault.found
         corrected = [f"What it does to the claim: {one.true_figure}."] if one.true_figure else []
-        yield Fold(
-            f"{fault.sentence} ({fault.kind})",
-            [Items([f"{one.compared}.", *corrected, f"To mend it: {one.remedy or fault.question.REMEDY}."])],
-            is_open=True,
-        )
-    cells = list(audit.request.cells)
-    rows = [[one.name, *(_mark(one, cell) for cell in cells), one.question] for one in answers]
-    yield Table("Each question, cell by cell", ["Question", *cells, "What it asks"], rows)
-    told = [
-        f"{one.name}, {cell}: {found.compared}"
-        for one in answers
-        for cell, found in one.findings.items()
-        if found.verdict != "failed"
-    ]
-    yield Fold("What was seen of each", [Items(told)])
+        told = [f"{one.compared}.", *corrected, f"To mend it: {one.remedy or fault.question.remedy}."]
+        yield Section(f"{fault.sentence} ({fault.kind})", [told], is_open=True)
+    cells = list(result.audit.request.cells)
+    rows = [["Question", *cells, "What it asks"]]
+    told = []
+    for answers in result.answers:
+        found = {cell: answers.findings.get(cell) for cell in cells}
+        rows.append([answers.name, *(_MARKS[one.verdict if one else None] for one in found.values()), answers.question])
+        told += [
+            f"{answers.name}, {cell}: {one.compared}" for cell, one in found.items() if one and one.verdict != "failed"
+        ]
+    yield Table("Each question, cell by cell", rows)
+    yield Section("What was seen of each", [told])
 
 
-def _mark(answers: Answers, cell: str) -> str:
-    found = answers.findings.get(cell)
-    return _MARKS[found.verdict if found else None]
-
-
-def _make_speed(audit: Audit, speeds: Sequence[Speed], standings: dict[str, Standing]) -> Iterator[Block]:
+def _make_speed(result: Result) -> Iterator[Block]:
     yield (
         "Steps as the script itself makes them, from the end of one to the end of the next, by the slowest rank; "
         "without the first tenth, and without checkpoints, evaluation and uploads between them (but for checkpoints, "
         "what most steps have is a part of them). "
-        f"{wording.format_plural(audit.request.num_launches, 'launch')} of each cell, in turns."
+        f"{wording.format_plural(result.audit.request.num_launches, 'launch')} of each cell, in turns."
     )
-    rows = [
-        [
-            speed.cell,
-            wording.format_duration(speed.step_seconds),
-            wording.format_three_digits(speed.samples_per_second) if speed.samples_per_second else "n/a",
-            f"{speed.num_steps:,}",
-            _tell_ratio(speed, standings),
-            standings[speed.cell].state,
-        ]
-        for speed in speeds
-    ]
-    head = ["Cell", "Seconds per step", "Samples per second", "Steps timed", "Speedup", "Standing"]
-    yield Table("Speed of each cell", head, rows)
-    for speed in speeds:
-        if speed.speedup is not None and standings[speed.cell].reason:
-            yield f"{speed.cell} is {standings[speed.cell].state}: {standings[speed.cell].reason}."
+    rows = [["Cell", "Seconds per step", "Samples per second", "Steps timed", "Speedup", "Standing"]]
+    reasons = []
+    for speed in result.speeds:
+        standing, ratio = result.standings[speed.cell], "baseline"
+        if speed.speedup is not None:
+            ratio = wording.WITHHELD if standing.state == "withheld" else _format_ratio(speed)
+            reasons += [f"{speed.cell} is {standing.state}: {standing.reason}."] * bool(standing.reason)
+        samples = wording.format_three_digits(speed.samples_per_second) if speed.samples_per_second else "n/a"
+        seconds = wording.format_duration(speed.step_seconds)
+        rows.append([speed.cell, seconds, samples, f"{speed.num_steps:,}", ratio, standing.state])
+    yield Table("Speed of each cell", rows)
+    yield from reasons
 
 
-def _tell_ratio(speed: Speed, standings: dict[str, Standing]) -> str:
-    if speed.speedup is None:
-        return "baseline"
-    return _WITHHELD if standings[speed.cell].state == "withheld" else _format_ratio(speed)
-
-
-def _make_split(audit: Audit) -> Iterator[Block]:
-    cells = list(audit.request.cells)
-    if audit.device != "cpu":
-        of_device = {cell: split_device_steps(audit.first(cell)) for cell in cells}
+def _make_split(result: Result) -> Iterator[Block]:
+    launches = {cell: result.audit.first(cell) for cell in result.audit.request.cells}
+    if result.audit.device != "cpu":
+        of_device = {cell: split_device_steps(one) for cell, one in launches.items()}
         if any(of_device.values()):
-            yield _tabulate_split("Where the GPU's time goes, mean over ranks and steps", of_device)
+            yield _tabulate("Where the GPU's time goes, mean over ranks and steps", "Part of a step", of_device)
             yield (
                 "By events on the stream that the script computes on. Between the parts it copies, computes a loss, or "
                 "has nothing to do; the next table, which is the host's, says what is waited for meanwhile."
@@ -161,72 +219,56 @@ def _make_split(audit: Audit) -> Iterator[Block]:
             "The following split is that of the host: a GPU works on while the host goes on, and what waits for it "
             "last is charged for it."
         )
-    yield _tabulate_split(
-        "Where a step goes, mean over ranks and steps", {cell: split_steps(audit.first(cell)) for cell in cells}
-    )
-    for cell in cells:
-        exposed = find_exposed_seconds(audit.first(cell))
+    of_host = {cell: split_steps(one) for cell, one in launches.items()}
+    yield _tabulate("Where a step goes, mean over ranks and steps", "Part of a step", of_host)
+    for cell, one in launches.items():
+        exposed = find_exposed_seconds(one)
         if exposed is not None:
             yield (
                 f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
                 "beside no computation."
             )
-    other = {cell: sum_other_work(audit.first(cell)) for cell in cells}
-    rows = [
-        [_WORDS[kind], *(wording.format_duration(other[cell].get(kind, 0.0)) for cell in cells)]
-        for kind in _WORDS
-        if any(other[cell].get(kind) for cell in cells)
-    ]
-    if rows:
-        yield Table("What is no step, in the whole run", ["Kind", *cells], rows)
+    other = {cell: sum_other_work(one) for cell, one in launches.items()}
+    if any(any(one.values()) for one in other.values()):
+        yield _tabulate("What is no step, in the whole run", "Kind", other, has_shares=False)
 
 
-def _tabulate_split(title: str, splits: dict[str, dict[str, float]]) -> Table:
+def _tabulate(title: str, head: str, splits: dict[str, dict[str, float]], *, has_shares: bool = True) -> Table:
+    def tell(split: dict[str, float], kind: str) -> str:
+        seconds, whole = split.get(kind, 0.0), sum(split.values())
+        share = f" ({wording.format_percent(seconds / whole)})" if has_shares and whole else ""
+        return wording.format_duration(seconds) + share if whole else "n/a"
+
     kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
-    rows = [[_WORDS[kind], *(_tell_part(split, kind) for split in splits.values())] for kind in kinds]
-    return Table(title, ["Part of a step", *splits], rows)
+    rows = [[_WORDS[kind], *(tell(split, kind) for split in splits.values())] for kind in kinds]
+    return Table(title, [[head, *splits], *rows])
 
 
-def _tell_part(split: dict[str, float], kind: str) -> str:
-    whole = sum(split.values())
-    return (
-        f"{wording.format_duration(split.get(kind, 0.0))} ({wording.format_percent(split.get(kind, 0.0) / whole)})"
-        if whole
-        else "n/a"
-    )
-
-
-def _make_observed(audit: Audit, cell: str) -> Block:
-    launched = audit.first(cell)
+def _make_observed(result: Result, cell: str) -> Block:
+    launched = result.audit.first(cell)
     rank = launched.ranks[0]
     first = rank.steps[0] if rank.steps else {}
     micro = first["micros"][0] if first else {}
-    facts = [
-        ("ended", launched.ending.splitlines()[0] if launched.ending else f"exit code {launched.exit_code}"),
-        ("steps", f"{launched.num_steps:,}"),
-        ("output", str(launched.folder / "logs")),
-        (
-            "Python and torch",
-            f"{(rank.start or {}).get('python', '')}, {(rank.first('torch') or {}).get('version', '')}",
-        ),
-        ("model", _tell_model(micro)),
-        ("trainable parameters", f"{int(first.get('num_parameters', 0)):,}"),
-        ("optimizer", str(first.get("optimizer", ""))),
-        ("learning rate of the first step", ", ".join(map(str, first.get("lr", [])))),
-        ("precision", str(micro.get("precision", ""))),
-        ("attention", str(micro.get("attention", "")) or f"{NOT_OBSERVABLE}"),
-        ("micro-batches per step and rank", str(len(first.get("micros", [])))),
-        ("shape of the first input", str(micro.get("shape", ""))),
-        ("loss of the first micro-batch", str(micro.get("loss_of_model", micro.get("loss", NOT_OBSERVABLE)))),
-        ("seed", str(first.get("seed", ""))),
-        ("threads of a rank", str(first.get("num_threads", ""))),
-        ("backend", str(first.get("backend", "")) or "no process group"),
-        ("observed to its end", "yes" if rank.is_whole else "no"),
-        ("left running, and ended", ", ".join(launched.left)),
-    ]
-    return Fold(cell, [Items([f"{name}: {wording.replace_unprintable(value)}" for name, value in facts if value])])
-
-
-def _tell_model(micro: Fields) -> str:
     name, wrapper = micro.get("computed") or micro.get("model", ""), micro.get("wrapper", "")
-    return f"{name} in {wrapper}" if wrapper else str(name)
+    facts = {
+        "ended": launched.ending.splitlines()[0] if launched.ending else f"exit code {launched.exit_code}",
+        "steps": f"{launched.num_steps:,}",
+        "output": launched.folder / "logs",
+        "Python and torch": f"{(rank.start or {}).get('python', '')}, {(rank.first('torch') or {}).get('version', '')}",
+        "model": f"{name} in {wrapper}" if wrapper else name,
+        "trainable parameters": f"{int(first.get('num_parameters', 0)):,}",
+        "optimizer": first.get("optimizer", ""),
+        "learning rate of the first step": ", ".join(map(str, first.get("lr", []))),
+        "precision": micro.get("precision", ""),
+        "attention": micro.get("attention", "") or NOT_OBSERVABLE,
+        "micro-batches per step and rank": len(first.get("micros", [])),
+        "shape of the first input": micro.get("shape", ""),
+        "loss of the first micro-batch": micro.get("loss_of_model", micro.get("loss", NOT_OBSERVABLE)),
+        "seed": first.get("seed", ""),
+        "threads of a rank": first.get("num_threads", ""),
+        "backend": first.get("backend", "") or "no process group",
+        "observed to its end": "yes" if rank.is_whole else "no",
+        "left running, and ended": ", ".join(launched.left),
+    }
+    told = {name: wording.replace_unprintable(str(value)) for name, value in facts.items()}
+    return Section(cell, [[f"{name}: {value}" for name, value in told.items() if value]])

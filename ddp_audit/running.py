@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_audit.asked import Request
-from ddp_audit.failure import StoppedError
+from ddp_audit.asked import Request, StoppedError
 from ddp_audit.fresh_folder import make_fresh_folder
-from ddp_audit.launched import Launched
 from ddp_audit.process.lifeline import PRCTL
 from ddp_audit.process.redaction import redact
 from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, list_torchrun_words, read_last_lines, tell_end
-from ddp_audit.rank_record import RankRecord, is_step, read_rank
+from ddp_audit.records import Launched, RankRecord, is_step, read_rank
 
 _SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_END = 2.0

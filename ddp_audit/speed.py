@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean, median, stdev
 
-from ddp_audit.evidence import count_samples, do_samples_lead
-from ddp_audit.launched import OTHER_WORK, Audit, Launched
-from ddp_audit.rank_record import Fields
+from ddp_audit.findings import count_samples, do_samples_lead
+from ddp_audit.records import OTHER_WORK, Audit, Fields, Launched
 
 _WARM_UP_SHARE = 0.1
 _FEWEST_WARM_UP = 1

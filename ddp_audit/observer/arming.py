@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ddp_audit.observer import telling
+import ddp_audit.observer
 from ddp_audit.observer.record import Guard, Record
 
 _MODULES = ("torch", "safetensors.torch")
@@ -57,7 +57,7 @@ class Observer:
         from ddp_audit.observer.fed import Loaders
         from ddp_audit.observer.steps import Steps
         from ddp_audit.observer.timeline import Place, Timeline
-        from ddp_audit.observer.torch_private import start_recorder
+        from ddp_audit.process.flight_recorder import start_recorder
 
         place = Place(self._heartbeat)
         self.times, lines = Timeline(place), ScriptLines()
@@ -138,7 +138,7 @@ def arm_when_torch_comes(folder: str, *, rank: int | None, heartbeat: str | None
         fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     observer = Observer(record, heartbeat=heartbeat)
-    telling.observer = observer
+    ddp_audit.observer.observer = observer
     os.register_at_fork(after_in_child=lambda: setattr(observer.guard, "is_on", False))
     if "torch" in sys.modules:
         observer.see_imported(sys.modules["torch"])

@@ -1,18 +1,19 @@
 """What the model computes: its outermost calls, the losses, the backward passes."""
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
 from ddp_audit.observer.fed import Loaders
-from ddp_audit.observer.losses import watch_losses
 from ddp_audit.observer.record import Guard, is_main_thread
 from ddp_audit.observer.samples import (
     count_tokens,
@@ -23,7 +24,6 @@ from ddp_audit.observer.samples import (
     looks_like_mask,
     put_rows_first,
 )
-from ddp_audit.observer.setting import draws_at_random, find_precision
 from ddp_audit.observer.steps import Micro, Steps
 from ddp_audit.observer.torch_private import get_uncompiled
 
@@ -36,6 +36,8 @@ _HEAD_TOKENS = 64
 _ONE_IN = 64
 """Of the rows with an index, after the steps that are read, so many have one whose content is digested."""
 _MASK = "attention_mask"
+_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass
@@ -213,6 +215,8 @@ class Computing:
             micro.wrapper = model.wrapper_name
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
+                if self._steps.number == 0 and not wrapper.broadcast_buffers:
+                    micro.keeps_statistics = any(isinstance(one, _BATCH_NORMS[:-1]) for one in module.modules())
         if self._steps.is_read:
             micro.line = self._lines.find()
             micro.precision = find_precision(model.learner(), found)
@@ -307,7 +311,7 @@ class Computing:
 
 def _is_wrapper(module: Any) -> bool:
     names = {kind.__name__ for kind in type(module).__mro__}
-    return bool(names & {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})
+    return bool(names & _WRAPPERS)
 
 
 def read_random_states(device: torch.device) -> list[torch.Tensor]:
@@ -334,3 +338,87 @@ def name_computed(module: Any, wrapper: Any) -> str:
         plain = getattr(plain, "module", plain)
     kinds = [kind.__name__ for kind in type(get_uncompiled(plain)).__mro__]
     return "" if _TRAINED_BY_A_STEP_OF_ITS_OWN in kinds else kinds[0]
+
+
+def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
+    """Return what a model computes in: by autocast on the device of its inputs, else the type of a parameter."""
+    device = found[0][1].device.type if found else "cpu"
+    if torch.is_autocast_enabled(device):
+        return f"autocast {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+    return "" if learner is None else str(learner.dtype).removeprefix("torch.")
+
+
+def draws_at_random(module: torch.nn.Module) -> bool:
+    """Return whether a module computes something else of a row every time, or with other rows beside it."""
+    if not module.training:
+        return False
+    if isinstance(module, _BATCH_NORMS):
+        return True
+    found = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    return any(isinstance(one, float) and one > 0 for one in found)
+
+
+_IGNORED = -100
+_OF_CLASSES = ("cross_entropy", "nll_loss")
+_LOSSES = (
+    *_OF_CLASSES, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+"""Of torch.nn.functional: those whose mean is one over their targets, which are counted."""
+_WEIGHTS = ("weight", "pos_weight", "size_average", "reduce")
+"""Arguments with which such a loss is another mean, or none."""
+
+
+def watch_losses(guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
+    """From now on these losses tell the micro-batch that is under way what they are over."""
+    for name in _LOSSES:
+        _watch(name, guard, times, steps)
+
+
+def _watch(name: str, guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
+    original = getattr(torch.nn.functional, name)
+    parameters = inspect.signature(original).parameters
+    defaults = {key: one.default for key, one in parameters.items()}
+
+    @functools.wraps(original)
+    def observed(*arguments: Any, **named: Any) -> Any:
+        output = original(*arguments, **named)
+        if torch.compiler.is_compiling() or not steps.is_read or not is_main_thread():
+            return output
+        given = defaults | dict(zip(parameters, arguments, strict=False)) | named
+        times.charge(guard, _see, steps, name, output, given)
+        return output
+
+    # TorchScript compiles what this returns, which is the loss as it was.
+    observed.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+    setattr(torch.nn.functional, name, observed)
+
+
+def _see(steps: Steps, name: str, output: Any, given: dict[str, Any]) -> None:
+    target: torch.Tensor = given["target"]
+    micro = steps.open_micro
+    if micro is None or not isinstance(output, torch.Tensor) or not output.requires_grad:
+        return
+    micro.num_losses += 1
+    is_of_classes = name in _OF_CLASSES
+    if (
+        not steps.can_read(output)
+        or any(given.get(one) is not None for one in _WEIGHTS)
+        or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)
+    ):
+        micro.is_weighted = True
+        return
+    if not is_of_classes:
+        micro.num_targets, micro.reduction = target.numel(), given["reduction"]
+        micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
+        return
+    kept = target.detach().cpu()
+    micro.num_targets = int((kept != given["ignore_index"]).sum())
+    micro.reduction = given["reduction"]
+    micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
+    if micro.mask is not None and micro.mask.dim() > 1 and micro.mask.shape[1] > 1:
+        mask = micro.mask
+        # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
+        for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
+            if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
+                micro.labels_are_mask = True

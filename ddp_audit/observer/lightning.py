@@ -8,7 +8,7 @@ except ImportError:
     # Before 2.6.6 the package `lightning` comes without the other one.
     from lightning.pytorch import Callback
 
-from ddp_audit.observer.telling import say_asked
+from ddp_audit.observer import say_asked
 
 
 class AuditCallback(Callback):

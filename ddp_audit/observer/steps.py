@@ -12,14 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
-from ddp_audit.observer.gradient import GradientWatch, digest_gradients
 from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors
-from ddp_audit.observer.setting import read_options, read_torch_settings
-from ddp_audit.observer.torch_private import count_collectives, read_ddp_times, read_recorded
-
-_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
-
+from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used, read_ddp_times
+from ddp_audit.process.flight_recorder import read_recorded
 
 _OFTEN_UNTIL = 4
 _READ_UNTIL = 64
@@ -39,6 +35,7 @@ class Micro:
     model: str = ""
     line: Line | None = None
     is_synchronised: bool | None = None
+    keeps_statistics: bool = False
     precision: str = ""
     attention: str = ""
     is_training: bool | None = None
@@ -98,7 +95,7 @@ class Steps:
         self._clips: list[dict[str, Any]] = []
         self._gradient: dict[str, Any] | None = None
         self._gradient_watch = GradientWatch()
-        self._of_gradient: dict[str, bool | None] = {}
+        self._of_gradient: dict[str, Any] = {}
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         """Every one that made a step, in that order: two that take turns would be sampled at one's steps alone."""
@@ -322,21 +319,97 @@ def _read_number(value: Any) -> float | None:
 
 def read_traffic(before: dict[str, int], now: dict[str, int]) -> dict[str, list[int]] | None:
     """Return kind -> [number, bytes given] of the collectives between two counts; None where not all are told."""
-    wanted = sum(now[name] - before.get(name, 0) for name in now)
-    if not wanted:
-        return {}
+    wanted = [(name, number) for name in now for number in range(before.get(name, 0) + 1, now[name] + 1)]
+    recorded = read_recorded(str(dist.get_backend())) if wanted else {}
     found: dict[str, list[int]] = {}
-    num_told = 0
-    for entry in read_recorded():
-        name = entry["process_group"][0]
-        if entry.get("is_p2p") or not before.get(name, 0) < entry["collective_seq_id"] <= now.get(name, 0):
-            continue
-        pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
-        if any(kind not in _BYTES for _, kind in pairs):
+    for at in wanted:
+        kind, num_bytes = recorded.get(at, ("", None))
+        if num_bytes is None:
             return None
-        kind = entry["profiling_name"].rpartition(":")[2]
         counted = found.setdefault(kind, [0, 0])
         counted[0] += 1
-        counted[1] += sum(math.prod(size) * _BYTES[dtype] for size, dtype in pairs)
-        num_told += 1
-    return found if num_told == wanted else None
+        counted[1] += num_bytes
+    return found
+
+
+class GradientWatch:
+    """Follows the gradient of one step."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, Any] | None = None
+        self._is_changed_early = False
+
+    def see_before_backward(self, parameters: list[torch.Tensor]) -> None:
+        """A backward pass adds to what the one before has left: whoever has changed that did not see all of it."""
+        if self._left is not None:
+            self._is_changed_early |= not _is_same_or_unscaled(self._left, digest_gradients(parameters))
+
+    def see_after_backward(self, parameters: list[torch.Tensor]) -> None:
+        """A backward pass is over: what it left is what the optimizer will find, unless the script changes it."""
+        self._left = digest_gradients(parameters)
+
+    def judge(self, parameters: list[torch.Tensor], found: dict[str, Any], wrapper: Any) -> dict[str, Any]:
+        """Return what is known of the step's gradient, which the optimizer has `found`; begin with the next one.
+
+        `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
+        `left`: some elements of what that left.
+        `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
+        """
+        left, self._left = self._left, None
+        is_early, self._is_changed_early = self._is_changed_early, False
+        return {
+            "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, found),
+            "left": left and left["head"],
+            "is_gradient_changed_early": is_early or has_hooks(parameters, wrapper),
+        }
+
+
+def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the digest of those that there are."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    found = digest_tensors(gradients)
+    if gradients and found["l2"] == 0:
+        # Of most tensors some elements alone were looked at.
+        parts: list[Any] = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
+        found["is_zero"] = not any(bool(one.any()) for one in parts)
+    return found
+
+
+def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return whether a gradient is what it was, or a power of two of it, as where a loss was scaled for fp16."""
+    if before["digests"] == after["digests"]:
+        return True
+    if not all(one["l2"] > 0 and math.isfinite(one["l2"]) for one in (before, after)):
+        return False
+    scale: float = after["l2"] / before["l2"]
+    power = 2.0 ** round(math.log2(scale))
+    return math.isclose(scale, power, rel_tol=1e-9) and after["head"] == [one * power for one in before["head"]]
+
+
+def read_options(optimizer: Any) -> dict[str, list[Any]]:
+    """Return option -> its values, of the groups of parameters in their order, each once."""
+    found = {}
+    for name in optimizer.defaults:
+        values = [group.get(name) for group in optimizer.param_groups]
+        plain = [
+            one
+            for one in values
+            if all(
+                each is None or isinstance(each, int | float) for each in (one if isinstance(one, tuple) else (one,))
+            )
+        ]
+        if len(plain) == len(values):
+            found[name] = list(dict.fromkeys(plain))
+    return found
+
+
+def read_torch_settings() -> dict[str, bool | str]:
+    """Return those that change how long a step takes, or what it computes."""
+    return {
+        "compiler in use": is_compiler_used(),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "detect_anomaly": torch.is_anomaly_enabled(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+    }

@@ -1,7 +1,5 @@
 """What is read of torch that has no public name, in one place: tried on torch 2.10, 2.11 and 2.15."""
 
-import json
-import os
 import sys
 from typing import Any
 
@@ -31,30 +29,6 @@ def count_collectives() -> dict[str, int]:
             # Not every backend counts.
             continue
     return counts
-
-
-def start_recorder() -> None:
-    """Have the flight recorder keep collectives; to be called before the first group. From 2.11 on it does anyway."""
-    if torch.__version__ < "2.11":
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-
-
-def read_recorded() -> list[dict[str, Any]]:
-    """Return the entries of the flight recorder, of collectives that have ended as well; none without a recorder.
-
-    NCCL's groups have a recorder of their own. Before 2.15 all others shared one, and no backend is asked for.
-    """
-    recorder: Any = torch._C._distributed_c10d
-    backend = str(dist.get_backend())
-    if backend == "nccl" and hasattr(recorder, "_dump_nccl_trace_json"):
-        dumped = recorder._dump_nccl_trace_json(True, False)
-    elif hasattr(recorder, "_dump_fr_trace_json"):
-        named = [backend] if hasattr(recorder, "_reset_fr_trace") else []
-        dumped = recorder._dump_fr_trace_json(True, False, *named)
-    else:
-        return []
-    entries: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
-    return entries
 
 
 def read_ddp_times(module: Any) -> dict[str, int] | None:

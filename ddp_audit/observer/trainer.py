@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ddp_audit.observer.telling import say_asked
+from ddp_audit.observer import say_asked
 
 
 class AuditCallback(TrainerCallback):

@@ -19,7 +19,6 @@ SEAMS = {
     "tasks/equivalence/reference": "tasks.equivalence.reference.Reference",
     "tasks/data/slicing": "tasks.data.slicing.SlicingFile",
     "tasks/services/trackers": "tasks.services.trackers.Tracker",
-    "ddp_audit/findings": "ddp_audit.findings.Question",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
 }
 """Folder -> what each of its files offers."""

@@ -1,10 +1,18 @@
-"""One process for all tests of this folder that scripts are forked from: its imports take longer than most of them."""
+"""Scripts of these tests: forked from one process that has imported torch, which takes longer than most of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ddp_audit.asked import parse_request
+from ddp_audit.findings.hygiene import is_wrapped
+from ddp_audit.records import Audit
 from tests.auditing.forked_scripts import ForkedScripts
+
+SCRIPTS = Path(__file__).parent / "scripts"
+AuditScript = Callable[..., Audit]
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +21,56 @@ def forked() -> Iterator[ForkedScripts]:
     scripts = ForkedScripts()
     yield scripts
     scripts.close()
+
+
+@pytest.fixture(scope="session")
+def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory) -> AuditScript:
+    """Return what audits a script of scripts/, or a text, in which `edits` were made, to its end."""
+
+    def run(
+        script: str,
+        edits: dict[str, str] | None = None,
+        arguments: str = "",
+        *,
+        cells: str = "1,2",
+        num_launches: int = 1,
+        folder: Path | None = None,
+        baseline: Audit | None = None,
+    ) -> Audit:
+        folder = folder or tmp_path_factory.mktemp("script")
+        text = script if "\n" in script else (SCRIPTS / f"{script}.py").read_text()
+        for right, wrong in (edits or {}).items():
+            assert text.count(right) == 1, right
+            text = text.replace(right, wrong)
+        (folder / "script.py").write_text(text)
+        request = parse_request({"SCRIPT": f"script.py {arguments}", "CELLS": cells, "FOLDER": str(folder)})
+        audit = Audit(request)
+        if baseline is not None:
+            audit.add(baseline.first(audit.baseline))
+        for cell, world_size in list(request.cells.items()) * num_launches:
+            if cell == audit.baseline and baseline is not None:
+                continue
+            words = request.words_for(cell)
+            launched = forked.launch(words, cell=cell, world_size=world_size, folder=folder)
+            if cell == audit.baseline and is_wrapped(launched):
+                alone = forked.launch(words, cell=cell, world_size=world_size, folder=folder, is_alone=True)
+                launched = launched if alone.is_failed else replace(alone, is_alone=True)
+            assert launched.exit_code == 0, launched.ending
+            assert all(rank.is_whole for rank in launched.ranks), [rank.lines.get("broken") for rank in launched.ranks]
+            audit.add(launched)
+        return audit
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def correct(audit_script: AuditScript) -> Callable[[str], Audit]:
+    """Return what audits a script of scripts/ as it is, once."""
+    done: dict[str, Audit] = {}
+
+    def get(name: str) -> Audit:
+        if name not in done:
+            done[name] = audit_script(name)
+        return done[name]
+
+    return get

@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_audit.launched import Launched
-from ddp_audit.rank_record import read_rank
+from ddp_audit.records import Launched, read_rank
 
 # Not that of tests/conftest.py, which makes a folder for a worker's scratch: each rank would remove it at its end.
 _PROJECT = Path(__file__).resolve().parents[2]

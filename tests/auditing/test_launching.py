@@ -8,9 +8,9 @@ import pytest
 
 from ddp_audit import fresh_folder
 from ddp_audit.asked import Request, parse_request
-from ddp_audit.findings import launches_alike
+from ddp_audit.findings.cells import launches_alike
 from ddp_audit.fresh_folder import make_fresh_folder
-from ddp_audit.launched import Audit, Launched
+from ddp_audit.records import Audit, Launched
 from ddp_audit.running import launch_script
 
 _RESUMES = """

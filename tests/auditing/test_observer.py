@@ -5,6 +5,7 @@ import weakref
 
 import torch
 
+from ddp_audit import say_asked, step
 from ddp_audit.observer.clocks import _list_floats
 from ddp_audit.observer.samples import (
     count_tokens,
@@ -14,6 +15,7 @@ from ddp_audit.observer.samples import (
     put_rows_first,
     read_rows,
 )
+from ddp_audit.observer.trainer import AuditCallback
 
 
 def test_a_row_is_the_same_wherever_its_padding_stands() -> None:
@@ -86,3 +88,9 @@ def test_what_a_script_has_asked_for_by_locals_stays_what_it_was() -> None:
         return arguments
 
     assert train(0.5)["rate"] == 0.5
+
+
+def test_without_an_audit_what_a_script_says_does_nothing() -> None:
+    with step(ids=[1, 2], num_tokens=3):
+        say_asked(epochs=3)
+    assert AuditCallback().on_train_begin.__doc__

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_audit.asked import parse_request
-from ddp_audit.checks import ask_all, judge_cells
-from ddp_audit.document import render_html, render_markdown
-from ddp_audit.launched import Audit, Launched
-from ddp_audit.page import make_document
-from ddp_audit.rank_record import RankRecord, read_rank
+from ddp_audit.checks import Result, ask_all, judge_cells
+from ddp_audit.page import make_document, render_html, render_markdown
+from ddp_audit.records import Audit, Launched, RankRecord, read_rank
 from ddp_audit.running import StepCounter
 from ddp_audit.speed import compute_speeds
 
@@ -43,7 +41,7 @@ def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) 
     rank = _write_record(tmp_path / "rank-0.jsonl", lines)
     audit = Audit(request, {"1proc": [Launched("1proc", tmp_path, [rank], 0)]})
     gates = ask_all(audit)
-    document = make_document(audit, gates, compute_speeds(audit), judge_cells(gates, [], ["1proc"]))
+    document = make_document(Result(audit, gates, compute_speeds(audit), judge_cells(gates, [], ["1proc"])))
     page = render_html(document)
     assert "<img" not in page
     assert page.count("&lt;img src=x") > 3

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_audit.asked import parse_request, read_words
-from ddp_audit.failure import ConfigurationError
+from ddp_audit.asked import ConfigurationError, parse_request, read_words
 
 
 @pytest.fixture

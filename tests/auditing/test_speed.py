@@ -1,19 +1,22 @@
 """The figures of an audit's report, worked out by hand from a record that is made up."""
 
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_audit.asked import Request
-from ddp_audit.checks import Answers, judge_cells
-from ddp_audit.document import render_html, render_markdown
-from ddp_audit.findings import plausible_speed, rows_of_its_own
-from ddp_audit.launched import Audit, Launched
-from ddp_audit.page import make_document, tell_verdict
+from ddp_audit.__main__ import require_steps
+from ddp_audit.asked import Request, ScriptError
+from ddp_audit.checks import Answers, Result, judge_cells
+from ddp_audit.findings import list_first_pass
+from ddp_audit.findings.cells import plausible_speed
+from ddp_audit.findings.parameters import finite
+from ddp_audit.findings.rows import rows_of_its_own
+from ddp_audit.page import make_document, render_html, render_markdown, tell_verdict
 from ddp_audit.process.findings import Finding
-from ddp_audit.rank_record import RankRecord
+from ddp_audit.records import Audit, Launched, RankRecord
 from ddp_audit.speed import Ratio, compute_speeds, split_steps, sum_other_work
 
 _REQUEST = Request(
@@ -68,7 +71,7 @@ def test_two_launches_give_no_interval_and_the_report_says_so() -> None:
     audit = _make_audit(2)
     speeds = compute_speeds(audit)
     assert not speeds[1].has_interval
-    told = tell_verdict(audit, [], speeds, judge_cells([], speeds, list(_REQUEST.cells)))
+    told = tell_verdict(Result(audit, [], speeds, judge_cells([], speeds, list(_REQUEST.cells))))
     assert "1.25x as fast, no interval, unproven" in told
 
 
@@ -106,10 +109,8 @@ def test_more_times_as_fast_than_ten_percent_above_the_ranks_is_not_believed(sec
 @pytest.mark.parametrize("verdict", ["failed", "not checked", "passed"])
 def test_a_failed_finding_withholds_the_speedup_everywhere_on_the_page(verdict: str) -> None:
     audit = _make_audit()
-    gates = [_make_gate(verdict)]
-    document = make_document(
-        audit, gates, compute_speeds(audit), judge_cells(gates, compute_speeds(audit), list(_REQUEST.cells))
-    )
+    gates, speeds = [_make_gate(verdict)], compute_speeds(audit)
+    document = make_document(Result(audit, gates, speeds, judge_cells(gates, speeds, list(_REQUEST.cells))))
     page, text = render_html(document), render_markdown(document)
     assert ("1.25x" in text) is ("1.25x" in page) is (verdict != "failed")
     assert ("half of it" in text) is (verdict == "failed")
@@ -150,3 +151,41 @@ def test_what_is_a_part_of_steps_in_one_cell_is_one_in_all() -> None:
     base, other = compute_speeds(audit)
     assert base.step_seconds == pytest.approx(0.25, rel=0.05)
     assert other.step_seconds == pytest.approx(0.4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("begun", "left", "verdict"), [(1.0, 1.0, "passed"), (1.0, nan, "failed"), (nan, nan, "passed")]
+)
+def test_parameters_that_become_no_numbers_fail_though_every_loss_is_one(
+    begun: float, left: float, verdict: str
+) -> None:
+    step = {"micros": [{"loss": 2.0}], "start": {"l2": begun}, "weights": {"l2": left}}
+    found = finite.find(Audit(_REQUEST, {"1proc": [_launch("1proc", [[{**step, "step": 1}]])]}), "1proc")
+    assert found is not None
+    assert found.verdict == verdict
+
+
+def _make_pass(num_steps: int, end: int | None) -> RankRecord:
+    """Return a rank with two passes over its rows, the first of which ends after `end`."""
+    lines = [{"loader": 0, "is_over": False, "step": 0}]
+    if end is not None:
+        lines += [{"loader": 0, "is_over": is_over, "step": end} for is_over in (True, False)]
+    steps = [{"step": number, "micros": [{"loader": 0, "ids": [number]}]} for number in range(1, num_steps + 1)]
+    return RankRecord(0, steps=steps, lines={"pass": lines, "torch": []})
+
+
+def test_a_pass_whose_last_steps_were_never_written_is_not_whole() -> None:
+    assert [list_first_pass(_make_pass(number, 6))[1] for number in (6, 5)] == [True, False]
+
+
+def test_passes_of_other_lengths_are_wrong_unless_who_is_through_waits_and_are_named_in_a_failure() -> None:
+    for second, is_wrong in ((9, True), (5, False)):
+        two = Launched("2proc", Path(), [_make_pass(9, 6), _make_pass(second, 4)], 0)
+        found = rows_of_its_own.find(Audit(_REQUEST, {"1proc": [_launch("1proc", [[]])], "2proc": [two]}), "2proc")
+        assert found is not None
+        assert (found.code == "uneven_passes") is is_wrong
+    failed = Launched("2proc", Path(), [_make_pass(5, None), _make_pass(4, 4)], 1, "it failed")
+    with pytest.raises(
+        ScriptError, match=r"it failed; a pass over the data ended on rank 1 after step 4 and not on all"
+    ):
+        require_steps(failed, started_in=Path())

@@ -352,10 +352,10 @@ MUTANTS = [
         "ddp_audit.asked:_parse_cells", lambda of, cells: ({"1proc": 1, "2proc": 2}, {}), "auditing/test_request.py"
     ),
     _mutant("ddp_audit.speed:_compare", lambda of, mine, base: (of(mine, base)[0], True), "auditing/test_speed.py"),
-    _mutant("ddp_audit.findings.finite:_are_numbers", _return(True), "auditing/test_finite.py"),
-    _mutant("ddp_audit.findings.rows_of_its_own:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
-    _mutant("ddp_audit.observer.gradient:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
-    _mutant("ddp_audit.observer.computed:has_drawn_since", _return(False), "auditing/test_drawn.py"),
+    _mutant("ddp_audit.findings.parameters:_are_numbers", _return(True), "auditing/test_speed.py"),
+    _mutant("ddp_audit.findings.rows:_MOST_SHARED", lambda value: 1.0, "auditing/test_findings.py"),
+    _mutant("ddp_audit.observer.steps:_is_same_or_unscaled", _return(True), "auditing/test_findings.py"),
+    _mutant("ddp_audit.observer.computed:has_drawn_since", _return(False), "auditing/test_findings.py"),
     _mutant("ddp_audit.observer.samples:_digest", lambda of, content: of(b""), "auditing/test_observer.py"),
 ]
 PATCHES = {mutant.patch.name: [mutant.patch] for mutant in MUTANTS}

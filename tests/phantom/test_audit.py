@@ -9,8 +9,9 @@ import pytest
 
 from ddp_audit.asked import parse_request
 from ddp_audit.checks import ask_all
-from ddp_audit.findings import exchange, rows_of_its_own
-from ddp_audit.launched import Audit
+from ddp_audit.findings.gradients import exchange
+from ddp_audit.findings.rows import rows_of_its_own
+from ddp_audit.records import Audit
 from ddp_audit.running import launch_script
 
 _SCRIPT = """
@@ -74,4 +75,4 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     micros = [micro for rank in audit.ranks("2proc") for _, micro in rank.micros()]
     assert {micro["has_drawn"] for micro in micros if micro.get("has_drawn") is not None} == {True}
     gates = {gate.name: gate for gate in ask_all(audit)}
-    assert gates[rows_of_its_own.NAME].verdict == gates[exchange.NAME].verdict == "passed"
+    assert gates[rows_of_its_own.name].verdict == gates[exchange.name].verdict == "passed"

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
+from ddp_audit.process.flight_recorder import forget_recorded
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.probing.observed_memory import observe_memory
@@ -37,7 +38,6 @@ from training.probing.variants import (
     switch_segment,
 )
 from training.process.distributed import Ranks, collect_device_facts
-from training.process.torch_private import forget_recorded
 from training.record.cpu_use import CpuUse
 from training.record.ledger_file import digest_rows
 from training.record.setting import gather_setting

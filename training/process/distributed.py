@@ -14,9 +14,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ddp_audit.process.flight_recorder import start_recorder
 from training.config import STORE, TrainingConfig
 from training.process import failure
-from training.process.torch_private import count_begun, start_recorder
+from training.process.torch_private import count_begun
 
 # The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
 _TIMEOUT = datetime.timedelta(minutes=10)

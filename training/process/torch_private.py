@@ -1,7 +1,5 @@
 """What is used of torch that has no public name, in one place: tried on torch 2.10, 2.11 and 2.15."""
 
-import json
-import os
 import sys
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,34 +18,6 @@ _c10d: Any = _distributed_c10d
 def count_begun(group: Any) -> int:
     """Return how many collectives a process group has begun."""
     return int(group._get_sequence_number_for_group())
-
-
-def start_recorder() -> None:
-    """Have the flight recorder keep collectives; to be called before the first group. From 2.11 on it does anyway."""
-    if torch.__version__ < "2.11":
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-
-
-def read_recorded(backend: str) -> list[dict[str, Any]]:
-    """Return the entries of the flight recorder, of collectives that have ended as well.
-
-    NCCL's groups have a recorder of their own. Before 2.15 all others shared one, and no backend is asked for.
-    """
-    if backend == "nccl" and hasattr(_c10d, "_dump_nccl_trace_json"):
-        dumped = _c10d._dump_nccl_trace_json(True, False)
-    else:
-        named = [backend] if hasattr(_c10d, "_reset_fr_trace") else []
-        dumped = _c10d._dump_fr_trace_json(True, False, *named)
-    entries: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
-    return entries
-
-
-def forget_recorded(backend: str) -> None:
-    """Empty the flight recorder, so that the next look into it is a short one; before 2.15 only NCCL's."""
-    if backend == "nccl" and hasattr(_c10d, "_reset_fr_recording_nccl"):
-        _c10d._reset_fr_recording_nccl()
-    elif hasattr(_c10d, "_reset_fr_trace"):
-        _c10d._reset_fr_trace(backend)
 
 
 def time_steps_of_ddp(wrapped: nn.parallel.DistributedDataParallel, *, every: int) -> None:

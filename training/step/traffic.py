@@ -4,17 +4,15 @@ The process groups enter every collective there themselves, whoever calls it, DD
 recorder is on by default: to read it when the clock stands costs a step nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ddp_audit.process.flight_recorder import read_recorded
 from training.process import torch_private
 from training.process.distributed import Ranks
-
-_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1}
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
 """Kinds of collectives; a strategy with another one names it."""
@@ -75,26 +73,14 @@ class Recorded:
     """What the recorder has of the gradients' collectives, read once; it keeps the last few thousand of all groups."""
 
     def __init__(self, ranks: Ranks) -> None:
-        names = [group.group_name for group in _list_groups(ranks)]
-        self._bytes = {
-            (names.index(item["process_group"][0]), item["collective_seq_id"]): _count_bytes(item)
-            for item in torch_private.read_recorded(ranks.backend)
-            if item["process_group"][0] in names and not item["is_p2p"]
-        }
+        self._names = [group.group_name for group in _list_groups(ranks)]
+        self._bytes = {at: num_bytes for at, (_, num_bytes) in read_recorded(ranks.backend).items()}
 
     def between(self, start: Sequence[int], end: Sequence[int]) -> Traffic | None:
         """Return what the collectives after these numbers up to those were given, group by group; None unless all are
         told."""
         results = []
-        for group, (before, after) in enumerate(zip_longest(start, end, fillvalue=0)):
+        for group, (before, after) in zip(self._names, zip_longest(start, end, fillvalue=0), strict=False):
             results += [self._bytes.get((group, number)) for number in range(before + 1, after + 1)]
         texts = [num_bytes for num_bytes in results if num_bytes is not None]
         return Traffic(len(texts), sum(texts)) if len(texts) == len(results) else None
-
-
-def _count_bytes(entry: dict[str, Any]) -> int | None:
-    """Return the bytes of a collective's inputs; None for a dtype that no gradient has."""
-    pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
-    if any(kind not in _BYTES for _, kind in pairs):
-        return None
-    return sum(math.prod(size) * _BYTES[kind] for size, kind in pairs)

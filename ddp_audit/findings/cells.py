@@ -1,0 +1,307 @@
+"""Do two cells, and two launches of one, do the same but for the number of ranks?"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
+from statistics import mean, median
+from typing import Any
+
+from ddp_audit.findings import (
+    UNLIKE,
+    count_samples,
+    do_samples_lead,
+    fail,
+    holds_whole_model,
+    make_unobservable,
+    question,
+)
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
+from ddp_audit.records import Audit, Fields, Launched, RankRecord
+from ddp_audit.speed import compute_speeds
+
+
+@question(
+    "Launches are alike",
+    "Does every launch of a cell make as many steps, and none go on from what an earlier launch has written?",
+    UNLIKE,
+    {
+        "other_numbers_of_steps": "The launches of {cell} are unlike: they made {steps_of_launches} steps",
+        "went_on": "Launch {launch} of {cell} goes on from an earlier one: it reads {path}, which {earlier} wrote",
+    },
+    "let a launch write where no other one reads ({cell} and {launch} in SCRIPT stand for its cell and number), and "
+    "begin anew",
+)
+def launches_alike(audit: Audit, cell: str) -> Finding | None:
+    """Compare the steps of launches that ended by themselves, and the files that they wrote and read."""
+    launches, problems = audit.launches[cell], []
+    steps = [launched.num_steps for launched in launches if not launched.was_ended and not launched.is_failed]
+    if len(set(steps)) > 1:
+        told = "{cell}: its launches made {steps_of_launches} steps"
+        problems.append(explain("other_numbers_of_steps", told, cell=cell, steps_of_launches=steps))
+    for number, launched in enumerate(launches, start=1):
+        for path, earlier in _list_gone_on_from(audit, launched):
+            told = "{cell}: launch {launch} reads {path}, which {earlier} wrote before"
+            problems.append(explain("went_on", told, cell=cell, launch=number, path=path, earlier=earlier))
+    copies = ", each in a copy of the folder" if all(one.is_apart for one in launches) else ""
+    told = "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one" + copies
+    return make_finding(problems, told, cell=cell, launches=len(launches))
+
+
+def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]]:
+    """Return (path, name of the earlier launch's cell) of checkpoints that one of another launch has written."""
+    loaded = {line["path"] for rank in launched.ranks for line in rank.lines.get("read", [])}
+    if launched.is_apart:
+        # What is inside a copy of the folder is another file in every launch.
+        loaded = {path for path in loaded if not path.startswith(f"{audit.request.folder}/")}
+    found = []
+    for earlier in launched.beside[: next((at for at, one in enumerate(launched.beside) if one is launched), 0)]:
+        opened = [line for rank in earlier.ranks for line in rank.lines.get("open", [])]
+        written = {line["path"] for line in opened if line["mode"] in "wx"}
+        found += [(path, earlier.cell) for path in sorted(loaded & written)]
+    return found
+
+
+_APART = 0.01
+_SHARE = 0.1
+"""Of the steps."""
+
+
+@question(
+    "Same global batch",
+    "Does an optimizer step learn from as many samples as the baseline's, at the same learning rate?",
+    UNLIKE,
+    {
+        "other_share": "A rank of {cell} is fed {share:g} samples per step, one of {baseline} {share_of_baseline:g}",
+        "other_batch": "A step of {cell} learns from {samples_per_step:g} samples, one of {baseline} from "
+        "{samples_per_step_of_baseline:g}",
+        "other_rate": "The learning rate of {cell} is {rate:g}, that of {baseline} {baseline_rate:g}",
+    },
+    "divide the batch size per rank by the number of ranks, so that the global batch stays what it was: "
+    "{rank_share:32} in SCRIPT stands for 32 divided so; SCALING=weak asks for the throughput of a batch that grows",
+)
+def global_batch(audit: Audit, cell: str) -> Finding | None:
+    """Compare samples per step and learning rates with the baseline's."""
+    ranks, base_ranks = audit.ranks(cell), audit.ranks(audit.baseline)
+    mine, base = count_samples(ranks), count_samples(base_ranks)
+    if mine is None or base is None or not do_samples_lead(ranks, base_ranks):
+        return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
+    batch, of_base = median(mine), median(base)
+    rate, base_rate = _find_rate(ranks[0]), _find_rate(base_ranks[0])
+    numbers: dict[str, Any] = {
+        "baseline": audit.baseline, "samples_per_step": batch, "samples_per_step_of_baseline": of_base,
+        "rate": rate, "baseline_rate": base_rate,
+        "share": batch / len(ranks), "share_of_baseline": of_base / len(base_ranks),
+    }  # fmt: skip
+    if audit.request.is_weak:
+        told = "learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}"
+        if abs(numbers["share"] / numbers["share_of_baseline"] - 1) > _APART:
+            return fail(cell, "other_share", told, **numbers)
+        return make_finding([], "{cell} " + told, cell=cell, **numbers)
+    samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
+    if abs(batch / of_base - 1) > _APART:
+        if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
+            told = f"it {samples}, at another learning rate: time to the same quality would tell"
+            return make_unobservable(cell, "other_batch_and_rate", told, **numbers)
+        told = f"{samples}, at the same learning rate of {{rate:g}}: other updates, and fewer of them"
+        figure = (
+            f"{cell} makes {wording.format_ratio(of_base / batch)} as many updates of the same data: what it gains per "
+            "epoch is throughput (weak scaling), and no shorter way to the same model"
+        )
+        return replace(fail(cell, "other_batch", told, **numbers), true_figure=figure)
+    if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
+        told = "the highest learning rate is {rate:g}, {baseline}'s {baseline_rate:g}, at the same batch"
+        return fail(cell, "other_rate", told, **numbers)
+    pairs = list(zip(ranks[0].steps, base_ranks[0].steps, strict=False))
+    other = [step["step"] for step, of_baseline in pairs if _do_rates_differ(step["lr"], of_baseline["lr"])]
+    if len(other) > _SHARE * len(pairs):
+        told = f"it {samples}, and the highest learning rate is the same, but not that of {{other}}"
+        which = f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]:,}"
+        return make_unobservable(cell, "other_rates", told, **numbers, other=which)
+    return make_finding(
+        [], "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
+    )
+
+
+def _do_rates_differ(mine: list[float | None], base: list[float | None]) -> bool:
+    known = [(one, of_base) for one, of_base in zip(mine, base, strict=False) if None not in (one, of_base)]
+    return any(abs((one or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for one, of_base in known)
+
+
+def _find_rate(rank: RankRecord) -> float | None:
+    """Return the highest learning rate of the steps; None where it is not known."""
+    rates = [rate for step in rank.steps for rate in step["lr"] if rate is not None]
+    return max(rates) if rates and max(rates) > 0 else None
+
+
+_LEARNING_RATES = ("lr", "initial_lr", "max_lr")
+"""Another question asks for those."""
+_OF_TORCH = frozenset({
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD", "SparseAdam",
+})  # fmt: skip
+"""Of a wrapper around one the options are not known."""
+_LEARNING = "tensors with a gradient"
+_DRAWS, _DRAWS_NONE = "draws random numbers in its forward pass", "draws no random numbers in its forward pass"
+_DRAWN_BY = "random numbers of "
+_OFTEN = 0.5
+"""What is drawn in fewer of the forward passes, as when layers are made at the first one, is no habit of the model."""
+_APART = 0.01
+_OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
+"""What is masked at random, or long and short rows in another order, differs by less over so many samples."""
+
+
+@question(
+    "Same step as the baseline",
+    "Does a step have the baseline's precision, optimizer, clipping and targets, and do the same tensors learn?",
+    UNLIKE,
+    {"other_step": "The cells compute other steps: in {cell} {other}"},
+    "let nothing depend on the number of ranks but which rows a rank is fed, and how the model is wrapped",
+)
+def same_step(audit: Audit, cell: str) -> Finding | None:
+    """Compare with the baseline's what its steps computed with, as far as it was seen of both."""
+    ranks, base_ranks = audit.ranks(cell), audit.ranks(audit.baseline)
+    mine, base = _collect_facts(ranks), _collect_facts(base_ranks)
+    both = [name for name in mine if name in base]
+    unlike = [name for name in both if mine[name] != base[name]]
+    other = [_tell_difference(name, mine, base, audit.baseline) for name in unlike]
+    other += _find_other_targets(audit, cell)
+    samples, of_base = count_samples(ranks), count_samples(base_ranks)
+    grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
+    told = "; ".join(other)
+    is_same_batch = samples and of_base and abs(median(samples) / median(of_base) / grown - 1) <= _APART
+    if other and not is_same_batch:
+        return make_unobservable(
+            cell, "other_step_at_other_batch", "{other}: at another batch that may be meant", other=told
+        )
+    if unlike == [_LEARNING] and len(other) == 1 and any("," in facts[_LEARNING] for facts in (mine, base)):
+        dropped = "{other}: where layers are dropped at random, DDP fills in those of all ranks"
+        return make_unobservable(cell, "layers_dropped", dropped, other=told)
+    if other:
+        return fail(cell, "other_step", "{other}", other=told)
+    if doubt := _find_smaller_micro_batches(audit, cell):
+        return make_unobservable(cell, "other_micro_batches", "{doubt}", doubt=doubt)
+    return make_finding([], "{cell}: as in {baseline} are {same}", cell=cell, baseline=audit.baseline, same=both)
+
+
+def _tell_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
+    if mine.get(name) in (_DRAWS, _DRAWS_NONE):
+        does, its = ("draws", "does not") if mine[name] == _DRAWS else ("draws no", "does")
+        return f"{name.removeprefix(_DRAWN_BY)} {does} random numbers in its forward pass, {baseline}'s {its}"
+    return f"{name} {mine.get(name)}, {baseline} {base.get(name)}"
+
+
+def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:
+    """Return what was seen of the steps: name -> value, those with several values with all of them."""
+    first, is_whole = ranks[0].steps[0], holds_whole_model(ranks)
+    read = [micro for rank in ranks for micro in _list_read(rank)]
+    found = {
+        name: ", ".join(sorted({str(micro[name]) for rank in ranks for _, micro in rank.micros() if micro.get(name)}))
+        # What is sharded may be kept in another precision than it computes in.
+        for name in ("attention", *["precision"] * is_whole)
+    }
+    if (optimizer := str(first.get("optimizer", ""))) in _OF_TORCH:
+        found["optimizer"] = optimizer
+        options = first.get("optimizer_options", {}).items()
+        found |= {f"{optimizer}'s {name}": _tell(value) for name, value in options if name not in _LEARNING_RATES}
+    found |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
+    found["training mode"] = ", ".join(sorted({str(micro["is_training"]) for micro in read}))
+    # Whether each model draws random numbers, by torch's generators; without those that do now and then.
+    seen: dict[str, list[bool]] = defaultdict(list)
+    for micro in read:
+        if micro.get("has_drawn") is not None:
+            seen[str(micro.get("computed"))].append(bool(micro["has_drawn"]))
+    shares = {name: mean(drawn) for name, drawn in seen.items()}
+    found |= {
+        f"{_DRAWN_BY}{name}": _DRAWS if share else _DRAWS_NONE
+        for name, share in shares.items() if not 0 < share < _OFTEN
+    }  # fmt: skip
+    if is_whole:
+        gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
+        learning = {len(gradient.get("digests", [])) for gradient in gradients}
+        found[_LEARNING] = ", ".join(map(str, sorted(learning - {0})))
+        # Of a norm that is no number nothing is kept: another question asks for those.
+        if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
+            clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]
+            limits = {_tell(clip["limit"]) for clip in clips if clip.get("limit") is not None}
+            found["clipping"] = ", ".join(sorted(limits)) or "none"
+    return {name: value for name, value in found.items() if value}
+
+
+def _tell(value: Any) -> str:
+    """Return a number in one way, whichever type it has: 0 and 0.0 are one option; several with all of them."""
+    if isinstance(value, list):
+        return " and ".join(map(_tell, value))
+    if value is None:
+        return "unset"
+    return str(value) if isinstance(value, bool) else f"{value:g}"
+
+
+def _list_read(rank: RankRecord) -> Iterator[Fields]:
+    """Yield the micro-batches of which it is known whether the model was in training mode."""
+    return (micro for _, micro in rank.micros() if micro.get("is_training") is not None)
+
+
+def _find_other_targets(audit: Audit, cell: str) -> list[str]:
+    """Return how many more or fewer targets the loss of a sample has than in the baseline; nothing where few."""
+    shares = []
+    for name in (cell, audit.baseline):
+        micros = [micro for rank in audit.ranks(name) for _, micro in rank.micros() if micro.get("num_losses")]
+        counted = [micro for micro in micros if micro.get("num_targets") is not None and micro["num_losses"] == 1]
+        num_samples = sum(micro.get("num_samples", 0) for micro in counted)
+        if len(counted) < len(micros) or num_samples < _FEWEST_SAMPLES:
+            return []
+        shares.append(sum(micro["num_targets"] for micro in counted) / num_samples)
+    mine, base = shares
+    if abs(mine - base) <= _OTHER_TARGETS * base:
+        return []
+    return [f"targets per sample {mine:.1f}, {audit.baseline} {base:.1f}"]
+
+
+def _find_smaller_micro_batches(audit: Audit, cell: str) -> str:
+    """Return by how much the baseline feeds fewer samples at once; empty if not, or where shards leave more memory."""
+    cells: Sequence[list[RankRecord]] = (audit.ranks(cell), audit.ranks(audit.baseline))
+    if not holds_whole_model(cells[0]) or not do_samples_lead(*cells):
+        return ""
+    mine, base = (
+        median(micro.get("num_samples", 0) for rank in ranks for _, micro in rank.micros()) for ranks in cells
+    )
+    if base >= mine * (1 - _APART):
+        return ""
+    return (
+        f"it is fed {mine:g} samples at once, and {audit.baseline} {base:g}, though a rank of both has as much memory: "
+        "what more samples at once bring is in the speedup"
+    )
+
+
+_MOST_EFFICIENCY = 1.1
+"""As for cells of params.yaml; beyond it a smaller share of the batch may fit where the whole did not, or not."""
+
+
+@question(
+    "Speedup is plausible",
+    "Is the cell no faster than its number of ranks can make it?",
+    UNLIKE,
+    {},
+    "look for what the baseline alone does: a wait, debugging, or memory that is too small for its batch",
+)
+def plausible_speed(audit: Audit, cell: str) -> Finding | None:
+    """Compare the speedup with the number of ranks, all launches of both cells together."""
+    if cell == audit.baseline:
+        return None
+    speedup = next((one.speedup for one in compute_speeds(audit) if one.cell == cell), None)
+    if speedup is None:
+        return make_unobservable(cell, "too_few_steps", "too few steps were seen")
+    ranks = audit.request.cells[cell] / audit.request.cells[audit.baseline]
+    # With an interval, its lower end: the number itself may be a slow hour of the baseline.
+    if speedup.low > _MOST_EFFICIENCY * ranks:
+        told = (
+            "it is more times as fast as it has times the ranks of {baseline} ({efficiency:.2f} times that at least, "
+            "up to {most_efficiency:g} is believed): what else {baseline} does is not known"
+        )
+        numbers = {"baseline": audit.baseline, "efficiency": speedup.low / ranks, "most_efficiency": _MOST_EFFICIENCY}
+        return make_unobservable(cell, "beyond_linear", told, **numbers)
+    told = "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give"
+    return make_finding([], told, cell=cell, efficiency=speedup.value / ranks, ranks=ranks)

@@ -1,0 +1,227 @@
+"""What is right and makes a figure say less: a wrapped baseline, a wide clock, waits, too few devices, shared files."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddp_audit.findings import HYGIENE, fail, make_unobservable, question
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
+from ddp_audit.records import Audit, Fields, Launched, RankRecord, tell_line
+from ddp_audit.speed import EVALUATION, list_other_kinds, split_steps
+
+
+@question(
+    "Baseline is the plain module",
+    "Does the baseline of one rank train without a wrapper, which costs time that no single process needs?",
+    HYGIENE,
+    {"wrapped": "The baseline is no plain training: {wrapper} wraps its model"},
+    "wrap the model only if world_size > 1",
+)
+def plain_baseline(audit: Audit, cell: str) -> Finding | None:
+    """Look for a wrapper around the model of a single rank."""
+    micro, launched = audit.ranks(cell)[0].steps[0]["micros"][0], audit.first(cell)
+    wrapper, where = micro.get("wrapper", ""), tell_line(micro.get("line"))
+    if wrapper:
+        told = "one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
+        told += "; started by python alone it does not train" * bool(launched.fails_alone)
+        return fail(cell, "wrapped", told, wrapper=wrapper, line=where)
+    start = "; python started it, since it is wrapped where torchrun does" * launched.is_alone
+    model = micro.get("model") or "the model"
+    return make_finding([], "{cell}: {model} is called as it is" + start, cell=cell, model=model)
+
+
+def is_wrapped(launched: Launched) -> bool:
+    """Return whether the model of a single rank is wrapped: some scripts do so because torchrun starts them."""
+    steps = launched.ranks[0].steps if len(launched.ranks) == 1 else []
+    return bool(steps and steps[0]["micros"][0].get("wrapper"))
+
+
+_COVERED = 0.5
+_MOST_OTHER = 0.05
+
+
+@question(
+    "Only training was timed",
+    "Is the script's own clock free of uploads, checkpoints and evaluation?",
+    HYGIENE,
+    {"timed_no_step": "The script's own clock counts what is no training: {parts}"},
+    "read the clock right before and right after the steps, and add up; save, upload and evaluate outside",
+)
+def clock(audit: Audit, cell: str) -> Finding | None:
+    """Look at the tightest of the spans that the script can have timed its steps with."""
+    found = [(rank, window) for rank in audit.ranks(cell) if (window := _find_tightest_window(rank)) is not None]
+    if not found:
+        told = "the script was not seen to read a clock before and after its steps"
+        return make_unobservable(cell, "no_clock_read", told)
+    others = _list_other_kinds(audit, cell)
+
+    def compute_share(window: Fields) -> float:
+        seconds = sum(window["seconds"].values())
+        return _sum_other(window, others) / seconds if seconds else 0.0
+
+    rank, window = max(found, key=lambda pair: compute_share(pair[1]))
+    share, known = compute_share(window), window["seconds"]
+    numbers = {
+        "rank": rank.rank, "begin": tell_line(window["begin"]), "end": tell_line(window["end"]),
+        "seconds": sum(known.values()), "other_seconds": _sum_other(window, others), "share": share,
+        # Spans that begin before the one before has ended have steps in common.
+        "timed_steps": min(window["num_steps"], len(rank.steps)), "steps": len(rank.steps),
+        "parts": [f"{kind} {wording.format_duration(known[kind])}" for kind in others if known.get(kind)],
+    }  # fmt: skip
+    if share > _MOST_OTHER:
+        told = (
+            "of {seconds:duration} between the clock readings at {begin} to {end} on rank {rank}, "
+            "{other_seconds:duration} were no step: {parts}"
+        )
+        return replace(fail(cell, "timed_no_step", told, **numbers), true_figure=_correct(audit, cell))
+    told = (
+        "{cell}: {share:small_percent} of the time between the clock's readings at {begin} to {end} was something else "
+        "than training, over {timed_steps:,} of {steps:,} steps"
+    )
+    return make_finding([], told, cell=cell, **numbers)
+
+
+def _find_tightest_window(rank: RankRecord) -> Fields | None:
+    """Return the span over most of the steps that is shortest per step; None where there is none.
+
+    A variable that still holds an older reading makes a longer one, which nobody may have meant.
+    """
+    covering = [window for window in rank.windows if window["num_steps"] >= _COVERED * len(rank.steps)]
+    return min(covering, key=lambda window: sum(window["seconds"].values()) / window["num_steps"], default=None)
+
+
+def _list_other_kinds(audit: Audit, cell: str) -> tuple[str, ...]:
+    """Return the kinds of what is no training: an upload is none in whatever step it is."""
+    return list_other_kinds(audit.first(cell), may_be_of_steps=(EVALUATION,))
+
+
+def _sum_other(window: Fields, others: Sequence[str]) -> float:
+    return float(sum(window["seconds"].get(kind, 0.0) for kind in others))
+
+
+def _correct(audit: Audit, cell: str) -> str:
+    """Return what the script's clock says of the speedup, and what it says without what is no step."""
+    spans = []
+    for name in (audit.baseline, cell):
+        windows = [window for rank in audit.ranks(name) if (window := _find_tightest_window(rank)) is not None]
+        if not windows:
+            return ""
+        longest = max(windows, key=lambda window: sum(window["seconds"].values()))
+        spans.append((sum(longest["seconds"].values()), _sum_other(longest, _list_other_kinds(audit, name))))
+    (base, base_other), (mine, other) = spans
+    if cell == audit.baseline:
+        return f"without that its clock says {wording.format_duration(mine - other)}"
+    ratio, true_ratio = base / mine, (base - base_other) / (mine - other)
+    return (
+        f"by the script's clock {cell} is {wording.format_ratio(ratio)} as fast as {audit.baseline}, without that "
+        f"{wording.format_ratio(true_ratio)}"
+    )
+
+
+_DATA_BOUND_SHARE = 0.05
+
+
+@question(
+    "Not data-bound",
+    "Did the ranks compute, rather than wait for their loader?",
+    HYGIENE,
+    {"data_bound": "{cell} waits for data {data_wait_share:small_percent} of its time"},
+    "more workers (num_workers), texts tokenised beforehand, pinned memory; or fewer transformations per row",
+)
+def data_wait(audit: Audit, cell: str) -> Finding | None:
+    """Compare the time in the loader with that of whole steps."""
+    split = split_steps(audit.first(cell))
+    seconds, waited = sum(split.values()), split.get("data", 0.0)
+    share = waited / seconds if seconds else 0.0
+    told = "{data_wait_share:small_percent} of a step of {seconds:duration} was spent waiting for the loader"
+    numbers: dict[str, Any] = {"data_wait_share": share, "seconds": seconds, "most_allowed": _DATA_BOUND_SHARE}
+    if share > _DATA_BOUND_SHARE:
+        return fail(cell, "data_bound", told + ", at most {most_allowed:percent} allowed", **numbers)
+    return make_finding([], "{cell}: " + told, cell=cell, **numbers)
+
+
+@question(
+    "A device of its own for every rank",
+    "Are there as many GPUs, or CPU cores, as the ranks use?",
+    HYGIENE,
+    {"too_few_devices": "{cell} has fewer devices than it uses: {devices}, {there} there"},
+    "ask for no more ranks than there are devices",
+)
+def own_device(audit: Audit, cell: str) -> Finding | None:
+    """Compare what is there with what the ranks use."""
+    ranks = audit.ranks(cell)
+    first = ranks[0].steps[0]
+    if first.get("device") == "cuda":
+        there, needed, what = int((ranks[0].first("torch") or {}).get("device_count", 0)), len(ranks), "GPU"
+    else:
+        there, needed, what = len(os.sched_getaffinity(0)), len(ranks) * int(first.get("num_threads", 1)), "CPU core"
+    numbers: dict[str, Any] = {
+        "ranks": len(ranks), "needed": needed, "there": there, "devices": wording.format_plural(needed, what),
+    }  # fmt: skip
+    told = "{ranks:plural rank} use {devices}, {there} there"
+    if needed > there:
+        return fail(cell, "too_few_devices", told, **numbers)
+    return make_finding([], "{cell}: " + told, cell=cell, **numbers)
+
+
+@question(
+    "Statistics of one model",
+    "Are the running statistics of BatchNorm those of rank 0 on every rank, as where DDP broadcasts them?",
+    HYGIENE,
+    {"own_statistics": "Every rank of {cell} keeps BatchNorm statistics of its own: DDP broadcasts no buffers"},
+    "leave broadcast_buffers=True, use SyncBatchNorm, or average the statistics before the model is evaluated or saved",
+)
+def one_model(audit: Audit, cell: str) -> Finding | None:
+    """Look whether DDP broadcasts the buffers of a model with batch normalisation."""
+    first = audit.ranks(cell)[0].steps[0]["micros"][0]
+    if not first.get("keeps_statistics"):
+        return None
+    told = "DistributedDataParallel(broadcast_buffers=False) is around BatchNorm layers; called at {line}"
+    return fail(cell, "own_statistics", told, line=tell_line(first.get("line")))
+
+
+_RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
+
+
+@question(
+    "A file of its own for every run",
+    "Is no file of results appended to by several ranks, or by the runs of several cells?",
+    HYGIENE,
+    {
+        "appended_by_ranks": "Several ranks append to one file: {path}",
+        "appended_by_cells": "Several cells append to one file: {path}",
+    },
+    "give each run a folder of its own ({cell} in SCRIPT stands for the cell's name), and let rank 0 alone write",
+)
+def one_file(audit: Audit, cell: str) -> Finding | None:
+    """Look for files of results that were opened to be appended to, and by whom."""
+    problems, cells = [], list(audit.request.cells)
+    of_cells = {name: [_list_appended(rank) for rank in audit.ranks(name)] for name in cells}
+    paths = sorted(set().union(*of_cells[cell]))
+    for path in paths:
+        ranks = [rank for rank, appended in enumerate(of_cells[cell]) if path in appended]
+        if len(ranks) > 1:
+            told = "{cell}: ranks {ranks} append to {path}"
+            problems.append(explain("appended_by_ranks", told, cell=cell, ranks=ranks, path=path))
+        earlier = next((name for name in cells[: cells.index(cell)] if path in set().union(*of_cells[name])), None)
+        if earlier:
+            told = "{cell} appends to {path}, which {earlier} appends to, too"
+            problems.append(explain("appended_by_cells", told, cell=cell, path=path, earlier=earlier))
+    told = "{cell}: no file of results was appended to by two ranks or two cells"
+    return make_finding(problems, told, cell=cell, files_appended_to=len(paths))
+
+
+def _list_appended(rank: RankRecord) -> set[str]:
+    """Return the files of results that the rank appended to and had not made anew."""
+    found: set[str] = set()
+    fresh: set[str] = set()
+    for one in rank.lines.get("open", []):
+        if one["mode"] in "wx":
+            fresh.add(one["path"])
+        elif one["mode"] == "a" and one["path"] not in fresh and Path(one["path"]).suffix in _RESULTS:
+            found.add(one["path"])
+    return found

@@ -1,0 +1,407 @@
+"""Do the ranks train one model, from the right start, and does it learn?"""
+
+import os
+import re
+from dataclasses import replace
+from math import inf, isfinite
+from typing import Any
+
+from ddp_audit.findings import (
+    UNLIKE,
+    WRONG,
+    fail,
+    find_uneven_pass,
+    get_start,
+    holds_whole_model,
+    make_unobservable,
+    question,
+    sampled_digests,
+)
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import Reason, explain
+from ddp_audit.records import Audit, Fields, RankRecord, tell_line
+
+NO_GROUP, NO_MODE, UNWRAPPED, SAME_WORK = "no_group", "accelerate_alone", "unwrapped", "same_work"
+_ALONE = "NO"
+"""How accelerate names its mode where it exchanges nothing."""
+_FEW = 0.5
+_WHOLE = 0.4
+"""Of the parameters' bytes: models may be averaged in 16 bits."""
+
+
+@question(
+    "Same parameters on all ranks",
+    "Do all ranks hold the same parameters after a step?",
+    WRONG,
+    {
+        NO_GROUP: "The ranks train apart: {cell} makes no process group, so that nothing is exchanged{mode}",
+        NO_MODE: "The ranks train apart: nothing is exchanged{mode}",
+        UNWRAPPED: "The ranks train apart: {line} calls a model that nothing wraps",
+        "start_apart": "The ranks train apart: they begin with other weights, {at_start} of {tensors} tensors, and "
+        "exchange gradients alone",
+        "data_parallel": "The ranks train apart: DataParallel, called at {line}, exchanges nothing between processes",
+        "never_synchronised": "The ranks train apart: no backward pass exchanges, the last one of an update is in "
+        "no_sync(), too",
+        "ranks_differ": "The ranks train apart: {differing} of {tensors} tensors differ from step {step} on",
+        SAME_WORK: "The ranks do the same work: nothing is exchanged{mode}, and their losses are equal, step by step",
+    },
+    "call the wrapped model (ddp_model(batch), not the module inside), and give its parameters to the optimizer",
+)
+def same_parameters(audit: Audit, cell: str) -> Finding | None:
+    """Compare digests of the parameters after the sampled steps."""
+    ranks = audit.ranks(cell)
+    if not holds_whole_model(ranks):
+        return make_unobservable(cell, "model_in_parts", "each rank holds a part of the model")
+    of_ranks = [sampled_digests(rank) for rank in ranks]
+    # Where the ranks have passes of other lengths, steps of one number are no more steps of one update.
+    last = min((end for _, end in find_uneven_pass(ranks) if end is not None), default=inf)
+    steps = sorted(step for step in set(of_ranks[0]).intersection(*of_ranks[1:]) if step <= last)
+    if not steps or not of_ranks[0][steps[0]]:
+        return make_unobservable(cell, "no_step_sampled", "no step was sampled on every rank")
+    if any(len({len(one[step]) for one in of_ranks}) > 1 for step in steps):
+        return make_unobservable(
+            cell, "other_parameters", "the ranks train other parameters than each other, as stages of a pipeline do"
+        )
+    differing = {step: _count_differing([one[step] for one in of_ranks]) for step in steps}
+    num_tensors = max(len(of_ranks[0][step]) for step in steps)
+    wrong = [step for step in steps if differing[step]]
+    if not wrong:
+        return _doubt_equal(audit, cell, steps) or make_finding(
+            [],
+            "{cell}: equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of "
+                "them step {last:,}",
+                cell=cell, sampled_steps=len(steps), steps=audit.first(cell).num_steps, last=steps[-1],
+                tensors=num_tensors,
+        )  # fmt: skip
+    if len(wrong) < len(steps):
+        return make_unobservable(
+            cell,
+            "averaged_at_times",
+            "the ranks differ after step {step} and not after every one, as where models are averaged at times",
+            step=wrong[0],
+        )
+    shares = _list_shares(ranks[0])
+    if shares and max(shares) > _WHOLE > min(shares):
+        return make_unobservable(cell, "models_exchanged", "the ranks differ, and exchange whole models in some steps")
+    if max(differing.values()) <= _FEW * num_tensors:
+        return make_unobservable(
+            cell,
+            "some_tensors_differ",
+            "{differing} of {tensors} tensors differ, as where ranks hold experts of their own",
+            differing=max(differing.values()), tensors=num_tensors,
+        )  # fmt: skip
+    figure = f"{cell} is {len(ranks)} trainings side by side, each of its own rows: there is no speedup of one training"
+    code, remedy = _find_cause(ranks)
+    found = _describe(cell, code, ranks, wrong[0], num_tensors, differing[wrong[0]])
+    return replace(make_finding([found], ""), true_figure=figure, remedy=remedy)
+
+
+def _find_cause(ranks: list[RankRecord]) -> tuple[str, str]:
+    """Return the code of what lets ranks differ, and what mends it; no remedy where it is the question's."""
+    micros = [micro for _, micro in ranks[0].micros()]
+    wrapper, where = micros[0].get("wrapper"), tell_line(micros[0].get("line"))
+    if remedy := _mend_group(ranks[0]):
+        return (NO_MODE if ranks[0].steps[0].get("backend") else NO_GROUP), remedy
+    if wrapper == "DistributedDataParallel" and not any(micro.get("is_synchronised") for micro in micros):
+        return "never_synchronised", "leave the forward and backward of the last micro-batch outside of no_sync()"
+    if wrapper == "DataParallel":
+        return (
+            "data_parallel",
+            "wrap the model by DistributedDataParallel: DataParallel is for the GPUs of one process",
+        )
+    are_exchanged = min(_list_shares(ranks[0]), default=0) > _WHOLE
+    if are_exchanged and _count_at_start(ranks):
+        return (
+            "start_apart",
+            "seed every rank alike, or broadcast the weights of rank 0; DDP does when it wraps a model",
+        )
+    return ("ranks_differ" if wrapper or are_exchanged or not where else UNWRAPPED), ""
+
+
+def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
+    """Return what is found of ranks whose parameters are equal in these steps where that is no proof of an exchange."""
+    ranks = audit.ranks(cell)
+    if all(_never_changed(rank) for rank in ranks):
+        return make_unobservable(
+            cell,
+            "unchanged",
+            "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing",
+            steps=len(steps),
+        )
+    # Of the steps that all have made: a launch that is ended may have made one more on some.
+    losses = list(zip(*([micro.get("loss") for _, micro in rank.micros()] for rank in ranks), strict=False))
+    if not _count_exchanges(ranks[0]):
+        if any(one[0] is not None for one in losses) and all(len(set(one)) == 1 for one in losses):
+            found = fail(
+                cell,
+                SAME_WORK,
+                "{ranks:plural rank} exchange nothing, and have the same parameters and the same losses: each does all "
+                "the work by itself{mode}",
+                ranks=len(ranks), mode=_tell_mode(ranks[0]),
+            )  # fmt: skip
+            return replace(found, remedy=_mend_group(ranks[0]))
+        return make_unobservable(
+            cell,
+            "nothing_exchanged",
+            "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
+            "was read of their parameters is not what they are",
+        )
+    last = steps[-1]
+    for rank in ranks:
+        usual = [step.get("num_collectives", 0) for step in rank.steps[1:] if step["step"] <= last]
+        for step in rank.steps:
+            if usual and step["step"] > last and step.get("num_collectives", 0) < min(usual):
+                return make_unobservable(
+                    cell,
+                    "silent_later",
+                    "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} "
+                    "exchanges less than any until then",
+                    last=last, silent=step["step"],
+                )  # fmt: skip
+    return None
+
+
+def _tell_mode(rank: RankRecord) -> str:
+    return " (accelerate runs in NO mode)" * (rank.steps[0].get("accelerate") == _ALONE)
+
+
+def _mend_group(rank: RankRecord) -> str:
+    """Return what mends a rank that joins no other; empty where it does."""
+    if rank.steps[0].get("accelerate") == _ALONE:
+        return "on CPUs tell accelerate so: Accelerator(cpu=True), or ACCELERATE_USE_CPU=true in the environment"
+    if rank.steps[0].get("backend"):
+        return ""
+    return "call torch.distributed.init_process_group, and wrap the model by DistributedDataParallel"
+
+
+def _count_exchanges(rank: RankRecord) -> int:
+    """Return the collectives of the step that has most of them; the first one builds the groups, too."""
+    return max((one.get("num_collectives", 0) for one in rank.steps[1:]), default=0)
+
+
+def _count_at_start(ranks: list[RankRecord]) -> int:
+    """Return how many tensors differ between the ranks before the first step."""
+    starts = [one for one in get_start(ranks) if one]
+    return _count_differing(starts) if len({len(one) for one in starts}) == 1 else 0
+
+
+def _list_shares(rank: RankRecord) -> list[float]:
+    """Return what share of the parameters' bytes each step exchanges, where torch kept a record of it."""
+    size = rank.steps[0].get("parameter_bytes") or 0
+    known = [step["traffic"] for step in rank.steps[1:] if step.get("traffic") is not None and size]
+    return [sum(num_bytes for _, num_bytes in traffic.values()) / size for traffic in known]
+
+
+def _count_differing(digests_of_ranks: list[list[str]]) -> int:
+    return sum(len(set(one)) > 1 for one in zip(*digests_of_ranks, strict=True))
+
+
+def _describe(cell: str, code: str, ranks: list[RankRecord], number: int, num_tensors: int, differing: int) -> Reason:
+    step, other = (next(one for one in rank.steps if one["step"] == number) for rank in ranks[:2])
+    micro = step["micros"][0]
+    where = tell_line(micro.get("line"))
+    wrapped = "wrapped by {wrapper}" if micro.get("wrapper") else "which no wrapper is around"
+    return explain(
+        code,
+        "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is "
+        "called" + " at {line}" * bool(where) + f", {wrapped}, and a step has " "{collectives:plural collective}{mode}",
+        cell=cell, step=number, differing=differing, tensors=num_tensors, at_start=_count_at_start(ranks),
+        lengths=_tell_apart(step["weights"], other["weights"]),
+        model=micro.get("computed") or micro.get("model", "the model"), line=where, wrapper=micro.get("wrapper"),
+        collectives=_count_exchanges(ranks[0]), mode=_tell_mode(ranks[0]),
+    )  # fmt: skip
+
+
+def _tell_apart(mine: Fields, other: Fields) -> str:
+    """Return the first sampled elements that differ, with as many digits as tell them apart; empty if none does."""
+    for one, another in zip(mine["head"], other["head"], strict=False):
+        for digits in range(4, 18):
+            told = [f"{value:.{digits}g}" for value in (one, another)]
+            if told[0] != told[1]:
+                return f" (an element is {told[0]} on rank 0, {told[1]} on rank 1)"
+    return ""
+
+
+NO_GRADIENT = "no_gradient"
+_FEWEST_STEPS = 2
+_FEWEST_OF_OTHERS = 4
+
+
+@question(
+    "Something is learned",
+    "Does every rank make steps, does the optimizer find a gradient, and do the parameters change?",
+    WRONG,
+    {
+        "rank_without_steps": "Rank {rank} of {cell} learns nothing: it makes no optimizer step, and others {steps:,}",
+        NO_GRADIENT: "Nothing is learned: the gradient is zero in all {sampled_steps:plural step} looked at of {cell}",
+        "gradient_missing": "Nothing is learned: the parameters of {cell}'s optimizer get no gradient",
+        "nothing_changed": "Nothing is learned: no parameter of {cell} changes in {sampled_steps:plural step}",
+    },
+    "look at the loss (cross-entropy over one logit is constant), at what the optimizer was given (the parameters of "
+    "the model that is called), at its learning rate, and at parameters kept in 16 bits, which small updates leave as "
+    "they are",
+)
+def learning(audit: Audit, cell: str) -> Finding | None:
+    """Look at the gradient that the optimizer finds, and at the parameters before and after, in sampled steps."""
+    ranks = audit.ranks(cell)
+    idle = [rank for rank in ranks if not rank.steps and "torch" in rank.lines]
+    most = max(len(rank.steps) for rank in ranks)
+    if idle and most >= _FEWEST_OF_OTHERS:
+        told = "rank {rank} imports torch and makes no optimizer step, while another one makes {steps:,}"
+        return fail(cell, "rank_without_steps", told, rank=idle[0].rank, steps=most)
+    gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
+    num_steps = min(len(sampled_digests(rank)) for rank in ranks)
+    if not gradients or num_steps < _FEWEST_STEPS:
+        return make_unobservable(cell, "no_step_sampled", "too few steps were sampled to see what changes")
+    numbers = {"sampled_steps": num_steps, "line": tell_line(ranks[0].steps[0].get("step_line"))}
+    end = " (the optimizer's step is at {line})" * bool(numbers["line"])
+    begin = "in {sampled_steps:plural step} looked at "
+    if not any(one.get("digests") for one in gradients):
+        return fail(cell, "gradient_missing", f"{begin}no parameter of the optimizer has a gradient{end}", **numbers)
+    if all(one.get("is_zero") for one in gradients):
+        return fail(cell, NO_GRADIENT, f"{begin}the gradient is zero, every element of it{end}", **numbers)
+    if all(_never_changed(rank) for rank in ranks):
+        if not all(any((step.get("gradient") or {}).get("l2", 0.0) > 0 for step in rank.steps) for rank in ranks):
+            return make_unobservable(
+                cell, "few_elements", "no parameter was seen to change, of which a few elements alone were looked at"
+            )
+        told = f"{begin}the optimizer finds a gradient, and leaves all parameters as they were{end}"
+        return fail(cell, "nothing_changed", told, **numbers)
+    return make_finding([], f"{{cell}}: {begin}there is a gradient, and parameters change", cell=cell, **numbers)
+
+
+def _never_changed(rank: RankRecord) -> bool:
+    """Return whether every sampled step left the parameters what they were when they were seen first."""
+    seen = get_start([rank])[0]
+    if seen is None:
+        return False
+    for one in sampled_digests(rank).values():
+        if one[: len(seen)] != seen:
+            return False
+        # Those of an optimizer whose first step came later.
+        seen = one
+    return True
+
+
+_MOST_NOT_FINITE = 0.5
+"""Of the losses that were read: a few are what scaling in 16 bit tries out, and skips."""
+
+
+@question(
+    "Numbers stay finite",
+    "Are losses and parameters numbers, and not NaN or infinite?",
+    WRONG,
+    {
+        "losses_not_finite": "The loss is no number from step {step} of {cell} on",
+        "parameters_not_finite": "Parameters are no numbers from step {step} of {cell} on",
+    },
+    "a lower learning rate, clipping, another precision; stop where a loss is no number",
+)
+def finite(audit: Audit, cell: str) -> Finding | None:
+    """Look at the losses as they were back-propagated, and at sampled parameters."""
+    num_losses = 0
+    for rank in audit.ranks(cell):
+        losses = [(step, micro["loss"]) for step, micro in rank.micros() if micro.get("loss") is not None]
+        wrong = [step for step, loss in losses if not isfinite(loss)]
+        num_losses += len(losses)
+        if len(wrong) > _MOST_NOT_FINITE * len(losses):
+            return fail(
+                cell,
+                "losses_not_finite",
+                "{wrong} of the {losses} losses that were read on rank {rank} are no numbers, first in step {step}",
+                wrong=len(wrong), losses=len(losses), rank=rank.rank, step=wrong[0],
+            )  # fmt: skip
+        lost = [step["step"] for step in rank.steps if not _are_numbers(step.get("weights"))]
+        if lost and _are_numbers(rank.steps[0].get("start")):
+            told = "on rank {rank} parameters are no numbers from step {step} on"
+            return fail(cell, "parameters_not_finite", told, rank=rank.rank, step=lost[0])
+    told = "{cell}: most of the {losses_read:,} losses that were read are numbers, and so are the parameters"
+    return make_finding([], told, cell=cell, losses_read=num_losses)
+
+
+def _are_numbers(digest: Fields | None) -> bool:
+    return digest is None or isfinite(digest.get("l2", 0.0))
+
+
+_RESUMES = re.compile(r"resume|restore|init_from|load_from", re.IGNORECASE)
+_PATH = re.compile(r"/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
+
+
+@question(
+    "Begins from the weights it was told to",
+    "Where the script is told to resume from a file, does it hold that file's weights at the first step?",
+    WRONG,
+    {
+        "file_missing": "It begins anew though it was told to go on: {name}={path} is no file",
+        "file_not_used": "It begins anew though it was told to go on: nothing of {name}={path} is held at first",
+    },
+    "end with an error where the file to go on from is missing or does not fit; don't begin anew in silence",
+)
+def start_weights(audit: Audit, cell: str) -> Finding | None:
+    """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
+    problems, held, found = [], 0, 0
+    for rank in audit.ranks(cell):
+        for line in rank.lines.get("asked", [])[:1]:
+            for name, path in line["names"].items():
+                if not (_RESUMES.search(name) and isinstance(path, str) and _PATH.search(path)):
+                    continue
+                found += 1
+                asked = {"name": name, "path": path, "rank": rank.rank}
+                if not line["are_there"].get(name):
+                    written = [one["path"] for one in rank.lines.get("open", []) if one["mode"] in "wx"]
+                    if any(one.endswith(os.path.normpath(path)) for one in written):
+                        told = "{name}={path} is what the script writes itself: it may begin where none is"
+                        return make_unobservable(cell, "written_by_itself", told, **asked)
+                    told = "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same"
+                    problems.append(explain("file_missing", told, cell=cell, steps=len(rank.steps), **asked))
+                    continue
+                ends = os.path.basename(path)
+                loaded = next((one for one in rank.lines.get("loaded", []) if one["path"].endswith(ends)), None)
+                if loaded is None:
+                    told = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
+                    return make_unobservable(cell, "file_not_read", told, **asked)
+                held += bool(loaded["num_held"])
+                if not loaded["num_held"]:
+                    told = (
+                        "{cell}: {name}={path} was read, and at the first step rank {rank} holds none of its tensors "
+                        "(0 of {tensors})"
+                    )
+                    tensors = loaded["num_parameters"]
+                    problems.append(explain("file_not_used", told, cell=cell, tensors=tensors, **asked))
+    told = "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from"
+    # None where nothing was asked for.
+    return make_finding(problems, told, cell=cell, ranks=found, ranks_that_hold_them=held) if found else None
+
+
+UNSEEDED = "unseeded"
+_MOST_SEED = 1 << 32
+"""A larger one has torch drawn itself, where nobody gave it one."""
+
+
+@question(
+    "Same weights at the start",
+    "Does the first step begin with the baseline's weights?",
+    UNLIKE,
+    {
+        UNSEEDED: "Nothing seeds the script: every launch starts from weights of its own",
+        "other_weights": "{cell} starts from other weights: {differing} of {tensors} tensors differ from {baseline}'s",
+    },
+    "load the same checkpoint, or call torch.manual_seed with the same number before the model is made",
+)
+def same_start(audit: Audit, cell: str) -> Finding | None:
+    """Compare digests of the parameters before the first step."""
+    for name in (cell, audit.baseline):
+        if not holds_whole_model(audit.ranks(name)):
+            return make_unobservable(cell, "model_in_parts", "no rank of {of_cell} holds the whole model", of_cell=name)
+    mine, base = (get_start(audit.ranks(name))[0] for name in (cell, audit.baseline))
+    numbers: dict[str, Any] = {"cell": cell, "baseline": audit.baseline, "tensors": len(mine or [])}
+    if not mine or not base or len(mine) != len(base):
+        return make_unobservable(
+            code="other_parameters", template="its optimizer has other parameters than that of {baseline}", **numbers
+        )
+    seeds = {audit.ranks(name)[0].steps[0].get("seed") or 0 for name in (cell, audit.baseline)}
+    code = UNSEEDED if min(seeds) > _MOST_SEED and len(seeds) > 1 else "other_weights"
+    if differing := _count_differing([mine, base]):
+        told = "{differing} of {tensors} tensors differ from {baseline}'s before the first step"
+        return fail(code=code, template=told, differing=differing, **numbers)
+    return make_finding([], "{cell}: all {tensors} tensors are {baseline}'s before the first step", **numbers)

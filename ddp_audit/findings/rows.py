@@ -1,0 +1,448 @@
+"""Which rows do ranks and cells learn from, in which order, and do they hold the same?"""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from ddp_audit.findings import (
+    HYGIENE,
+    UNEVEN,
+    UNLIKE,
+    WRONG,
+    are_contents_fixed,
+    count_samples,
+    do_contents_differ,
+    fail,
+    find_uneven_pass,
+    has_no_integers,
+    list_first_pass,
+    list_later_passes,
+    list_passes,
+    list_rows,
+    make_unobservable,
+    question,
+)
+from ddp_audit.process import wording
+from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.wording import explain
+from ddp_audit.records import Audit, Fields, RankRecord
+
+_MOST_SHARED = 0.25
+"""Ranks that draw from all rows, each in an order of its own, share as many as they see of a pass."""
+_MOSTLY = 0.95
+_OTHER_CONTENTS = "rows of one index hold other contents: they are changed at random, or data sets are of their own"
+
+
+@question(
+    "Rows of its own for every rank",
+    "Does each rank learn from rows that no other rank learns from in that pass over the data?",
+    WRONG,
+    {
+        "same_rows": "The ranks train on the same rows: of {rows:,} that {cell} was fed {different_rows:,} differ",
+        "uneven_passes": "The ranks average gradients of different passes: one over the data has {steps} steps",
+    },
+    "give the loader a DistributedSampler(dataset), and call its set_epoch(epoch) before every pass",
+)
+def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
+    """Compare the rows of the ranks in the first pass over the data, and their indices in the later ones."""
+    ends = [end for _, end in find_uneven_pass(audit.ranks(cell))]
+    # Where a rank that is through takes part in the exchanges of the others, as with join(), it makes fewer steps.
+    made = [len(rank.steps) for rank in audit.ranks(cell)]
+    if ends and None not in ends and max(made) - min(made) <= 1:
+        told = "a pass over the data of one loader ends after {steps} steps, and every rank makes as many in all"
+        lengths = [f"{end} on rank {rank}" for rank, end in enumerate(ends)]
+        return replace(fail(cell, "uneven_passes", told, steps=lengths), remedy=UNEVEN)
+    rows_of_ranks, is_split = [], _is_split(audit, cell)
+    for rank in audit.ranks(cell):
+        rows = _collect_rows(list_first_pass(rank)[0], by_content=is_split)
+        if not rows:
+            told = "which rows rank {rank} was fed is not known"
+            return make_unobservable(cell, "rows_unknown", told, rank=rank.rank)
+        rows_of_ranks.append(rows)
+    of_base = [step for rank in audit.ranks(audit.baseline) for step in rank.steps] if is_split else []
+    if is_split and not _have_common(
+        {content for rows in rows_of_ranks for _, content in rows},
+        {content for _, content in _collect_rows(of_base, by_content=True)},
+    ):
+        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+    counts_few = audit.device == "cpu"
+    last = [len(list_rows(list_first_pass(rank)[0][-1]) or []) for rank in audit.ranks(cell)]
+    first = _judge_rows(cell, rows_of_ranks, last, where="the first pass", counts_few=counts_few)
+    passes = [list_later_passes(rank) for rank in audit.ranks(cell)]
+    if first.verdict != "passed" or not passes[0]:
+        return first
+    num_right = 0
+    for key, steps in passes[0].items():
+        later = [_collect_rows(one.get(key, []), by_content=is_split) for one in passes]
+        if all(later):
+            where = f"a later pass, from step {steps[0]['step']:,} on,"
+            last = [len(list_rows(one[key][-1]) or []) for one in passes]
+            found = _judge_rows(cell, later, last, where=where, counts_few=counts_few)
+            if found.verdict == "failed":
+                return found
+            num_right += found.verdict == "passed"
+    told = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
+    return replace(first, compared=told, numbers={**first.numbers, "later_passes": num_right})
+
+
+def _is_split(audit: Audit, cell: str) -> bool:
+    """Return whether each rank has a part of the data for its data set: an index is then another row on each."""
+
+    def count(rank: RankRecord) -> int:
+        loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("ids")), None)
+        return next((line["num_rows"] or 0 for line in rank.lines.get("loader", []) if line["loader"] == loader), 0)
+
+    mine, base = (min(map(count, audit.ranks(name))) for name in (cell, audit.baseline))
+    return mine < _MOSTLY * base
+
+
+def _have_common(mine: set[str], base: set[str]) -> bool:
+    """Return whether rows that are known by what they hold are known at all: what changes at random never agrees."""
+    return len(mine & base) > _MOST_UNLIKE * min(len(mine), len(base))
+
+
+def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, str]]:
+    """Return the rows of all steps, as list_rows does, or without an index; none where those of one are not known."""
+    found = [list_rows(step) for step in steps]
+    rows = [] if None in found else [row for rows in found for row in rows or []]
+    if by_content:
+        return [("", content) for _, content in rows] if all(content for _, content in rows) else []
+    return rows
+
+
+def _judge_rows(
+    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[int], *, where: str, counts_few: bool
+) -> Finding:
+    """Compare the rows of a pass; `last`: of each rank how many are of its last step."""
+    # Those with an index are known by it; of many of them the content was not looked at.
+    names = [[index or content for index, content in rows] for rows in rows_of_ranks]
+    if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
+        told = "rows come more than once on one rank itself: drawn with replacement, or repeated"
+        return make_unobservable(cell, "rows_repeated", told)
+    # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
+    first, *others = (set(rows[: len(rows) - num_last] or rows) for rows, num_last in zip(names, last, strict=True))
+    shared = [len(first & rows) / min(len(first), len(rows)) for rows in others]
+    if max(shared) > _MOST_SHARED and any(
+        do_contents_differ(rows_of_ranks[0], other, counts_few=counts_few) for other in rows_of_ranks[1:]
+    ):
+        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+    num_rows, num_different = sum(map(len, names)), len(set().union(*names))
+    numbers = {"cell": cell, "rows": num_rows, "different_rows": num_different, "pass": where}
+    told = (
+        "{cell}: rank 0 and rank {rank} learned from the same rows, {share:percent} of them: of {rows:,} rows that the "
+        "ranks learned from in {pass} {different_rows:,} were different"
+    )
+    problems = [
+        explain("same_rows", told, **numbers, rank=rank, share=share)
+        for rank, share in enumerate(shared, start=1)
+        if share > _MOST_SHARED
+    ]
+    told = "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}"
+    found = make_finding(problems, told, **numbers, most_shared=max(shared))
+    work = wording.format_percent(num_different / num_rows)
+    figure = f"counted in different rows, {cell} did {work} of the work that its throughput claims"
+    return replace(found, true_figure=figure) if problems else found
+
+
+_FEWEST_PAIRS = 20
+_MOST_EQUAL = 0.3
+_MOST_TARGETS = 2.0
+"""Pairs per id: a hash gives some texts the same id in one process and not in another."""
+_FEWEST_REPEATS = 2.0
+_FEWEST_IDS = 8
+_FEWEST_ROWS = 20
+_FEWEST_CUT = 3
+_MOST_UNLIKE = 0.5
+
+
+@question(
+    "Same ids for the same text",
+    "Does a row of the data become the same token ids on every rank, and in every cell?",
+    WRONG,
+    {
+        "ids_renamed": "Each process has a vocabulary of its own: id {id} on {process} is {other_id} on "
+        "{other_process}",
+        "ids_cut": "Ranks read unlike texts: {process} has at most {most} ids of a row, {other_process} {other_most}",
+    },
+    "tokenise alike in every process; build the vocabulary once and save it, or use a digest such as zlib.crc32: "
+    "Python's own hash() of a text is another one in every process, unless PYTHONHASHSEED is set",
+)
+def same_ids(audit: Audit, cell: str) -> Finding | None:
+    """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline."""
+    base = audit.ranks(audit.baseline) if cell != audit.baseline else []
+    others = [(f"{audit.baseline} rank {one.rank}", one) for one in base]
+    mine = [(f"rank {one.rank}", one) for one in audit.ranks(cell)]
+    if len(mine) + len(others) < 2 or has_no_integers(audit, cell):
+        return None
+    num_rows, unclear = 0, 0
+    for at, (name, rank) in enumerate(mine):
+        for other_name, other in [*others, *mine[:at]]:
+            if found := _find_cut(cell, (name, _collect(rank, "lengths")), (other_name, _collect(other, "lengths"))):
+                return found
+            heads, its = _collect(rank, "heads"), _collect(other, "heads")
+            common = [key for key in heads if key in its]
+            # The ids that stand at the same place of the same row.
+            pairs = [pair for key in common for pair in zip(heads[key], its[key], strict=False) if pair != (0, 0)]
+            if len(pairs) < _FEWEST_PAIRS:
+                continue
+            verdict = _judge_ids(pairs)
+            if verdict == "renamed":
+                one, another = next(pair for pair in pairs if pair[0] != pair[1])
+                salted = "; hashes of texts are salted in this process"
+                return fail(
+                    cell,
+                    "ids_renamed",
+                    "what is id {id} on {process} is id {other_id} on {other_process}, and so throughout, in "
+                    "{rows_compared:plural row} that both were fed: each has a vocabulary of its own"
+                    + salted * bool((rank.start or {}).get("is_hash_salted")),
+                    id=one, process=name, other_id=another, other_process=other_name, rows_compared=len(common),
+                )  # fmt: skip
+            num_rows += len(common)
+            unclear += verdict == "other"
+    if unclear:
+        return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
+    num_rows = num_rows or _count_rows_of_baseline(audit, cell)
+    if not num_rows:
+        told = "no row of token ids with a known index was seen by two processes"
+        return make_unobservable(cell, "no_row_seen_twice", told)
+    told = "{cell}: {rows_compared:plural row} that two processes were fed hold the same ids"
+    return make_finding([], told, cell=cell, rows_compared=num_rows)
+
+
+def _count_rows_of_baseline(audit: Audit, cell: str) -> int:
+    """Return how many rows that are known by their content alone hold what a row of the baseline holds; 0 for few."""
+    theirs = {content for rank in audit.ranks(audit.baseline) for content in _list_contents(rank)}
+    num_rows = 0
+    for rank in audit.ranks(cell):
+        mine = _list_contents(rank)
+        if len(mine & theirs) < max(_FEWEST_ROWS, (1 - _MOST_UNLIKE) * len(mine)):
+            return 0
+        num_rows += len(mine & theirs)
+    return num_rows
+
+
+def _list_contents(rank: RankRecord) -> set[str]:
+    """Return the contents of rows that are made of ids alone: those of other ones say nothing of ids beside them."""
+    return {
+        content for _, micro in rank.micros() if micro.get("has_rows_of_ids") for content in micro.get("rows") or []
+        if content
+    }  # fmt: skip
+
+
+def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
+    """Return row -> what a field of the micro-batches holds of it: `heads`, its first ids, or `lengths`."""
+    found: dict[str, Any] = {}
+    for _, micro in rank.micros():
+        for index, value in zip(micro.get("ids") or [], micro.get(name) or [], strict=False):
+            found.setdefault(f"{micro.get('loader')}#{index}", value)
+    return found
+
+
+def _find_cut(cell: str, mine: tuple[str, dict[str, int]], theirs: tuple[str, dict[str, int]]) -> Finding | None:
+    """Return the finding of processes of which one has every row as long as the other, up to a length where all end."""
+    both = [(length, theirs[1][key]) for key, length in mine[1].items() if key in theirs[1]]
+    here, there = (max((pair[at] for pair in both), default=0) for at in (0, 1))
+    cut, limit = sum(one != other for one, other in both), min(here, there)
+    if cut < _FEWEST_CUT or any(min(one, limit) != min(other, limit) for one, other in both):
+        return None
+    (process, _), (other_process, _) = (mine, theirs) if here < there else (theirs, mine)
+    return fail(
+        cell,
+        "ids_cut",
+        "{rows_cut} of {rows_compared:plural row} that both were fed are cut: {process} has at most {most} ids of a "
+        "row, {other_process} up to {other_most}",
+        rows_cut=cut, rows_compared=len(both), process=process, most=limit, other_process=other_process,
+        other_most=max(here, there),
+    )  # fmt: skip
+
+
+def _judge_ids(every: list[tuple[int, int]]) -> str:
+    """Return "same", "renamed" where each id stands for another one throughout, or "other"."""
+    different = set(every)
+    if sum(one == other for one, other in different) > _MOST_EQUAL * len(different):
+        return "same"
+    num_ids = len({one for one, _ in different})
+    is_throughout = len(different) <= _MOST_TARGETS * num_ids and len(every) >= _FEWEST_REPEATS * len(different)
+    return "renamed" if is_throughout and num_ids >= _FEWEST_IDS else "other"
+
+
+_MOST_LEFT_OVER = 0.02
+"""What is left over at the end of a pass may be dropped, or made up for by repeated rows."""
+
+
+@question(
+    "Same rows as the baseline",
+    "Does a pass over the data learn from the rows that the baseline's learns from?",
+    UNLIKE,
+    {
+        "own_data": "Each process has a data set of its own: an index is another row in {cell} than in {baseline}",
+        "other_rows": "The cells learn from other rows: {not_in_both:,} are not both in {cell} and in {baseline}",
+    },
+    "seed the sampler alike in every cell, and spread the same rows over the ranks",
+)
+def same_rows(audit: Audit, cell: str) -> Finding | None:
+    """Compare the rows of the first pass of all ranks with the baseline's."""
+    is_split = _is_split(audit, cell)
+    rows, of_base = (_collect_pass(audit, name, by_content=is_split) for name in (cell, audit.baseline))
+    if rows is None or of_base is None:
+        return make_unobservable(cell, "rows_unknown", "which rows were fed in a whole pass over the data is not known")
+    mine, base = ({index or content for index, content in every} for every in (rows, of_base))
+    other = mine ^ base
+    most = max(_MOST_LEFT_OVER * len(base), 2 * audit.request.cells[cell])
+    if mine < base or base < mine:
+        # What is too little for a whole batch is dropped, if the loader is told so.
+        most = max(most, *(max(count_samples(audit.ranks(name)) or [0]) - 1 for name in (cell, audit.baseline)))
+    if not any(index for index, _ in rows) and not _have_common(mine, base):
+        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+    numbers = {
+        "baseline": audit.baseline, "rows": len(mine), "rows_of_baseline": len(base), "not_in_both": len(other),
+    }  # fmt: skip
+    if len(other) > most:
+        told = (
+            "its first pass learned from {rows:,} different rows, that of {baseline} from {rows_of_baseline:,}; "
+            "{not_in_both:,} of them are not in both"
+        )
+        return fail(cell, "other_rows", told, **numbers)
+    differ = do_contents_differ(rows, of_base, counts_few=audit.device == "cpu")
+    is_fixed = are_contents_fixed(audit.ranks(cell)) if differ else False
+    if is_fixed:
+        told = (
+            "rows of an index hold something else than in {baseline}, and always the same in a process: each has a "
+            "data set of its own"
+        )
+        return fail(cell, "own_data", told, **numbers)
+    if is_fixed is None:
+        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+    but = ", but for {not_in_both:,} that are left over at its end" * bool(other)
+    but += ", which every pass changes at random" * differ
+    told = "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows" + but
+    return make_finding([], told, cell=cell, **numbers)
+
+
+def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[str, str]] | None:
+    """Return the rows of the first pass of all ranks, as list_rows does.
+
+    None if not all are known, or a rank meets some more than once, as where they are drawn with replacement; several
+    ranks may meet the same ones.
+    """
+    every: list[tuple[str, str]] = []
+    for rank in audit.ranks(cell):
+        steps, is_whole = list_first_pass(rank)
+        fed = [
+            {**step, "micros": [micro for micro in step["micros"] if micro.get("loader") is not None]} for step in steps
+        ]
+        rows = _collect_rows(fed, by_content=by_content)
+        if not is_whole or not rows or len(set(rows)) < _MOSTLY * len(rows):
+            return None
+        every += rows
+    return every
+
+
+_FEWEST_IN_ORDER, _MOST_DOWN = 8, 0.2
+
+
+@question(
+    "Shuffled anew for every pass",
+    "Where rows are shuffled, has every pass over the data an order of its own, in this cell as in the baseline?",
+    HYGIENE,
+    {
+        "same_order": "Every pass of {cell} has the same order: rows are shuffled, and never anew",
+        "in_order": "{cell} reads its rows in order, {baseline} shuffles them",
+    },
+    "call sampler.set_epoch(epoch) before every pass over the loader; give DistributedSampler the baseline's shuffle",
+)
+def shuffled(audit: Audit, cell: str) -> Finding | None:
+    """Compare the order of the indices in the first two passes, and whether it is that of the data."""
+    mine, base = (_list_orders(audit.ranks(name)) for name in (cell, audit.baseline))
+    if not mine or not base:
+        # Without an index there is no order to be known.
+        return None
+    is_shuffled, of_base = (any(_is_shuffled(one[0]) for one in orders) for orders in (mine, base))
+    if of_base and not is_shuffled:
+        told = "its first pass takes rows in the order of the data set, that of {baseline} does not"
+        return fail(cell, "in_order", told, baseline=audit.baseline)
+    if not is_shuffled:
+        return make_finding(
+            [], "{cell}: its rows are taken in the order of the data set, as in the baseline", cell=cell
+        )
+    pairs = [(one[0][: len(one[1])], one[1][: len(one[0])]) for one in mine if len(one) > 1]
+    known = [pair for pair in pairs if len(pair[0]) >= _FEWEST_IN_ORDER]
+    if not known:
+        return make_unobservable(cell, "one_pass", "no second pass over the data was seen")
+    if all(first == second for first, second in known):
+        told = "its second pass takes the {rows:plural row} that were seen of it in the order of the first one"
+        return fail(cell, "same_order", told, rows=len(known[0][0]))
+    return make_finding([], "{cell}: its second pass over the data has another order than the first one", cell=cell)
+
+
+def _is_shuffled(order: list[int]) -> bool:
+    """Return whether indices go down more than now and then, as where a pass is filled up with its first rows."""
+    return sum(one > following for one, following in pairwise(order)) > _MOST_DOWN * len(order)
+
+
+def _list_orders(ranks: list[RankRecord]) -> list[list[list[int]]]:
+    """Return of each rank the indices of its first two passes over the training data, in order; none if unknown."""
+    found = []
+    for rank in ranks:
+        loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("ids")), None)
+        later = [steps for key, steps in list_later_passes(rank).items() if key[0] == loader]
+        orders = [
+            [one for step in steps for micro in step["micros"] if micro.get("loader") == loader
+             for one in micro.get("ids") or []]
+            for steps in (list_first_pass(rank)[0], *later[:1])
+        ]  # fmt: skip
+        if len(orders[0]) < _FEWEST_IN_ORDER:
+            return []
+        found.append(orders)
+    return found
+
+
+_EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
+_ENDS_EARLIER = re.compile(
+    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from", re.IGNORECASE
+)
+
+
+@question(
+    "As many epochs as asked for",
+    "Does the script go through its data as often as its arguments or constants say?",
+    WRONG,
+    {"too_few_passes": "It trains less than it was asked to: {name}={asked}, and {passes:plural pass} over the data"},
+    "let the loop over epochs run to the number that was asked for, or refuse the argument",
+)
+def epochs(audit: Audit, cell: str) -> Finding | None:
+    """Compare the passes over the training data with the number that the script was given."""
+    rank, launched = audit.ranks(cell)[0], audit.first(cell)
+    # A global `epoch` is what a loop counts, and no number that was asked for.
+    asked = {
+        name: value
+        for line in rank.lines.get("asked", [])
+        for name, value in line["names"].items()
+        if line["where"] != "globals" or name != "epoch"
+    }
+    # transformers' is one with a fraction.
+    numbers = [
+        (name, int(value)) for name, value in asked.items()
+        if _EPOCHS.fullmatch(name) and type(value) in (int, float) and value >= 1 and value == int(value)
+    ]  # fmt: skip
+    if not numbers:
+        told = "no argument or global name of the script says how many epochs are wanted"
+        return make_unobservable(cell, "nothing_asked_for", told)
+    name, wanted = numbers[0]
+    ends = [end for _, end in list_passes(rank)]
+    about = {"name": name, "asked": wanted, "passes": len(ends), "steps": len(rank.steps)}
+    if not ends or None in ends or launched.was_ended or launched.is_failed:
+        told = "{name}={asked}, but no pass over the data of a loader was seen to its end"
+        return make_unobservable(cell, "no_whole_pass", told, **about)
+    if len(ends) >= wanted:
+        return make_finding([], "{cell}: {name}={asked}, and as many passes over the data", cell=cell, **about)
+    may_end = [name for name, value in asked.items() if _ENDS_EARLIER.search(name) and value not in (None, "", 0, -1)]
+    if len(ends) > 1 or may_end:
+        told = "{passes} passes of {asked} were made, and the script may have reasons to stop"
+        return make_unobservable(cell, "may_stop_early", told, **about)
+    told = (
+        "{name}={asked}, and the script went through its data {passes:plural time} ({steps:plural step}), then ended "
+        "by itself"
+    )
+    return fail(cell, "too_few_passes", told, **about)
