@@ -71,21 +71,21 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     answers, speeds = ask_all(audit), compute_speeds(audit) if request.compares_speed else []
     result = Result(audit, answers, speeds, judge_cells(answers, speeds, list(request.cells)))
     document = make_document(result)
-    told = [
+    payload = [
         {
-            "name": one.name, "question": one.question, "verdict": one.verdict,
-            "findings": [{"cell": cell, **asdict(found)} for cell, found in one.findings.items()],
+            "name": answer.name, "question": answer.question, "verdict": answer.verdict,
+            "findings": [{"cell": cell, **asdict(finding)} for cell, finding in answer.findings.items()],
         }
-        for one in answers
+        for answer in answers
     ]  # fmt: skip
-    found = {"script": request.told, "findings": told}
+    results = {"script": request.command_line, "findings": payload}
     reports.mkdir(parents=True, exist_ok=True)
-    texts = (render_html(document), render_markdown(document), json.dumps(found, indent=1) + "\n")
+    texts = (render_html(document), render_markdown(document), json.dumps(results, indent=1) + "\n")
     for name, text in zip(_WRITTEN, texts, strict=True):
         (reports / name).write_text(_make_public(text), encoding="utf-8")
     lines = [
         document.lead,
-        *(f"{one.kind}: {one.question.name}: {one.found.compared}" for one in list_faults(answers, CLASSES)),
+        *(f"{fault.kind}: {fault.question.name}: {fault.finding.compared}" for fault in list_faults(answers, CLASSES)),
         f"Report: {reports / _WRITTEN[0]}",
     ]
     is_wrong = bool(list_faults(answers, CLASSES[: 2 if request.compares_speed else 1]))
@@ -99,7 +99,7 @@ def _make_public(text: str) -> str:
 
 def require_steps(launched: Launched, *, started_in: Path) -> None:
     """Raise the error of a launch that says nothing about a training."""
-    told = (
+    text = (
         f"{launched.cell}: it was started in {started_in} (FOLDER=... starts it elsewhere), its output is in "
         f"{launched.folder / 'logs'}"
     )
@@ -110,16 +110,16 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
         ends = [end for _, end in find_uneven_pass(launched.ranks)]
         if over := [end for end in ends if end is not None]:
             first = f"rank {ends.index(min(over))} after step {min(over)}"
-            told = f"a pass over the data ended on {first} and not on all ranks: {UNEVEN}; {told}"
-        raise ScriptError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {told}")
+            text = f"a pass over the data ended on {first} and not on all ranks: {UNEVEN}; {text}"
+        raise ScriptError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {text}")
     ranks = launched.ranks
     if all(rank.start is None for rank in ranks):
         raise ConfigurationError(
-            f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {told}"
+            f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {text}"
         )
     if not any("torch" in rank.lines for rank in ranks):
         raise ConfigurationError(
-            f"the script ended with exit code 0 and never imported torch: nothing to observe; {told}"
+            f"the script ended with exit code 0 and never imported torch: nothing to observe; {text}"
         )
     if broken := [rank for rank in ranks if "broken" in rank.lines]:
         error = broken[0].lines["broken"][0]
@@ -128,7 +128,7 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
         raise ConfigurationError(
             f"the script became another program ({replaced[0].lines['replaced'][-1].get('program')}) after "
             f"{wording.format_plural(len(replaced[0].steps), 'step')} on rank {replaced[0].rank}, of which nothing is "
-            f"observed: what it trained there is not known; {told}"
+            f"observed: what it trained there is not known; {text}"
         )
     if (
         any(rank.steps for rank in ranks)
@@ -139,14 +139,14 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
         more = f", and {len(launched.beside_ranks)} processes more that each took themselves for one of them"
         raise ConfigurationError(
             f"{seen} trained where {len(ranks)} were asked for{more if launched.beside_ranks else ''}; {{ranks}} in "
-            f"SCRIPT or LAUNCHER stands for their number; {told}"
+            f"SCRIPT or LAUNCHER stands for their number; {text}"
         )
     if not any(rank.steps for rank in ranks):
-        children = sum(int(one["number"]) for rank in ranks for one in rank.lines.get("children", []))
+        children = sum(int(item["number"]) for rank in ranks for item in rank.lines.get("children", []))
         forked = f"; it forked {children} processes, which are not observed" if children else ""
         raise ConfigurationError(
             f"the script ended with exit code 0, and no optimizer step of torch.optim was seen in the processes that "
-            f"torchrun started{forked}; {told}"
+            f"torchrun started{forked}; {text}"
         )
 
 

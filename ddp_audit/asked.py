@@ -87,7 +87,7 @@ class Request:
         return next(iter(self.cells))
 
     @property
-    def told(self) -> str:
+    def command_line(self) -> str:
         """The script and its arguments, as they are typed; the script by its place in the folder."""
         return shlex.join([self.words[0].removeprefix(f"{self.folder}/"), *self.words[1:]])
 
@@ -115,15 +115,15 @@ def read_words(words: list[str]) -> dict[str, str]:
         prog="ddp-audit", allow_abbrev=False, description="Is a training script right on several ranks, unchanged?",
         usage="ddp-audit [-h] [options] script.py [its arguments] [options] [-- more of its arguments]",
     )  # fmt: skip
-    for name, told in _OPTIONS.items():
+    for name, option in _OPTIONS.items():
         is_flag = name == "SPEED"
         parser.add_argument(
-            f"--{name.lower().replace('_', '-')}", dest=name, help=told,
+            f"--{name.lower().replace('_', '-')}", dest=name, help=option,
             **({"action": "store_const", "const": "1"} if is_flag else {}),  # type: ignore[arg-type]
         )  # fmt: skip
-    found, script = parser.parse_known_args(words[: len(words) - len(own)])
+    args, script = parser.parse_known_args(words[: len(words) - len(own)])
     script = [word for word in script if word != "--"] + own
-    return {name: value for name, value in vars(found).items() if value} | (
+    return {name: value for name, value in vars(args).items() if value} | (
         {"SCRIPT": shlex.join(script)} if script else {}
     )
 

@@ -42,7 +42,7 @@ class Answers:
     @property
     def verdict(self) -> Verdict:
         """`failed` if one cell failed, `passed` if there are findings and all passed."""
-        verdicts = {found.verdict for found in self.findings.values()}
+        verdicts = {finding.verdict for finding in self.findings.values()}
         if "failed" in verdicts:
             return "failed"
         return "passed" if verdicts == {"passed"} else "not checked"
@@ -107,45 +107,45 @@ class Fault:
 
     question: Question
     cell: str
-    found: Finding
+    finding: Finding
 
     @property
     def kind(self) -> str:
         """Which of CLASSES it is of."""
-        return _GRADES.get(self.found.code, self.question.kind)
+        return _GRADES.get(self.finding.code, self.question.kind)
 
     @property
     def sentence(self) -> str:
         """What is wrong, in one sentence."""
-        template = self.question.says.get(self.found.code, "{compared}")
-        numbers = {**self.found.numbers, "cell": self.cell, "compared": self.found.compared}
-        return explain(self.found.code, template, **numbers).sentence
+        template = self.question.says.get(self.finding.code, "{compared}")
+        numbers = {**self.finding.numbers, "cell": self.cell, "compared": self.finding.compared}
+        return explain(self.finding.code, template, **numbers).sentence
 
 
 def ask_all(audit: Audit) -> list[Answers]:
     """Return what was found of every cell, question by question, without what only follows from a graver finding."""
-    found: dict[str, dict[str, Finding]] = {}
+    findings: dict[str, dict[str, Finding]] = {}
     for question in QUESTIONS:
         ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
         answers = {cell: ask(question, audit, cell) for cell in audit.request.cells}
-        found[question.name] = {cell: one for cell, one in answers.items() if one is not None}
-    causes = [(cell, one.code) for of_cells in found.values() for cell, one in of_cells.items()]
+        findings[question.name] = {cell: answer for cell, answer in answers.items() if answer is not None}
+    causes = [(cell, item.code) for of_cells in findings.values() for cell, item in of_cells.items()]
     for cell, code in causes:
         for question in _FOLLOWS.get(code, ()):
-            found[question.name].pop(cell, None)
-    return [Answers(question.name, question.asks, found[question.name]) for question in QUESTIONS]
+            findings[question.name].pop(cell, None)
+    return [Answers(question.name, question.asks, findings[question.name]) for question in QUESTIONS]
 
 
 def list_faults(answers: Sequence[Answers], kinds: Sequence[str] = CLASSES[:2]) -> list[Fault]:
     """Return the failed findings of these classes, the gravest first."""
     questions = {question.name: question for question in QUESTIONS}
     faults = [
-        Fault(questions[gate.name], cell, one)
+        Fault(questions[gate.name], cell, finding)
         for gate in answers
-        for cell, one in gate.findings.items()
-        if one.verdict == "failed"
+        for cell, finding in gate.findings.items()
+        if finding.verdict == "failed"
     ]
-    return sorted((one for one in faults if one.kind in kinds), key=lambda one: CLASSES.index(one.kind))
+    return sorted((fault for fault in faults if fault.kind in kinds), key=lambda item: CLASSES.index(item.kind))
 
 
 def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequence[str]) -> dict[str, Standing]:
@@ -164,13 +164,15 @@ def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequ
 
 
 def _judge(answers: Sequence[Answers], concerned: Sequence[str]) -> Standing:
-    if faults := [one for one in list_faults(answers) if one.cell in concerned]:
+    if faults := [fault for fault in list_faults(answers) if fault.cell in concerned]:
         return Standing("withheld", faults[0].sentence)
-    bearing = {one.name for one in QUESTIONS if one.kind != HYGIENE and one not in _OF_THE_SCRIPT_ALONE}
+    bearing = {
+        question.name for question in QUESTIONS if question.kind != HYGIENE and question not in _OF_THE_SCRIPT_ALONE
+    }
     for gate in answers:
-        for cell, one in gate.findings.items():
-            if gate.name in bearing and cell in concerned and one.verdict == "not checked":
-                return Standing("unproven", one.compared)
+        for cell, finding in gate.findings.items():
+            if gate.name in bearing and cell in concerned and finding.verdict == "not checked":
+                return Standing("unproven", finding.compared)
     return Standing("proven")
 
 
@@ -210,10 +212,10 @@ def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Findin
     worst = _find(question, audit, cell)
     for turn in range(1, min(map(len, audit.launches.values()))):
         later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
-        found = _find(question, later, cell)
+        result = _find(question, later, cell)
         # What says nothing of the first one may have something to say of a later one.
         verdict = "passed" if worst is None else worst.verdict
-        if found is None or _WORST.index(found.verdict) >= _WORST.index(verdict):
+        if result is None or _WORST.index(result.verdict) >= _WORST.index(verdict):
             continue
-        worst = replace(found, compared=f"{found.compared} (in launch {turn + 1}, and not in those before)")
+        worst = replace(result, compared=f"{result.compared} (in launch {turn + 1}, and not in those before)")
     return worst

@@ -56,10 +56,10 @@ def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | N
 def _list_files(folder: Path, leave_out: Path) -> Iterator[Path]:
     """Yield regular files, links, empty folders, and those folders that are linked as they are."""
     with os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries]
-    if not found:
+        results = [Path(entry.path) for entry in entries]
+    if not results:
         yield folder
-    for path in found:
+    for path in results:
         if path.is_symlink() or stat.S_ISREG(path.lstat().st_mode):
             yield path
         elif path.is_dir() and path.resolve() != leave_out.resolve():
@@ -76,9 +76,9 @@ def _link_surroundings(folder: Path, place: Path) -> Path:
     for part in folder.relative_to(above).parts:
         place.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
-            beside = [one for one in above.iterdir() if one.name != part]
-            for one in beside if len(beside) <= _MOST_BESIDE else ():
-                (place / one.name).symlink_to(one)
+            beside = [file for file in above.iterdir() if file.name != part]
+            for item in beside if len(beside) <= _MOST_BESIDE else ():
+                (place / item.name).symlink_to(item)
         above, place = above / part, place / part
     place.mkdir(parents=True, exist_ok=True)
     return place

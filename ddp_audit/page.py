@@ -71,7 +71,7 @@ def _to_html(block: Block, *, level: int) -> str:
     if isinstance(block, str):
         return f"<p>{escape(block)}</p>"
     if isinstance(block, list):
-        return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in block) + "</ul>"
+        return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block) + "</ul>"
     title = escape(block.title)
     if isinstance(block, Table):
         rows = [
@@ -79,7 +79,7 @@ def _to_html(block: Block, *, level: int) -> str:
             for at, row in enumerate(block.rows)
         ]
         return f"<table><caption>{title}</caption>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    inside = "\n".join(_to_html(one, level=level + 1) for one in block.blocks)
+    inside = "\n".join(_to_html(item, level=level + 1) for item in block.blocks)
     if level:
         return f"<details{' open' * block.is_open}><summary>{title}</summary>{inside}</details>"
     return f"<section><h2>{title}</h2>{inside}</section>"
@@ -89,11 +89,11 @@ def _to_markdown(block: Block, *, level: int) -> str:
     if isinstance(block, str):
         return _escape(block)
     if isinstance(block, list):
-        return "\n".join(f"- {_escape(one)}" for one in block)
+        return "\n".join(f"- {_escape(item)}" for item in block)
     if isinstance(block, Table):
         head, *rows = (f"| {' | '.join(map(_escape, row))} |" for row in block.rows)
         return "\n".join([f"{_escape(block.title)}:", "", head, "|---" * len(block.rows[0]) + "|", *rows])
-    inside = (_to_markdown(one, level=level + 1) for one in block.blocks)
+    inside = (_to_markdown(item, level=level + 1) for item in block.blocks)
     return "\n\n".join([f"##{'#' * level} {_escape(block.title)}", *inside])
 
 
@@ -125,21 +125,21 @@ def make_document(result: Result) -> Document:
         sections.append(Section("How much faster?", list(_make_speed(result))))
         sections.append(Section("Why not more?", list(_make_split(result))))
     sections.append(Section("What was observed", [_make_observed(result, cell) for cell in request.cells]))
-    return Document(f"Audit of {request.told}", tell_verdict(result), [*sections, _END])
+    return Document(f"Audit of {request.command_line}", format_verdict(result), [*sections, _END])
 
 
-def tell_verdict(result: Result) -> str:
+def format_verdict(result: Result) -> str:
     """Return the first sentences of the report, which are also what is printed: the gravest finding first."""
     if faults := list_faults(result.answers):
         more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." if len(faults) > 1 else ""
-        told = f"{faults[0].sentence}.{more}"
+        text = f"{faults[0].sentence}.{more}"
     else:
-        asked = [one for one in result.answers if one.findings]
-        unseen = sum(one.verdict == "not checked" for one in asked)
+        asked = [answer for answer in result.answers if answer.findings]
+        unseen = sum(item.verdict == "not checked" for item in asked)
         open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
-        told = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
+        text = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
     if not result.audit.request.compares_speed:
-        return told
+        return text
     figures = []
     for speed in result.speeds:
         state = result.standings[speed.cell].state
@@ -153,35 +153,39 @@ def tell_verdict(result: Result) -> str:
         figure = f"has {ratio} the throughput (weak scaling)" if is_weak else f"is {ratio} as fast"
         figures.append(f"{speed.cell} {figure}{interval}, {state}")
     if not figures:
-        return f"{told} No speedup: too few steps were seen."
-    beside = "; ".join(dict.fromkeys(one.sentence for one in list_faults(result.answers, [HYGIENE])))
+        return f"{text} No speedup: too few steps were seen."
+    beside = "; ".join(dict.fromkeys(fault.sentence for fault in list_faults(result.answers, [HYGIENE])))
     as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {beside}." if beside else ""
-    return f"{told} {'; '.join(figures)}.{as_it_is}"
+    return f"{text} {'; '.join(figures)}.{as_it_is}"
 
 
 def _format_ratio(speed: Speed) -> str:
     assert speed.speedup is not None
-    value, low, high = (wording.format_ratio(one) for one in vars(speed.speedup).values())
+    value, low, high = (wording.format_ratio(var) for var in vars(speed.speedup).values())
     return f"{value} ({low[:-1]} to {high[:-1]})" if speed.has_interval else value
 
 
 def _make_findings(result: Result) -> Iterator[Block]:
     for fault in list_faults(result.answers, CLASSES):
-        one = fault.found
-        corrected = [f"What it does to the claim: {one.true_figure}."] if one.true_figure else []
-        told = [f"{one.compared}.", *corrected, f"To mend it: {one.remedy or fault.question.remedy}."]
-        yield Section(f"{fault.sentence} ({fault.kind})", [told], is_open=True)
+        finding = fault.finding
+        corrected = [f"What it does to the claim: {finding.true_figure}."] if finding.true_figure else []
+        text = [f"{finding.compared}.", *corrected, f"To mend it: {finding.remedy or fault.question.remedy}."]
+        yield Section(f"{fault.sentence} ({fault.kind})", [text], is_open=True)
     cells = list(result.audit.request.cells)
     rows = [["Question", *cells, "What it asks"]]
-    told = []
+    text = []
     for answers in result.answers:
-        found = {cell: answers.findings.get(cell) for cell in cells}
-        rows.append([answers.name, *(_MARKS[one.verdict if one else None] for one in found.values()), answers.question])
-        told += [
-            f"{answers.name}, {cell}: {one.compared}" for cell, one in found.items() if one and one.verdict != "failed"
+        results = {cell: answers.findings.get(cell) for cell in cells}
+        rows.append(
+            [answers.name, *(_MARKS[item.verdict if item else None] for item in results.values()), answers.question]
+        )
+        text += [
+            f"{answers.name}, {cell}: {item.compared}"
+            for cell, item in results.items()
+            if item and item.verdict != "failed"
         ]
     yield Table("Each question, cell by cell", rows)
-    yield Section("What was seen of each", [told])
+    yield Section("What was seen of each", [text])
 
 
 def _make_speed(result: Result) -> Iterator[Block]:
@@ -208,7 +212,7 @@ def _make_speed(result: Result) -> Iterator[Block]:
 def _make_split(result: Result) -> Iterator[Block]:
     launches = {cell: result.audit.first(cell) for cell in result.audit.request.cells}
     if result.audit.device != "cpu":
-        of_device = {cell: split_device_steps(one) for cell, one in launches.items()}
+        of_device = {cell: split_device_steps(launch) for cell, launch in launches.items()}
         if any(of_device.values()):
             yield _tabulate("Where the GPU's time goes, mean over ranks and steps", "Part of a step", of_device)
             yield (
@@ -219,28 +223,28 @@ def _make_split(result: Result) -> Iterator[Block]:
             "The following split is that of the host: a GPU works on while the host goes on, and what waits for it "
             "last is charged for it."
         )
-    of_host = {cell: split_steps(one) for cell, one in launches.items()}
+    of_host = {cell: split_steps(launch) for cell, launch in launches.items()}
     yield _tabulate("Where a step goes, mean over ranks and steps", "Part of a step", of_host)
-    for cell, one in launches.items():
-        exposed = find_exposed_seconds(one)
+    for cell, entry in launches.items():
+        exposed = find_exposed_seconds(entry)
         if exposed is not None:
             yield (
                 f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
                 "beside no computation."
             )
-    other = {cell: sum_other_work(one) for cell, one in launches.items()}
-    if any(any(one.values()) for one in other.values()):
+    other = {cell: sum_other_work(launch) for cell, launch in launches.items()}
+    if any(any(item.values()) for item in other.values()):
         yield _tabulate("What is no step, in the whole run", "Kind", other, has_shares=False)
 
 
 def _tabulate(title: str, head: str, splits: dict[str, dict[str, float]], *, has_shares: bool = True) -> Table:
-    def tell(split: dict[str, float], kind: str) -> str:
+    def say(split: dict[str, float], kind: str) -> str:
         seconds, whole = split.get(kind, 0.0), sum(split.values())
         share = f" ({wording.format_percent(seconds / whole)})" if has_shares and whole else ""
         return wording.format_duration(seconds) + share if whole else "n/a"
 
     kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
-    rows = [[_WORDS[kind], *(tell(split, kind) for split in splits.values())] for kind in kinds]
+    rows = [[_WORDS[kind], *(say(split, kind) for split in splits.values())] for kind in kinds]
     return Table(title, [[head, *splits], *rows])
 
 
@@ -270,5 +274,5 @@ def _make_observed(result: Result, cell: str) -> Block:
         "observed to its end": "yes" if rank.is_whole else "no",
         "left running, and ended": ", ".join(launched.left),
     }
-    told = {name: wording.replace_unprintable(str(value)) for name, value in facts.items()}
-    return Section(cell, [[f"{name}: {value}" for name, value in told.items() if value]])
+    text = {name: wording.replace_unprintable(str(value)) for name, value in facts.items()}
+    return Section(cell, [[f"{name}: {value}" for name, value in text.items() if value]])

@@ -50,7 +50,7 @@ def read_rank(path: Path, rank: int) -> RankRecord:
     """Return the record of a rank; without any line where there is no file."""
     lines: dict[str, list[Fields]] = defaultdict(list)
     windows: dict[str, Fields] = {}
-    found = RankRecord(rank)
+    record = RankRecord(rank)
     mark = None
     for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
         try:
@@ -63,17 +63,17 @@ def read_rank(path: Path, rank: int) -> RankRecord:
         if its_mark != mark:
             continue
         if kind == "step":
-            found.steps.append(fields)
+            record.steps.append(fields)
         elif kind == "window":
             windows[f"{fields['begin']} {fields['end']}"] = fields
         else:
             lines[kind].append(fields)
-    found.lines, found.windows = dict(lines), list(windows.values())
-    found.start = found.first("start")
-    return found
+    record.lines, record.windows = dict(lines), list(windows.values())
+    record.start = record.first("start")
+    return record
 
 
-def tell_line(line: Any) -> str:
+def format_line(line: Any) -> str:
     """Return where in the script something happened, such as `train.py:41`; empty where it is not known."""
     return f"{line[0]}:{line[1]}" if isinstance(line, list) and len(line) == 2 else ""
 
@@ -132,7 +132,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         given, self.launches = self.launches, {cell: [] for cell in self.launches}
-        for launched in (one for found in given.values() for one in found):
+        for launched in (result for outcome in given.values() for result in outcome):
             self.add(launched)
 
     def add(self, launched: Launched) -> None:

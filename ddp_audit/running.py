@@ -20,7 +20,7 @@ from ddp_audit.asked import Request, StoppedError
 from ddp_audit.fresh_folder import make_fresh_folder
 from ddp_audit.process.lifeline import PRCTL
 from ddp_audit.process.redaction import redact
-from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, list_torchrun_words, read_last_lines, tell_end
+from ddp_audit.process.torchrun import NO_SHARED_STORE, Launch, format_end, list_torchrun_words, read_last_lines
 from ddp_audit.records import Launched, RankRecord, is_step, read_rank
 
 _SET_CHILD_SUBREAPER = 36
@@ -68,7 +68,7 @@ class Started(Launch):
         """Return who caused the end and how, and on further lines the last words."""
         if rank is not None or self.find_root_cause() is not None:
             return super().explain_end(rank=rank)
-        return tell_end("it", self._process.wait(), words=read_last_lines(self.file), folder=self.log_folder)
+        return format_end("it", self._process.wait(), words=read_last_lines(self.file), folder=self.log_folder)
 
     def _list_own(self) -> list[int]:
         """Return the processes that came of it and still run; those that have ended are taken leave of."""
@@ -119,8 +119,10 @@ class Places:
             return ""
         behind = [rank for rank, place in enumerate(places) if place == self._last]
         who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"
-        others = [f"; rank {rank} is {_tell(place)}" for rank, place in enumerate(places) if place != self._last]
-        return f"{who} {_tell(self._last)}: nothing for {seconds:.0f} s{''.join(others)}"
+        others = [
+            f"; rank {rank} is {_describe_place(place)}" for rank, place in enumerate(places) if place != self._last
+        ]
+        return f"{who} {_describe_place(self._last)}: nothing for {seconds:.0f} s{''.join(others)}"
 
     def ask_for_stacks(self) -> None:
         """Have every rank write its Python stacks to its log."""
@@ -223,7 +225,7 @@ def launch_script(
     return Launched(
         cell, folder, [_move_paths(rank, copy, request.folder) for rank in ranks],
         _KILLED_BY_US if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
-        is_apart=copy is not None, left=launch.left, beside_ranks=[one for one in others if one.steps],
+        is_apart=copy is not None, left=launch.left, beside_ranks=[other for other in others if other.steps],
     )  # fmt: skip
 
 
@@ -287,10 +289,12 @@ def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord
         is_inside = isinstance(path, str) and path.startswith(f"{here}/")
         return {**line, "path": f"{folder}{str(path).removeprefix(here)}"} if is_inside else line
 
-    return dataclasses.replace(rank, lines={kind: [move(one) for one in found] for kind, found in rank.lines.items()})
+    return dataclasses.replace(
+        rank, lines={kind: [move(result) for result in line] for kind, line in rank.lines.items()}
+    )
 
 
-def _tell(place: int) -> str:
+def _describe_place(place: int) -> str:
     return f"in section {_SECTIONS[place & 0xFF]} of step {place >> 32}"
 
 
@@ -303,12 +307,12 @@ def list_descendants() -> list[int]:
             # Who is dead and not ours waits for a parent of its own.
             if state != "Z" or int(parent) == os.getpid():
                 children.setdefault(int(parent), []).append(int(entry.parent.name))
-    found, at = [], [os.getpid()]
+    results, at = [], [os.getpid()]
     while at:
         below = children.get(at.pop(), [])
-        found += below
+        results += below
         at += below
-    return found
+    return results
 
 
 def _adopt_orphans(*, is_wanted: bool) -> None:

@@ -55,7 +55,7 @@ def compute_speeds(audit: Audit) -> list[Speed]:
     rates = {cell: _list_rates(launches) for cell, launches in audit.launches.items()}
     if not rates.get(audit.baseline):
         return []
-    are_samples_known = all(rate.samples is not None for found in rates.values() for rate in found) and all(
+    are_samples_known = all(rate.samples is not None for result in rates.values() for rate in result) and all(
         do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)) for cell in rates if rates[cell]
     )
     return [_make_speed(audit, cell, rates, are_samples_known) for cell in audit.request.cells if rates[cell]]
@@ -71,8 +71,8 @@ class _Rate:
 
 
 def _list_rates(launches: Sequence[Launched]) -> list[_Rate]:
-    found = [_measure(launched) for launched in launches if not launched.is_failed]
-    return [one for one in found if one is not None]
+    results = [_measure(launched) for launched in launches if not launched.is_failed]
+    return [result for result in results if result is not None]
 
 
 def _measure(launched: Launched) -> _Rate | None:
@@ -124,7 +124,7 @@ def _compare(mine: list[float], base: list[float]) -> tuple[Ratio, bool]:
         return Ratio(value, value, value), False
     # Launch beside launch, so that what slows both down cancels (Cochran 1977, Sampling Techniques, 6.3); on the
     # logarithmic scale, where a ratio and its inverse are as sure as each other.
-    apart = [(one - value * other) / (value * fmean(base)) for one, other in zip(mine, base, strict=True)]
+    apart = [(item - value * other) / (value * fmean(base)) for item, other in zip(mine, base, strict=True)]
     half = _STUDENT[min(number - 1, len(_STUDENT)) - 1] * stdev(apart) / sqrt(number)
     return Ratio(value, value * exp(-half), value * exp(half)), True
 
@@ -143,13 +143,13 @@ def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY
     all: else the same evaluation would be counted where epochs are short, and left out where they are long.
     """
     launches = launched.beside or [launched]
-    found = [list_timed_steps(rank.steps) for one in launches for rank in one.ranks]
+    results = [list_timed_steps(rank.steps) for launch in launches for rank in launch.ranks]
 
     return tuple(
         kind
         for kind in OTHER_WORK
         if kind not in may_be_of_steps
-        or not any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in found)
+        or not any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in results)
     )
 
 
@@ -163,31 +163,31 @@ def split_steps(launched: Launched) -> dict[str, float]:
 
 def split_device_steps(launched: Launched) -> dict[str, float]:
     """Return activity -> mean seconds of the GPU per step over all ranks, other work left out; empty without one."""
-    found = [step for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get("device_seconds")]
+    results = [step for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get("device_seconds")]
     others = list_other_kinds(launched)
-    kinds = dict.fromkeys(kind for step in found for kind in step["device_seconds"] if kind not in others)
-    return {kind: fmean(step["device_seconds"].get(kind, 0.0) for step in found) for kind in kinds} if found else {}
+    kinds = dict.fromkeys(kind for step in results for kind in step["device_seconds"] if kind not in others)
+    return {kind: fmean(step["device_seconds"].get(kind, 0.0) for step in results) for kind in kinds} if results else {}
 
 
 def sum_other_work(launched: Launched) -> dict[str, float]:
     """Return activity that is no step's -> its seconds in the whole launch, of the rank with most of it."""
-    found = {}
+    results = {}
     for kind in (*list_other_kinds(launched), _OBSERVER):
         of_ranks = [
-            sum(one["seconds"].get(kind, 0.0) for one in [*rank.steps, *rank.lines.get("end", [])])
+            sum(step["seconds"].get(kind, 0.0) for step in [*rank.steps, *rank.lines.get("end", [])])
             for rank in launched.ranks
         ]
-        found[kind] = max(of_ranks, default=0.0)
-    return found
+        results[kind] = max(of_ranks, default=0.0)
+    return results
 
 
 def find_exposed_seconds(launched: Launched) -> float | None:
     """Return the exchange that DDP's clock saw beside no computation, seconds per backward; None where it has none."""
-    found = []
+    results = []
     for rank in launched.ranks:
-        told = [step["ddp"] for step in rank.steps if step.get("ddp")]
-        if told and told[-1].get("avg_backward_comm_time"):
-            last = told[-1]
+        texts = [step["ddp"] for step in rank.steps if step.get("ddp")]
+        if texts and texts[-1].get("avg_backward_comm_time"):
+            last = texts[-1]
             overlap = last.get("avg_backward_compute_comm_overlap_time", 0)
-            found.append((last["avg_backward_comm_time"] - overlap) / 1e9)
-    return median(found) if found else None
+            results.append((last["avg_backward_comm_time"] - overlap) / 1e9)
+    return median(results) if results else None

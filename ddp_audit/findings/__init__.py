@@ -75,13 +75,13 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     micro-batch is then not known.
     """
     if ids := step.get("told", {}).get("ids"):
-        return [(f"told#{one}", "") for one in ids]
+        return [(f"told#{item}", "") for item in ids]
     rows: list[tuple[str, str]] = []
     for micro in step["micros"]:
         ids, contents = micro.get("ids"), micro.get("rows") or []
         if ids is None and (not contents or len(set(contents)) < len(contents)):
             return None
-        names = [""] * len(contents) if ids is None else [f"{micro.get('loader')}#{one}" for one in ids]
+        names = [""] * len(contents) if ids is None else [f"{micro.get('loader')}#{item}" for item in ids]
         rows += zip(names, contents if len(contents) == len(names) else [""] * len(names), strict=True)
     return rows or None
 
@@ -91,9 +91,9 @@ def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]
 
     On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
     """
-    one, other = ({index: content for index, content in rows if index and content} for rows in (mine, theirs))
-    common = one.keys() & other.keys()
-    different = sum(one[index] != other[index] for index in common)
+    item, other = ({index: content for index, content in rows if index and content} for rows in (mine, theirs))
+    common = item.keys() & other.keys()
+    different = sum(item[index] != other[index] for index in common)
     return different > _MOST_OTHER * max(len(common), 0 if counts_few else len(mine))
 
 
@@ -117,7 +117,7 @@ def has_no_integers(audit: Audit, cell: str) -> bool:
         micro.get("has_integers") for name in (cell, audit.baseline) for rank in audit.ranks(name)
         for step, micro in rank.micros() if step == 1
     ]  # fmt: skip
-    return bool(fed) and all(one is False for one in fed)
+    return bool(fed) and all(item is False for item in fed)
 
 
 def list_passes(rank: RankRecord) -> list[tuple[int, int | None]]:
@@ -126,15 +126,15 @@ def list_passes(rank: RankRecord) -> list[tuple[int, int | None]]:
     A pass from which nothing was learned, as where somebody takes a look at a batch, is none.
     """
     loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
-    found: list[tuple[int, int | None]] = []
+    results: list[tuple[int, int | None]] = []
     for line in rank.lines.get("pass", []):
         if line["loader"] == loader and not line["is_over"]:
-            if found and found[-1][0] == line["step"]:
-                found.pop()
-            found.append((line["step"], None))
-        elif line["loader"] == loader and found:
-            found[-1] = (found[-1][0], line["step"])
-    return found
+            if results and results[-1][0] == line["step"]:
+                results.pop()
+            results.append((line["step"], None))
+        elif line["loader"] == loader and results:
+            results[-1] = (results[-1][0], line["step"])
+    return results
 
 
 def find_uneven_pass(ranks: Sequence[RankRecord]) -> list[tuple[int, int | None]]:
@@ -164,15 +164,15 @@ def list_later_passes(rank: RankRecord) -> dict[tuple[int, int], list[Fields]]:
 
     Of steps that several loaders feed the first one's passes count.
     """
-    found: dict[tuple[int, int], list[Fields]] = {}
+    fields: dict[tuple[int, int], list[Fields]] = {}
     first = len(list_first_pass(rank)[0])
-    begun = [one for one in rank.lines.get("pass", []) if not one["is_over"]]
+    begun = [item for item in rank.lines.get("pass", []) if not item["is_over"]]
     for step in rank.steps[first:]:
         loader = step["micros"][0].get("loader")
-        number = sum(one["loader"] == loader and one["step"] < step["step"] for one in begun)
+        number = sum(item["loader"] == loader and item["step"] < step["step"] for item in begun)
         if loader is not None:
-            found.setdefault((loader, number), []).append(step)
-    return found
+            fields.setdefault((loader, number), []).append(step)
+    return fields
 
 
 def holds_whole_model(*of_cells: Sequence[RankRecord]) -> bool:
@@ -194,15 +194,15 @@ def sampled_digests(rank: RankRecord) -> dict[int, list[str]]:
 
 def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
     """Return the samples of each step, all ranks together; None where a rank's are not known, or learned from twice."""
-    found = []
+    results = []
     if any(step.get("num_inside", 0) > 1 for rank in ranks for step in rank.steps):
         return None
     for micros in each_common_step(ranks):
         counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]
         if not counts or not all(counts):
             return None
-        found.append(sum(counts))
-    return found or None
+        results.append(sum(counts))
+    return results or None
 
 
 def do_samples_lead(ranks: Sequence[RankRecord], base: Sequence[RankRecord]) -> bool:
@@ -210,7 +210,7 @@ def do_samples_lead(ranks: Sequence[RankRecord], base: Sequence[RankRecord]) -> 
 
     Then as many times the samples are as many times the elements, but for padding.
     """
-    (mine, my_elements), (its, its_elements) = (_sum_first_dimension(one) for one in (ranks, base))
+    (mine, my_elements), (its, its_elements) = (_sum_first_dimension(item) for item in (ranks, base))
     if not its or not its_elements or not my_elements:
         return False
     return abs(mine / its / (my_elements / its_elements) - 1) < _PADDING
@@ -220,7 +220,7 @@ def _sum_first_dimension(ranks: Sequence[RankRecord]) -> tuple[float, float]:
     """Return the first dimension and the elements of all micro-batches, per step."""
     shapes = [micro.get("shape") or [0] for rank in ranks for _, micro in rank.micros()]
     num_steps = max(len(rank.steps) for rank in ranks) or 1
-    return sum(one[0] for one in shapes) / num_steps, sum(prod(one) for one in shapes) / num_steps
+    return sum(shape[0] for shape in shapes) / num_steps, sum(prod(shape) for shape in shapes) / num_steps
 
 
 def each_common_step(ranks: Sequence[RankRecord]) -> Iterator[list[Fields]]:

@@ -39,15 +39,15 @@ def launches_alike(audit: Audit, cell: str) -> Finding | None:
     launches, problems = audit.launches[cell], []
     steps = [launched.num_steps for launched in launches if not launched.was_ended and not launched.is_failed]
     if len(set(steps)) > 1:
-        told = "{cell}: its launches made {steps_of_launches} steps"
-        problems.append(explain("other_numbers_of_steps", told, cell=cell, steps_of_launches=steps))
+        text = "{cell}: its launches made {steps_of_launches} steps"
+        problems.append(explain("other_numbers_of_steps", text, cell=cell, steps_of_launches=steps))
     for number, launched in enumerate(launches, start=1):
         for path, earlier in _list_gone_on_from(audit, launched):
-            told = "{cell}: launch {launch} reads {path}, which {earlier} wrote before"
-            problems.append(explain("went_on", told, cell=cell, launch=number, path=path, earlier=earlier))
-    copies = ", each in a copy of the folder" if all(one.is_apart for one in launches) else ""
-    told = "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one" + copies
-    return make_finding(problems, told, cell=cell, launches=len(launches))
+            text = "{cell}: launch {launch} reads {path}, which {earlier} wrote before"
+            problems.append(explain("went_on", text, cell=cell, launch=number, path=path, earlier=earlier))
+    copies = ", each in a copy of the folder" if all(launch.is_apart for launch in launches) else ""
+    text = "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one" + copies
+    return make_finding(problems, text, cell=cell, launches=len(launches))
 
 
 def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]]:
@@ -56,12 +56,12 @@ def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]
     if launched.is_apart:
         # What is inside a copy of the folder is another file in every launch.
         loaded = {path for path in loaded if not path.startswith(f"{audit.request.folder}/")}
-    found = []
-    for earlier in launched.beside[: next((at for at, one in enumerate(launched.beside) if one is launched), 0)]:
+    results = []
+    for earlier in launched.beside[: next((at for at, item in enumerate(launched.beside) if item is launched), 0)]:
         opened = [line for rank in earlier.ranks for line in rank.lines.get("open", [])]
         written = {line["path"] for line in opened if line["mode"] in "wx"}
-        found += [(path, earlier.cell) for path in sorted(loaded & written)]
-    return found
+        results += [(path, earlier.cell) for path in sorted(loaded & written)]
+    return results
 
 
 _APART = 0.01
@@ -96,38 +96,38 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
         "share": batch / len(ranks), "share_of_baseline": of_base / len(base_ranks),
     }  # fmt: skip
     if audit.request.is_weak:
-        told = "learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}"
+        text = "learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}"
         if abs(numbers["share"] / numbers["share_of_baseline"] - 1) > _APART:
-            return fail(cell, "other_share", told, **numbers)
-        return make_finding([], "{cell} " + told, cell=cell, **numbers)
+            return fail(cell, "other_share", text, **numbers)
+        return make_finding([], "{cell} " + text, cell=cell, **numbers)
     samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
     if abs(batch / of_base - 1) > _APART:
         if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
-            told = f"it {samples}, at another learning rate: time to the same quality would tell"
-            return make_unobservable(cell, "other_batch_and_rate", told, **numbers)
-        told = f"{samples}, at the same learning rate of {{rate:g}}: other updates, and fewer of them"
+            text = f"it {samples}, at another learning rate: time to the same quality would tell"
+            return make_unobservable(cell, "other_batch_and_rate", text, **numbers)
+        text = f"{samples}, at the same learning rate of {{rate:g}}: other updates, and fewer of them"
         figure = (
             f"{cell} makes {wording.format_ratio(of_base / batch)} as many updates of the same data: what it gains per "
             "epoch is throughput (weak scaling), and no shorter way to the same model"
         )
-        return replace(fail(cell, "other_batch", told, **numbers), true_figure=figure)
+        return replace(fail(cell, "other_batch", text, **numbers), true_figure=figure)
     if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
-        told = "the highest learning rate is {rate:g}, {baseline}'s {baseline_rate:g}, at the same batch"
-        return fail(cell, "other_rate", told, **numbers)
+        text = "the highest learning rate is {rate:g}, {baseline}'s {baseline_rate:g}, at the same batch"
+        return fail(cell, "other_rate", text, **numbers)
     pairs = list(zip(ranks[0].steps, base_ranks[0].steps, strict=False))
     other = [step["step"] for step, of_baseline in pairs if _do_rates_differ(step["lr"], of_baseline["lr"])]
     if len(other) > _SHARE * len(pairs):
-        told = f"it {samples}, and the highest learning rate is the same, but not that of {{other}}"
+        text = f"it {samples}, and the highest learning rate is the same, but not that of {{other}}"
         which = f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]:,}"
-        return make_unobservable(cell, "other_rates", told, **numbers, other=which)
+        return make_unobservable(cell, "other_rates", text, **numbers, other=which)
     return make_finding(
         [], "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
     )
 
 
 def _do_rates_differ(mine: list[float | None], base: list[float | None]) -> bool:
-    known = [(one, of_base) for one, of_base in zip(mine, base, strict=False) if None not in (one, of_base)]
-    return any(abs((one or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for one, of_base in known)
+    known = [(item, of_base) for item, of_base in zip(mine, base, strict=False) if None not in (item, of_base)]
+    return any(abs((item or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for item, of_base in known)
 
 
 def _find_rate(rank: RankRecord) -> float | None:
@@ -166,27 +166,27 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     mine, base = _collect_facts(ranks), _collect_facts(base_ranks)
     both = [name for name in mine if name in base]
     unlike = [name for name in both if mine[name] != base[name]]
-    other = [_tell_difference(name, mine, base, audit.baseline) for name in unlike]
+    other = [_format_difference(name, mine, base, audit.baseline) for name in unlike]
     other += _find_other_targets(audit, cell)
     samples, of_base = count_samples(ranks), count_samples(base_ranks)
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
-    told = "; ".join(other)
+    text = "; ".join(other)
     is_same_batch = samples and of_base and abs(median(samples) / median(of_base) / grown - 1) <= _APART
     if other and not is_same_batch:
         return make_unobservable(
-            cell, "other_step_at_other_batch", "{other}: at another batch that may be meant", other=told
+            cell, "other_step_at_other_batch", "{other}: at another batch that may be meant", other=text
         )
     if unlike == [_LEARNING] and len(other) == 1 and any("," in facts[_LEARNING] for facts in (mine, base)):
         dropped = "{other}: where layers are dropped at random, DDP fills in those of all ranks"
-        return make_unobservable(cell, "layers_dropped", dropped, other=told)
+        return make_unobservable(cell, "layers_dropped", dropped, other=text)
     if other:
-        return fail(cell, "other_step", "{other}", other=told)
+        return fail(cell, "other_step", "{other}", other=text)
     if doubt := _find_smaller_micro_batches(audit, cell):
         return make_unobservable(cell, "other_micro_batches", "{doubt}", doubt=doubt)
     return make_finding([], "{cell}: as in {baseline} are {same}", cell=cell, baseline=audit.baseline, same=both)
 
 
-def _tell_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
+def _format_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
     if mine.get(name) in (_DRAWS, _DRAWS_NONE):
         does, its = ("draws", "does not") if mine[name] == _DRAWS else ("draws no", "does")
         return f"{name.removeprefix(_DRAWN_BY)} {does} random numbers in its forward pass, {baseline}'s {its}"
@@ -197,43 +197,45 @@ def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:
     """Return what was seen of the steps: name -> value, those with several values with all of them."""
     first, is_whole = ranks[0].steps[0], holds_whole_model(ranks)
     read = [micro for rank in ranks for micro in _list_read(rank)]
-    found = {
+    results = {
         name: ", ".join(sorted({str(micro[name]) for rank in ranks for _, micro in rank.micros() if micro.get(name)}))
         # What is sharded may be kept in another precision than it computes in.
         for name in ("attention", *["precision"] * is_whole)
     }
     if (optimizer := str(first.get("optimizer", ""))) in _OF_TORCH:
-        found["optimizer"] = optimizer
+        results["optimizer"] = optimizer
         options = first.get("optimizer_options", {}).items()
-        found |= {f"{optimizer}'s {name}": _tell(value) for name, value in options if name not in _LEARNING_RATES}
-    found |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
-    found["training mode"] = ", ".join(sorted({str(micro["is_training"]) for micro in read}))
+        results |= {
+            f"{optimizer}'s {name}": _format_value(value) for name, value in options if name not in _LEARNING_RATES
+        }
+    results |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
+    results["training mode"] = ", ".join(sorted({str(micro["is_training"]) for micro in read}))
     # Whether each model draws random numbers, by torch's generators; without those that do now and then.
     seen: dict[str, list[bool]] = defaultdict(list)
     for micro in read:
         if micro.get("has_drawn") is not None:
             seen[str(micro.get("computed"))].append(bool(micro["has_drawn"]))
     shares = {name: mean(drawn) for name, drawn in seen.items()}
-    found |= {
+    results |= {
         f"{_DRAWN_BY}{name}": _DRAWS if share else _DRAWS_NONE
         for name, share in shares.items() if not 0 < share < _OFTEN
     }  # fmt: skip
     if is_whole:
         gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
         learning = {len(gradient.get("digests", [])) for gradient in gradients}
-        found[_LEARNING] = ", ".join(map(str, sorted(learning - {0})))
+        results[_LEARNING] = ", ".join(map(str, sorted(learning - {0})))
         # Of a norm that is no number nothing is kept: another question asks for those.
         if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
             clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]
-            limits = {_tell(clip["limit"]) for clip in clips if clip.get("limit") is not None}
-            found["clipping"] = ", ".join(sorted(limits)) or "none"
-    return {name: value for name, value in found.items() if value}
+            limits = {_format_value(clip["limit"]) for clip in clips if clip.get("limit") is not None}
+            results["clipping"] = ", ".join(sorted(limits)) or "none"
+    return {name: value for name, value in results.items() if value}
 
 
-def _tell(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a number in one way, whichever type it has: 0 and 0.0 are one option; several with all of them."""
     if isinstance(value, list):
-        return " and ".join(map(_tell, value))
+        return " and ".join(map(_format_value, value))
     if value is None:
         return "unset"
     return str(value) if isinstance(value, bool) else f"{value:g}"
@@ -291,17 +293,17 @@ def plausible_speed(audit: Audit, cell: str) -> Finding | None:
     """Compare the speedup with the number of ranks, all launches of both cells together."""
     if cell == audit.baseline:
         return None
-    speedup = next((one.speedup for one in compute_speeds(audit) if one.cell == cell), None)
+    speedup = next((speed.speedup for speed in compute_speeds(audit) if speed.cell == cell), None)
     if speedup is None:
         return make_unobservable(cell, "too_few_steps", "too few steps were seen")
     ranks = audit.request.cells[cell] / audit.request.cells[audit.baseline]
     # With an interval, its lower end: the number itself may be a slow hour of the baseline.
     if speedup.low > _MOST_EFFICIENCY * ranks:
-        told = (
+        text = (
             "it is more times as fast as it has times the ranks of {baseline} ({efficiency:.2f} times that at least, "
             "up to {most_efficiency:g} is believed): what else {baseline} does is not known"
         )
         numbers = {"baseline": audit.baseline, "efficiency": speedup.low / ranks, "most_efficiency": _MOST_EFFICIENCY}
-        return make_unobservable(cell, "beyond_linear", told, **numbers)
-    told = "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give"
-    return make_finding([], told, cell=cell, efficiency=speedup.value / ranks, ranks=ranks)
+        return make_unobservable(cell, "beyond_linear", text, **numbers)
+    text = "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give"
+    return make_finding([], text, cell=cell, efficiency=speedup.value / ranks, ranks=ranks)

@@ -20,7 +20,7 @@ from ddp_audit.findings import (
 )
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
-from ddp_audit.records import Audit, Fields, RankRecord, tell_line
+from ddp_audit.records import Audit, Fields, RankRecord, format_line
 
 
 @question(
@@ -33,12 +33,12 @@ from ddp_audit.records import Audit, Fields, RankRecord, tell_line
 def labels(audit: Audit, cell: str) -> Finding | None:
     """Look for targets that are the mask, element by element."""
     every = [(rank.rank, step, micro) for rank in audit.ranks(cell) for step, micro in rank.micros()]
-    looked = [one for one in every if one[2].get("has_mask") and (one[2].get("num_losses") or _is_wrong(one[2]))]
-    wrong = [one for one in looked if _is_wrong(one[2])]
+    looked = [item for item in every if item[2].get("has_mask") and (item[2].get("num_losses") or _is_wrong(item[2]))]
+    wrong = [item for item in looked if _is_wrong(item[2])]
     if not wrong:
-        told = "{cell}: the targets differ from the attention mask in all {micro_batches} micro-batches looked at"
+        text = "{cell}: the targets differ from the attention mask in all {micro_batches} micro-batches looked at"
         # Without a mask among the inputs it cannot have been taken for labels.
-        return make_finding([], told, cell=cell, micro_batches=len(looked)) if looked else None
+        return make_finding([], text, cell=cell, micro_batches=len(looked)) if looked else None
     rank_number, step, micro = wrong[0]
     numbers = {"wrong": len(wrong), "micro_batches": len(looked), "rank": rank_number, "step": step}
     if len(wrong) < len(looked):
@@ -49,12 +49,12 @@ def labels(audit: Audit, cell: str) -> Finding | None:
             "are the attention mask, and in the others they are not",
             **numbers,
         )
-    where = tell_line(micro.get("line"))
-    told = (
+    where = format_line(micro.get("line"))
+    text = (
         "in all {micro_batches:plural micro-batch} looked at the targets of the loss are the attention mask (rank "
         "{rank}, step {step}" + ", model called at {line}" * bool(where) + ")"
     )
-    return fail(cell, "mask_as_labels", told, line=where, **numbers)
+    return fail(cell, "mask_as_labels", text, line=where, **numbers)
 
 
 def _is_wrong(micro: Fields) -> bool:
@@ -83,28 +83,28 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
         return None
     num_steps, wrong, every = 0, [], list(each_common_step(ranks))
     for step, micros in enumerate(every, start=1):
-        known = [one for one in map(weigh, micros) if one is not None]
+        known = [item for item in map(weigh, micros) if item is not None]
         if len(known) < len(micros) or len(known) < 2:
             continue
         num_steps += 1
         if _find_spread([of_target for of_target, _ in known]) <= _ALIKE:
             continue
         if _find_spread([of_mean for _, of_mean in known]) > 1 + _SAME:
-            told = "what is back-propagated is no fixed multiple of such a loss"
-            return make_unobservable(cell, "no_fixed_multiple", told)
+            text = "what is back-propagated is no fixed multiple of such a loss"
+            return make_unobservable(cell, "no_fixed_multiple", text)
         counts = [micro["num_targets"] for micro in micros]
         wrong.append((step, min(counts), max(counts), micros[0]))
     if not num_steps:
         # A mean over each of micro-batches that are alike is one over all.
-        odd = [micros for micros in every if len({str(one.get("shape")) for one in micros}) > 1]
+        odd = [micros for micros in every if len({str(item.get("shape")) for item in micros}) > 1]
         if has_no_integers(audit, cell) and len(odd) <= _SHARE * len(every):
             return make_finding([], "{cell}: all micro-batches of a step have as many samples", cell=cell)
-        told = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
-        return make_unobservable(cell, "no_such_loss", told)
+        text = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
+        return make_unobservable(cell, "no_such_loss", text)
     numbers = {"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)}
     if not wrong:
-        told = "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at"
-        return make_finding([], told, cell=cell, **numbers)
+        text = "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at"
+        return make_finding([], text, cell=cell, **numbers)
     step, least, most, micro = wrong[0]
     numbers |= {"wrong": len(wrong), "step": step}
     if len(wrong) < max(2, _SHARE * num_steps):
@@ -115,12 +115,12 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
             "their targets do not, and in the others they do not",
             **numbers,
         )
-    where = tell_line(micro.get("line"))
-    told = (
+    where = format_line(micro.get("line"))
+    text = (
         "in {wrong} of {steps_compared} steps micro-batches count alike though their targets do not: at step {step} "
         "means over {least} and over {most} targets have the same weight" + " (model called at {line})" * bool(where)
     )
-    return fail(cell, "means_of_means", told, least=least, most=most, line=where, **numbers)
+    return fail(cell, "means_of_means", text, least=least, most=most, line=where, **numbers)
 
 
 def _find_spread(weights: list[float]) -> float:
@@ -153,44 +153,44 @@ _SAMPLED = 64
 def gradient_scale(audit: Audit, cell: str) -> Finding | None:
     """Compare by what the loss is multiplied, then the first gradient, or the lengths of several."""
     ranks, base = audit.ranks(cell), audit.ranks(audit.baseline)
-    mine, its = (_find_scale(one) for one in (ranks, base))
-    steps, where = [one[0].steps[0] for one in (ranks, base)], tell_line(ranks[0].steps[0].get("backward_line"))
+    mine, its = (_find_scale(item) for item in (ranks, base))
+    steps, where = [item[0].steps[0] for item in (ranks, base)], format_line(ranks[0].steps[0].get("backward_line"))
     numbers = {
         "baseline": audit.baseline, "scale": mine, "scale_of_baseline": its, "at": f", at {where}" * bool(where),
         "micro_batches": len(steps[0]["micros"]), "micro_batches_of_baseline": len(steps[1]["micros"]),
     }  # fmt: skip
     is_known = mine is not None and its is not None
     if mine is not None and its is not None and max(mine / its, its / mine) > _LONGER:
-        told = (
+        text = (
             "what an update of {micro_batches:plural micro-batch} per rank back-propagates adds up to {scale:.3g} "
             "times the mean of its losses, in {baseline}, of {micro_batches_of_baseline:plural micro-batch}, to "
             "{scale_of_baseline:.3g} times: its gradient is {ratio:.2f} times as long{at}{hint}"
         )
-        return fail(cell, "other_scale", told, ratio=mine / its, hint=_hint(mine / its, len(ranks)), **numbers)
+        return fail(cell, "other_scale", text, ratio=mine / its, hint=_hint(mine / its, len(ranks)), **numbers)
     if mine is not None and _is_sum(ranks, mine):
-        told = (
+        text = (
             "each of the {micro_batches} micro-batches of an update back-propagates its whole mean, so that the "
             "gradient is {scale:.3g} times the mean over them{at}"
         )
-        return fail(cell, "undivided", told, **numbers)
+        return fail(cell, "undivided", text, **numbers)
     doubt = find_other_gradient(audit, cell, is_scale_known=is_known)
     if doubt is not None:
-        ratio, counts = doubt.numbers.get("ratio"), [len(one["micros"]) for one in steps]
+        ratio, counts = doubt.numbers.get("ratio"), [len(step["micros"]) for step in steps]
         if not is_known and isinstance(ratio, float):
             # As many times as long as there are times the ranks or micro-batches.
             multiples = {len(ranks) / len(base), counts[1] / counts[0]} - {1.0}
             longer = max(ratio, 1 / ratio)
-            if any(abs(longer / max(one, 1 / one) - 1) <= _NEAR for one in multiples):
+            if any(abs(longer / max(multiple, 1 / multiple) - 1) <= _NEAR for multiple in multiples):
                 return make_finding([doubt], doubt)
         return make_unobservable(cell, doubt.code, "{doubt}", doubt=doubt.sentence.removeprefix(f"{cell}: "))
     if not holds_whole_model(ranks, base):
         return make_unobservable(cell, "model_in_parts", "no rank holds a whole gradient")
-    told = (
+    text = (
         "the loss is multiplied alike in both, by {scale:.3g}"
         if is_known
         else "no gradient that was looked at is longer than that of {baseline}"
     )
-    return make_finding([], "{cell}: " + told, cell=cell, **numbers)
+    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
 
 
 def _find_scale(ranks: list[RankRecord]) -> float | None:
@@ -198,16 +198,16 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
 
     DDP takes the mean over the ranks; of any other exchange it is not known what it makes of a sum.
     """
-    found = []
+    results = []
     for micros in each_common_step(ranks):
         weights = [weigh(micro) for micro in micros]
-        if not all(one is not None for one in weights):
+        if not all(weight is not None for weight in weights):
             continue
         if len(ranks) > 1 and any(micro.get("wrapper") != "DistributedDataParallel" for micro in micros):
             return None
         scale = sum(of_mean for _, of_mean in filter(None, weights)) / len(ranks)
-        found += [scale] * isfinite(scale)
-    return median(found) if found else None
+        results += [scale] * isfinite(scale)
+    return median(results) if results else None
 
 
 def _is_sum(ranks: list[RankRecord], scale: float) -> bool:
@@ -236,7 +236,7 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
     unless it is known that the loss is scaled alike.
     """
     ranks, base = audit.ranks(cell), audit.ranks(audit.baseline)
-    mine, its = (one[0].steps[0].get("gradient") or {} for one in (ranks, base))
+    mine, its = (item[0].steps[0].get("gradient") or {} for item in (ranks, base))
     if not holds_whole_model(ranks, base) or len(mine.get("digests", [])) != len(its.get("digests", [])):
         return None
     is_random = any(
@@ -250,23 +250,23 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
         ratio = 1.0 if is_scale_known else _compare_lengths(ranks[0], base[0])
         if max(ratio, 1 / ratio) <= _LONGER_OF_OTHER_ROWS:
             return None
-        told = "{cell}: its gradients are {ratio:.2f} times as long as those of {baseline} in most steps looked at"
-        return explain("other_length", told + _hint(ratio, len(ranks)), ratio=ratio, **numbers)
+        text = "{cell}: its gradients are {ratio:.2f} times as long as those of {baseline} in most steps looked at"
+        return explain("other_length", text + _hint(ratio, len(ranks)), ratio=ratio, **numbers)
     lengths = [gradient.get("l2") or 0.0 for gradient in (mine, its)]
     if not all(length > 0 and isfinite(length) for length in lengths):
         return None
     alike = ", though the first step begins with {baseline}'s weights and learns from its rows"
     ratio = lengths[0] / lengths[1]
     if max(ratio, 1 / ratio) > _LONGER:
-        told = "{cell}: its gradient is {ratio:.2f} times as long" + alike + _hint(ratio, len(ranks))
-        return explain("other_length", told, ratio=ratio, **numbers)
+        text = "{cell}: its gradient is {ratio:.2f} times as long" + alike + _hint(ratio, len(ranks))
+        return explain("other_length", text, ratio=ratio, **numbers)
     pairs = list(zip(mine["head"], its["head"], strict=False))
     usual = lengths[1] * sqrt(len(pairs) / (_SAMPLED * len(its["digests"])))
-    apart = sqrt(sum((one - other) ** 2 for one, other in pairs))
+    apart = sqrt(sum((pair - other) ** 2 for pair, other in pairs))
     if (apart / max(sqrt(sum(other**2 for _, other in pairs)), usual)) <= _OTHER:
         return None
-    told = "{cell}: its gradient is another one" + alike + ": other targets, another loss, or numbers drawn at random"
-    return explain("other_gradient", told, **numbers)
+    text = "{cell}: its gradient is another one" + alike + ": other targets, another loss, or numbers drawn at random"
+    return explain("other_gradient", text, **numbers)
 
 
 def _hint(ratio: float, num_ranks: int) -> str:
@@ -282,8 +282,8 @@ def _hint(ratio: float, num_ranks: int) -> str:
 def _compare_lengths(rank: RankRecord, base: RankRecord) -> float:
     """Return how many times as long its gradients are as the baseline's in the same steps, the median; 1 of few."""
     mine, its = ({step["step"]: _measure(step) for step in it.steps} for it in (rank, base))
-    found = [(mine[step], its.get(step)) for step in mine]
-    ratios = [one / other for one, other in found if one and other and isfinite(one) and isfinite(other)]
+    results = [(mine[step], its.get(step)) for step in mine]
+    ratios = [result / other for result, other in results if result and other and isfinite(result) and isfinite(other)]
     return median(ratios) if len(ratios) >= _FEWEST_STEPS else 1.0
 
 
@@ -300,7 +300,10 @@ def _begin_alike(*of_cells: list[RankRecord]) -> bool:
     mine, its = ([list_rows(rank.steps[0]) for rank in ranks] for ranks in of_cells)
     if None in mine or None in its:
         return False
-    start, rows = get_start(of_cells[0])[0], [sorted(row for some in one for row in some or []) for one in (mine, its)]
+    start, rows = (
+        get_start(of_cells[0])[0],
+        [sorted(row for some in item for row in some or []) for item in (mine, its)],
+    )
     return bool(start and rows[0]) and start == get_start(of_cells[1])[0] and rows[0] == rows[1]
 
 
@@ -321,19 +324,19 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
     early = [step["step"] for rank in ranks for step in rank.steps if step.get("is_gradient_changed_early")]
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         clips = [step.get("clips", []) for step in steps]
-        if len({len(one) for one in clips}) > 1:
+        if len({len(clip) for clip in clips}) > 1:
             return make_unobservable(cell, "clips_differ_in_number", "the ranks clip a different number of times")
         num_steps += bool(clips[0])
         for of_ranks in zip(*clips, strict=True):
             num_compared += 1
-            norms = [one["norm"] for one in of_ranks]
+            norms = [rank["norm"] for rank in of_ranks]
             if max(norms) - min(norms) > _NORMS_APART * max(norms):
-                where = tell_line(of_ranks[0].get("line"))
+                where = format_line(of_ranks[0].get("line"))
                 on_ranks = [f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms[:4])]
-                told = "{cell}: step {step} was clipped" + " at {line}" * bool(where) + " by the norm {on_ranks}"
+                text = "{cell}: step {step} was clipped" + " at {line}" * bool(where) + " by the norm {on_ranks}"
                 step = steps[0]["step"]
                 problems.append(
-                    explain("other_norm", told, cell=cell, step=step, line=where, norms=norms, on_ranks=on_ranks)
+                    explain("other_norm", text, cell=cell, step=step, line=where, norms=norms, on_ranks=on_ranks)
                 )
     if early and not problems:
         return make_unobservable(
@@ -346,20 +349,20 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
     if not num_compared:
         # Where the optimizer finds the gradient as the backward pass has left it, nothing has clipped it.
         known = [
-            all(one["is_gradient_kept"] for one in of_ranks) or _is_summed(of_ranks)
+            all(rank["is_gradient_kept"] for rank in of_ranks) or _is_summed(of_ranks)
             for of_ranks in zip(*(rank.steps for rank in ranks), strict=False) for _ in of_ranks
-            if all(one.get("is_gradient_kept") is not None for one in of_ranks)
+            if all(rank.get("is_gradient_kept") is not None for rank in of_ranks)
         ]  # fmt: skip
         if len(known) < _FEWEST_KEPT * len(ranks) or not all(known):
-            told = "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
-            return make_unobservable(cell, "no_clip_seen", told)
-        told = (
+            text = "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
+            return make_unobservable(cell, "no_clip_seen", text)
+        text = (
             "{cell}: nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
             "gradient as the backward pass had left it, or the sum or mean of that over the ranks"
         )
-        return make_finding([], told, cell=cell, steps=len(known), compared=0)
+        return make_finding([], text, cell=cell, steps=len(known), compared=0)
     first, *others = map(sampled_digests, ranks)
-    differ = any(one[step] != first[step] for one in others for step in one if step in first)
+    differ = any(other[step] != first[step] for other in others for step in other if step in first)
     if problems and differ and holds_whole_model(ranks):
         return make_unobservable(cell, "models_differ", "every rank has a model of its own, and so a norm")
     return make_finding(
@@ -376,7 +379,7 @@ def _is_summed(steps: Sequence[Fields]) -> bool:
     sums = [sum(of_ranks) for of_ranks in zip(*(step["left"] for step in steps), strict=False)]
     pairs = [pair for step in steps for pair in zip(step["gradient"]["head"], sums, strict=True)]
     return any(
-        all(isclose(found, whole / number, rel_tol=_SAME, abs_tol=1e-12) for found, whole in pairs)
+        all(isclose(pair, whole / number, rel_tol=_SAME, abs_tol=1e-12) for pair, whole in pairs)
         for number in (1, len(steps))
     )
 
@@ -403,8 +406,8 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
     if not holds_whole_model(audit.ranks(cell)):
         return make_unobservable(cell, "model_in_parts", "how often a model in parts has to exchange is not known")
     if len({micro.get("module") for _, micro in rank.micros()}) > 1:
-        told = "several models are trained, and which backward is whose is not known"
-        return make_unobservable(cell, "several_models", told)
+        text = "several models are trained, and which backward is whose is not known"
+        return make_unobservable(cell, "several_models", text)
     if any(step.get("num_inside", 0) > 1 for step in steps):
         return make_unobservable(cell, "several_gradients", "the optimizer itself asks for several gradients per step")
     per_step = [
@@ -414,17 +417,17 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
         else None
         for step in steps
     ]
-    counted = [one for one in per_step if one is not None]
+    counted = [item for item in per_step if item is not None]
     traffic = [step["traffic"] for step in steps[1:] if step.get("traffic") is not None and size]
-    found = [sum(one.get(kind, [0, 0])[1] for kind in _KINDS) / size for one in traffic]
-    rounds = median(found) if found else None
+    results = [sum(item.get(kind, [0, 0])[1] for kind in _KINDS) / size for item in traffic]
+    rounds = median(results) if results else None
     number = median(counted) if counted else rounds
     if number is None:
-        told = "the exchange is none of DDP's, and torch kept no record of its bytes"
-        return make_unobservable(cell, "no_record_of_exchanges", told)
+        text = "the exchange is none of DDP's, and torch kept no record of its bytes"
+        return make_unobservable(cell, "no_record_of_exchanges", text)
     bytes_ = "" if rounds is None else " ({gradients_exchanged:.2f} times the gradient's bytes)"
-    many = [step["step"] for step, one in zip(steps, per_step, strict=True) if (one or 0) >= _MANY]
-    where = tell_line(steps[0].get("backward_line"))
+    many = [step["step"] for step, item in zip(steps, per_step, strict=True) if (item or 0) >= _MANY]
+    where = format_line(steps[0].get("backward_line"))
     numbers = {
         "micro_batches": round(median(len(step["micros"]) for step in steps)), "exchanges": number,
         "gradients_exchanged": rounds, "steps_of_more": len(many), "steps": len(steps),
@@ -435,10 +438,10 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
         often = "{exchanges:g} exchanges per update"
         if number < _MANY:
             often = "in {steps_of_more:,} of {steps:,} steps, first in step {first:,}, more than one exchange"
-        told = f"{often} of {{micro_batches}} micro-batches{bytes_}, one is needed"
-        return fail(cell, "too_many_exchanges", told + "; the backward is at {line}" * bool(where), **numbers)
+        text = f"{often} of {{micro_batches}} micro-batches{bytes_}, one is needed"
+        return fail(cell, "too_many_exchanges", text + "; the backward is at {line}" * bool(where), **numbers)
     if rounds is not None and rounds < _LEAST:
-        told = "the ranks exchange {gradients_exchanged:.2f} times the gradient's bytes by all-reduce"
-        return make_unobservable(cell, "too_few_bytes", told, gradients_exchanged=rounds)
-    told = "{cell}: {exchanges:g} exchange per update of {micro_batches:plural micro-batch}" + bytes_
-    return make_finding([], told, cell=cell, **numbers)
+        text = "the ranks exchange {gradients_exchanged:.2f} times the gradient's bytes by all-reduce"
+        return make_unobservable(cell, "too_few_bytes", text, gradients_exchanged=rounds)
+    text = "{cell}: {exchanges:g} exchange per update of {micro_batches:plural micro-batch}" + bytes_
+    return make_finding([], text, cell=cell, **numbers)

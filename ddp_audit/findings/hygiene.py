@@ -10,7 +10,7 @@ from ddp_audit.findings import HYGIENE, fail, make_unobservable, question
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
-from ddp_audit.records import Audit, Fields, Launched, RankRecord, tell_line
+from ddp_audit.records import Audit, Fields, Launched, RankRecord, format_line
 from ddp_audit.speed import EVALUATION, list_other_kinds, split_steps
 
 
@@ -24,11 +24,11 @@ from ddp_audit.speed import EVALUATION, list_other_kinds, split_steps
 def plain_baseline(audit: Audit, cell: str) -> Finding | None:
     """Look for a wrapper around the model of a single rank."""
     micro, launched = audit.ranks(cell)[0].steps[0]["micros"][0], audit.first(cell)
-    wrapper, where = micro.get("wrapper", ""), tell_line(micro.get("line"))
+    wrapper, where = micro.get("wrapper", ""), format_line(micro.get("line"))
     if wrapper:
-        told = "one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
-        told += "; started by python alone it does not train" * bool(launched.fails_alone)
-        return fail(cell, "wrapped", told, wrapper=wrapper, line=where)
+        text = "one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
+        text += "; started by python alone it does not train" * bool(launched.fails_alone)
+        return fail(cell, "wrapped", text, wrapper=wrapper, line=where)
     start = "; python started it, since it is wrapped where torchrun does" * launched.is_alone
     model = micro.get("model") or "the model"
     return make_finding([], "{cell}: {model} is called as it is" + start, cell=cell, model=model)
@@ -53,36 +53,36 @@ _MOST_OTHER = 0.05
 )
 def clock(audit: Audit, cell: str) -> Finding | None:
     """Look at the tightest of the spans that the script can have timed its steps with."""
-    found = [(rank, window) for rank in audit.ranks(cell) if (window := _find_tightest_window(rank)) is not None]
-    if not found:
-        told = "the script was not seen to read a clock before and after its steps"
-        return make_unobservable(cell, "no_clock_read", told)
+    results = [(rank, window) for rank in audit.ranks(cell) if (window := _find_tightest_window(rank)) is not None]
+    if not results:
+        text = "the script was not seen to read a clock before and after its steps"
+        return make_unobservable(cell, "no_clock_read", text)
     others = _list_other_kinds(audit, cell)
 
     def compute_share(window: Fields) -> float:
         seconds = sum(window["seconds"].values())
         return _sum_other(window, others) / seconds if seconds else 0.0
 
-    rank, window = max(found, key=lambda pair: compute_share(pair[1]))
+    rank, window = max(results, key=lambda pair: compute_share(pair[1]))
     share, known = compute_share(window), window["seconds"]
     numbers = {
-        "rank": rank.rank, "begin": tell_line(window["begin"]), "end": tell_line(window["end"]),
+        "rank": rank.rank, "begin": format_line(window["begin"]), "end": format_line(window["end"]),
         "seconds": sum(known.values()), "other_seconds": _sum_other(window, others), "share": share,
         # Spans that begin before the one before has ended have steps in common.
         "timed_steps": min(window["num_steps"], len(rank.steps)), "steps": len(rank.steps),
         "parts": [f"{kind} {wording.format_duration(known[kind])}" for kind in others if known.get(kind)],
     }  # fmt: skip
     if share > _MOST_OTHER:
-        told = (
+        text = (
             "of {seconds:duration} between the clock readings at {begin} to {end} on rank {rank}, "
             "{other_seconds:duration} were no step: {parts}"
         )
-        return replace(fail(cell, "timed_no_step", told, **numbers), true_figure=_correct(audit, cell))
-    told = (
+        return replace(fail(cell, "timed_no_step", text, **numbers), true_figure=_correct(audit, cell))
+    text = (
         "{cell}: {share:small_percent} of the time between the clock's readings at {begin} to {end} was something else "
         "than training, over {timed_steps:,} of {steps:,} steps"
     )
-    return make_finding([], told, cell=cell, **numbers)
+    return make_finding([], text, cell=cell, **numbers)
 
 
 def _find_tightest_window(rank: RankRecord) -> Fields | None:
@@ -137,11 +137,11 @@ def data_wait(audit: Audit, cell: str) -> Finding | None:
     split = split_steps(audit.first(cell))
     seconds, waited = sum(split.values()), split.get("data", 0.0)
     share = waited / seconds if seconds else 0.0
-    told = "{data_wait_share:small_percent} of a step of {seconds:duration} was spent waiting for the loader"
+    text = "{data_wait_share:small_percent} of a step of {seconds:duration} was spent waiting for the loader"
     numbers: dict[str, Any] = {"data_wait_share": share, "seconds": seconds, "most_allowed": _DATA_BOUND_SHARE}
     if share > _DATA_BOUND_SHARE:
-        return fail(cell, "data_bound", told + ", at most {most_allowed:percent} allowed", **numbers)
-    return make_finding([], "{cell}: " + told, cell=cell, **numbers)
+        return fail(cell, "data_bound", text + ", at most {most_allowed:percent} allowed", **numbers)
+    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
 
 
 @question(
@@ -162,10 +162,10 @@ def own_device(audit: Audit, cell: str) -> Finding | None:
     numbers: dict[str, Any] = {
         "ranks": len(ranks), "needed": needed, "there": there, "devices": wording.format_plural(needed, what),
     }  # fmt: skip
-    told = "{ranks:plural rank} use {devices}, {there} there"
+    text = "{ranks:plural rank} use {devices}, {there} there"
     if needed > there:
-        return fail(cell, "too_few_devices", told, **numbers)
-    return make_finding([], "{cell}: " + told, cell=cell, **numbers)
+        return fail(cell, "too_few_devices", text, **numbers)
+    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
 
 
 @question(
@@ -180,8 +180,8 @@ def one_model(audit: Audit, cell: str) -> Finding | None:
     first = audit.ranks(cell)[0].steps[0]["micros"][0]
     if not first.get("keeps_statistics"):
         return None
-    told = "DistributedDataParallel(broadcast_buffers=False) is around BatchNorm layers; called at {line}"
-    return fail(cell, "own_statistics", told, line=tell_line(first.get("line")))
+    text = "DistributedDataParallel(broadcast_buffers=False) is around BatchNorm layers; called at {line}"
+    return fail(cell, "own_statistics", text, line=format_line(first.get("line")))
 
 
 _RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
@@ -205,23 +205,23 @@ def one_file(audit: Audit, cell: str) -> Finding | None:
     for path in paths:
         ranks = [rank for rank, appended in enumerate(of_cells[cell]) if path in appended]
         if len(ranks) > 1:
-            told = "{cell}: ranks {ranks} append to {path}"
-            problems.append(explain("appended_by_ranks", told, cell=cell, ranks=ranks, path=path))
+            text = "{cell}: ranks {ranks} append to {path}"
+            problems.append(explain("appended_by_ranks", text, cell=cell, ranks=ranks, path=path))
         earlier = next((name for name in cells[: cells.index(cell)] if path in set().union(*of_cells[name])), None)
         if earlier:
-            told = "{cell} appends to {path}, which {earlier} appends to, too"
-            problems.append(explain("appended_by_cells", told, cell=cell, path=path, earlier=earlier))
-    told = "{cell}: no file of results was appended to by two ranks or two cells"
-    return make_finding(problems, told, cell=cell, files_appended_to=len(paths))
+            text = "{cell} appends to {path}, which {earlier} appends to, too"
+            problems.append(explain("appended_by_cells", text, cell=cell, path=path, earlier=earlier))
+    text = "{cell}: no file of results was appended to by two ranks or two cells"
+    return make_finding(problems, text, cell=cell, files_appended_to=len(paths))
 
 
 def _list_appended(rank: RankRecord) -> set[str]:
     """Return the files of results that the rank appended to and had not made anew."""
-    found: set[str] = set()
+    texts: set[str] = set()
     fresh: set[str] = set()
-    for one in rank.lines.get("open", []):
-        if one["mode"] in "wx":
-            fresh.add(one["path"])
-        elif one["mode"] == "a" and one["path"] not in fresh and Path(one["path"]).suffix in _RESULTS:
-            found.add(one["path"])
-    return found
+    for item in rank.lines.get("open", []):
+        if item["mode"] in "wx":
+            fresh.add(item["path"])
+        elif item["mode"] == "a" and item["path"] not in fresh and Path(item["path"]).suffix in _RESULTS:
+            texts.add(item["path"])
+    return texts

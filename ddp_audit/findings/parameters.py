@@ -19,7 +19,7 @@ from ddp_audit.findings import (
 )
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
-from ddp_audit.records import Audit, Fields, RankRecord, tell_line
+from ddp_audit.records import Audit, Fields, RankRecord, format_line
 
 NO_GROUP, NO_MODE, UNWRAPPED, SAME_WORK = "no_group", "accelerate_alone", "unwrapped", "same_work"
 _ALONE = "NO"
@@ -58,11 +58,11 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
     steps = sorted(step for step in set(of_ranks[0]).intersection(*of_ranks[1:]) if step <= last)
     if not steps or not of_ranks[0][steps[0]]:
         return make_unobservable(cell, "no_step_sampled", "no step was sampled on every rank")
-    if any(len({len(one[step]) for one in of_ranks}) > 1 for step in steps):
+    if any(len({len(rank[step]) for rank in of_ranks}) > 1 for step in steps):
         return make_unobservable(
             cell, "other_parameters", "the ranks train other parameters than each other, as stages of a pipeline do"
         )
-    differing = {step: _count_differing([one[step] for one in of_ranks]) for step in steps}
+    differing = {step: _count_differing([rank[step] for rank in of_ranks]) for step in steps}
     num_tensors = max(len(of_ranks[0][step]) for step in steps)
     wrong = [step for step in steps if differing[step]]
     if not wrong:
@@ -92,14 +92,14 @@ def same_parameters(audit: Audit, cell: str) -> Finding | None:
         )  # fmt: skip
     figure = f"{cell} is {len(ranks)} trainings side by side, each of its own rows: there is no speedup of one training"
     code, remedy = _find_cause(ranks)
-    found = _describe(cell, code, ranks, wrong[0], num_tensors, differing[wrong[0]])
-    return replace(make_finding([found], ""), true_figure=figure, remedy=remedy)
+    result = _describe(cell, code, ranks, wrong[0], num_tensors, differing[wrong[0]])
+    return replace(make_finding([result], ""), true_figure=figure, remedy=remedy)
 
 
 def _find_cause(ranks: list[RankRecord]) -> tuple[str, str]:
     """Return the code of what lets ranks differ, and what mends it; no remedy where it is the question's."""
     micros = [micro for _, micro in ranks[0].micros()]
-    wrapper, where = micros[0].get("wrapper"), tell_line(micros[0].get("line"))
+    wrapper, where = micros[0].get("wrapper"), format_line(micros[0].get("line"))
     if remedy := _mend_group(ranks[0]):
         return (NO_MODE if ranks[0].steps[0].get("backend") else NO_GROUP), remedy
     if wrapper == "DistributedDataParallel" and not any(micro.get("is_synchronised") for micro in micros):
@@ -131,15 +131,15 @@ def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
     # Of the steps that all have made: a launch that is ended may have made one more on some.
     losses = list(zip(*([micro.get("loss") for _, micro in rank.micros()] for rank in ranks), strict=False))
     if not _count_exchanges(ranks[0]):
-        if any(one[0] is not None for one in losses) and all(len(set(one)) == 1 for one in losses):
-            found = fail(
+        if any(loss[0] is not None for loss in losses) and all(len(set(loss)) == 1 for loss in losses):
+            result = fail(
                 cell,
                 SAME_WORK,
                 "{ranks:plural rank} exchange nothing, and have the same parameters and the same losses: each does all "
                 "the work by itself{mode}",
-                ranks=len(ranks), mode=_tell_mode(ranks[0]),
+                ranks=len(ranks), mode=_format_mode(ranks[0]),
             )  # fmt: skip
-            return replace(found, remedy=_mend_group(ranks[0]))
+            return replace(result, remedy=_mend_group(ranks[0]))
         return make_unobservable(
             cell,
             "nothing_exchanged",
@@ -161,7 +161,7 @@ def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
     return None
 
 
-def _tell_mode(rank: RankRecord) -> str:
+def _format_mode(rank: RankRecord) -> str:
     return " (accelerate runs in NO mode)" * (rank.steps[0].get("accelerate") == _ALONE)
 
 
@@ -176,13 +176,13 @@ def _mend_group(rank: RankRecord) -> str:
 
 def _count_exchanges(rank: RankRecord) -> int:
     """Return the collectives of the step that has most of them; the first one builds the groups, too."""
-    return max((one.get("num_collectives", 0) for one in rank.steps[1:]), default=0)
+    return max((step.get("num_collectives", 0) for step in rank.steps[1:]), default=0)
 
 
 def _count_at_start(ranks: list[RankRecord]) -> int:
     """Return how many tensors differ between the ranks before the first step."""
-    starts = [one for one in get_start(ranks) if one]
-    return _count_differing(starts) if len({len(one) for one in starts}) == 1 else 0
+    starts = [item for item in get_start(ranks) if item]
+    return _count_differing(starts) if len({len(start) for start in starts}) == 1 else 0
 
 
 def _list_shares(rank: RankRecord) -> list[float]:
@@ -193,32 +193,32 @@ def _list_shares(rank: RankRecord) -> list[float]:
 
 
 def _count_differing(digests_of_ranks: list[list[str]]) -> int:
-    return sum(len(set(one)) > 1 for one in zip(*digests_of_ranks, strict=True))
+    return sum(len(set(rank)) > 1 for rank in zip(*digests_of_ranks, strict=True))
 
 
 def _describe(cell: str, code: str, ranks: list[RankRecord], number: int, num_tensors: int, differing: int) -> Reason:
-    step, other = (next(one for one in rank.steps if one["step"] == number) for rank in ranks[:2])
+    step, other = (next(item for item in rank.steps if item["step"] == number) for rank in ranks[:2])
     micro = step["micros"][0]
-    where = tell_line(micro.get("line"))
+    where = format_line(micro.get("line"))
     wrapped = "wrapped by {wrapper}" if micro.get("wrapper") else "which no wrapper is around"
     return explain(
         code,
         "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is "
         "called" + " at {line}" * bool(where) + f", {wrapped}, and a step has " "{collectives:plural collective}{mode}",
         cell=cell, step=number, differing=differing, tensors=num_tensors, at_start=_count_at_start(ranks),
-        lengths=_tell_apart(step["weights"], other["weights"]),
+        lengths=_format_apart(step["weights"], other["weights"]),
         model=micro.get("computed") or micro.get("model", "the model"), line=where, wrapper=micro.get("wrapper"),
-        collectives=_count_exchanges(ranks[0]), mode=_tell_mode(ranks[0]),
+        collectives=_count_exchanges(ranks[0]), mode=_format_mode(ranks[0]),
     )  # fmt: skip
 
 
-def _tell_apart(mine: Fields, other: Fields) -> str:
+def _format_apart(mine: Fields, other: Fields) -> str:
     """Return the first sampled elements that differ, with as many digits as tell them apart; empty if none does."""
-    for one, another in zip(mine["head"], other["head"], strict=False):
+    for item, another in zip(mine["head"], other["head"], strict=False):
         for digits in range(4, 18):
-            told = [f"{value:.{digits}g}" for value in (one, another)]
-            if told[0] != told[1]:
-                return f" (an element is {told[0]} on rank 0, {told[1]} on rank 1)"
+            texts = [f"{value:.{digits}g}" for value in (item, another)]
+            if texts[0] != texts[1]:
+                return f" (an element is {texts[0]} on rank 0, {texts[1]} on rank 1)"
     return ""
 
 
@@ -247,26 +247,26 @@ def learning(audit: Audit, cell: str) -> Finding | None:
     idle = [rank for rank in ranks if not rank.steps and "torch" in rank.lines]
     most = max(len(rank.steps) for rank in ranks)
     if idle and most >= _FEWEST_OF_OTHERS:
-        told = "rank {rank} imports torch and makes no optimizer step, while another one makes {steps:,}"
-        return fail(cell, "rank_without_steps", told, rank=idle[0].rank, steps=most)
+        text = "rank {rank} imports torch and makes no optimizer step, while another one makes {steps:,}"
+        return fail(cell, "rank_without_steps", text, rank=idle[0].rank, steps=most)
     gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
     num_steps = min(len(sampled_digests(rank)) for rank in ranks)
     if not gradients or num_steps < _FEWEST_STEPS:
         return make_unobservable(cell, "no_step_sampled", "too few steps were sampled to see what changes")
-    numbers = {"sampled_steps": num_steps, "line": tell_line(ranks[0].steps[0].get("step_line"))}
+    numbers = {"sampled_steps": num_steps, "line": format_line(ranks[0].steps[0].get("step_line"))}
     end = " (the optimizer's step is at {line})" * bool(numbers["line"])
     begin = "in {sampled_steps:plural step} looked at "
-    if not any(one.get("digests") for one in gradients):
+    if not any(gradient.get("digests") for gradient in gradients):
         return fail(cell, "gradient_missing", f"{begin}no parameter of the optimizer has a gradient{end}", **numbers)
-    if all(one.get("is_zero") for one in gradients):
+    if all(gradient.get("is_zero") for gradient in gradients):
         return fail(cell, NO_GRADIENT, f"{begin}the gradient is zero, every element of it{end}", **numbers)
     if all(_never_changed(rank) for rank in ranks):
         if not all(any((step.get("gradient") or {}).get("l2", 0.0) > 0 for step in rank.steps) for rank in ranks):
             return make_unobservable(
                 cell, "few_elements", "no parameter was seen to change, of which a few elements alone were looked at"
             )
-        told = f"{begin}the optimizer finds a gradient, and leaves all parameters as they were{end}"
-        return fail(cell, "nothing_changed", told, **numbers)
+        text = f"{begin}the optimizer finds a gradient, and leaves all parameters as they were{end}"
+        return fail(cell, "nothing_changed", text, **numbers)
     return make_finding([], f"{{cell}}: {begin}there is a gradient, and parameters change", cell=cell, **numbers)
 
 
@@ -275,11 +275,11 @@ def _never_changed(rank: RankRecord) -> bool:
     seen = get_start([rank])[0]
     if seen is None:
         return False
-    for one in sampled_digests(rank).values():
-        if one[: len(seen)] != seen:
+    for digest in sampled_digests(rank).values():
+        if digest[: len(seen)] != seen:
             return False
         # Those of an optimizer whose first step came later.
-        seen = one
+        seen = digest
     return True
 
 
@@ -313,10 +313,10 @@ def finite(audit: Audit, cell: str) -> Finding | None:
             )  # fmt: skip
         lost = [step["step"] for step in rank.steps if not _are_numbers(step.get("weights"))]
         if lost and _are_numbers(rank.steps[0].get("start")):
-            told = "on rank {rank} parameters are no numbers from step {step} on"
-            return fail(cell, "parameters_not_finite", told, rank=rank.rank, step=lost[0])
-    told = "{cell}: most of the {losses_read:,} losses that were read are numbers, and so are the parameters"
-    return make_finding([], told, cell=cell, losses_read=num_losses)
+            text = "on rank {rank} parameters are no numbers from step {step} on"
+            return fail(cell, "parameters_not_finite", text, rank=rank.rank, step=lost[0])
+    text = "{cell}: most of the {losses_read:,} losses that were read are numbers, and so are the parameters"
+    return make_finding([], text, cell=cell, losses_read=num_losses)
 
 
 def _are_numbers(digest: Fields | None) -> bool:
@@ -339,38 +339,38 @@ _PATH = re.compile(r"/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
 )
 def start_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
-    problems, held, found = [], 0, 0
+    problems, held, result = [], 0, 0
     for rank in audit.ranks(cell):
         for line in rank.lines.get("asked", [])[:1]:
             for name, path in line["names"].items():
                 if not (_RESUMES.search(name) and isinstance(path, str) and _PATH.search(path)):
                     continue
-                found += 1
+                result += 1
                 asked = {"name": name, "path": path, "rank": rank.rank}
                 if not line["are_there"].get(name):
-                    written = [one["path"] for one in rank.lines.get("open", []) if one["mode"] in "wx"]
-                    if any(one.endswith(os.path.normpath(path)) for one in written):
-                        told = "{name}={path} is what the script writes itself: it may begin where none is"
-                        return make_unobservable(cell, "written_by_itself", told, **asked)
-                    told = "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same"
-                    problems.append(explain("file_missing", told, cell=cell, steps=len(rank.steps), **asked))
+                    written = [item["path"] for item in rank.lines.get("open", []) if item["mode"] in "wx"]
+                    if any(item.endswith(os.path.normpath(path)) for item in written):
+                        text = "{name}={path} is what the script writes itself: it may begin where none is"
+                        return make_unobservable(cell, "written_by_itself", text, **asked)
+                    text = "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same"
+                    problems.append(explain("file_missing", text, cell=cell, steps=len(rank.steps), **asked))
                     continue
                 ends = os.path.basename(path)
-                loaded = next((one for one in rank.lines.get("loaded", []) if one["path"].endswith(ends)), None)
+                loaded = next((item for item in rank.lines.get("loaded", []) if item["path"].endswith(ends)), None)
                 if loaded is None:
-                    told = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
-                    return make_unobservable(cell, "file_not_read", told, **asked)
+                    text = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
+                    return make_unobservable(cell, "file_not_read", text, **asked)
                 held += bool(loaded["num_held"])
                 if not loaded["num_held"]:
-                    told = (
+                    text = (
                         "{cell}: {name}={path} was read, and at the first step rank {rank} holds none of its tensors "
                         "(0 of {tensors})"
                     )
                     tensors = loaded["num_parameters"]
-                    problems.append(explain("file_not_used", told, cell=cell, tensors=tensors, **asked))
-    told = "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from"
+                    problems.append(explain("file_not_used", text, cell=cell, tensors=tensors, **asked))
+    text = "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from"
     # None where nothing was asked for.
-    return make_finding(problems, told, cell=cell, ranks=found, ranks_that_hold_them=held) if found else None
+    return make_finding(problems, text, cell=cell, ranks=result, ranks_that_hold_them=held) if result else None
 
 
 UNSEEDED = "unseeded"
@@ -402,6 +402,6 @@ def same_start(audit: Audit, cell: str) -> Finding | None:
     seeds = {audit.ranks(name)[0].steps[0].get("seed") or 0 for name in (cell, audit.baseline)}
     code = UNSEEDED if min(seeds) > _MOST_SEED and len(seeds) > 1 else "other_weights"
     if differing := _count_differing([mine, base]):
-        told = "{differing} of {tensors} tensors differ from {baseline}'s before the first step"
-        return fail(code=code, template=told, differing=differing, **numbers)
+        text = "{differing} of {tensors} tensors differ from {baseline}'s before the first step"
+        return fail(code=code, template=text, differing=differing, **numbers)
     return make_finding([], "{cell}: all {tensors} tensors are {baseline}'s before the first step", **numbers)

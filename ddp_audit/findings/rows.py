@@ -50,15 +50,15 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
     # Where a rank that is through takes part in the exchanges of the others, as with join(), it makes fewer steps.
     made = [len(rank.steps) for rank in audit.ranks(cell)]
     if ends and None not in ends and max(made) - min(made) <= 1:
-        told = "a pass over the data of one loader ends after {steps} steps, and every rank makes as many in all"
+        text = "a pass over the data of one loader ends after {steps} steps, and every rank makes as many in all"
         lengths = [f"{end} on rank {rank}" for rank, end in enumerate(ends)]
-        return replace(fail(cell, "uneven_passes", told, steps=lengths), remedy=UNEVEN)
+        return replace(fail(cell, "uneven_passes", text, steps=lengths), remedy=UNEVEN)
     rows_of_ranks, is_split = [], _is_split(audit, cell)
     for rank in audit.ranks(cell):
         rows = _collect_rows(list_first_pass(rank)[0], by_content=is_split)
         if not rows:
-            told = "which rows rank {rank} was fed is not known"
-            return make_unobservable(cell, "rows_unknown", told, rank=rank.rank)
+            text = "which rows rank {rank} was fed is not known"
+            return make_unobservable(cell, "rows_unknown", text, rank=rank.rank)
         rows_of_ranks.append(rows)
     of_base = [step for rank in audit.ranks(audit.baseline) for step in rank.steps] if is_split else []
     if is_split and not _have_common(
@@ -74,16 +74,16 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
         return first
     num_right = 0
     for key, steps in passes[0].items():
-        later = [_collect_rows(one.get(key, []), by_content=is_split) for one in passes]
+        later = [_collect_rows(item.get(key, []), by_content=is_split) for item in passes]
         if all(later):
             where = f"a later pass, from step {steps[0]['step']:,} on,"
-            last = [len(list_rows(one[key][-1]) or []) for one in passes]
-            found = _judge_rows(cell, later, last, where=where, counts_few=counts_few)
-            if found.verdict == "failed":
-                return found
-            num_right += found.verdict == "passed"
-    told = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
-    return replace(first, compared=told, numbers={**first.numbers, "later_passes": num_right})
+            last = [len(list_rows(item[key][-1]) or []) for item in passes]
+            result = _judge_rows(cell, later, last, where=where, counts_few=counts_few)
+            if result.verdict == "failed":
+                return result
+            num_right += result.verdict == "passed"
+    text = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
+    return replace(first, compared=text, numbers={**first.numbers, "later_passes": num_right})
 
 
 def _is_split(audit: Audit, cell: str) -> bool:
@@ -104,8 +104,8 @@ def _have_common(mine: set[str], base: set[str]) -> bool:
 
 def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, str]]:
     """Return the rows of all steps, as list_rows does, or without an index; none where those of one are not known."""
-    found = [list_rows(step) for step in steps]
-    rows = [] if None in found else [row for rows in found for row in rows or []]
+    results = [list_rows(step) for step in steps]
+    rows = [] if None in results else [row for rows in results for row in rows or []]
     if by_content:
         return [("", content) for _, content in rows] if all(content for _, content in rows) else []
     return rows
@@ -118,8 +118,8 @@ def _judge_rows(
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
     if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
-        told = "rows come more than once on one rank itself: drawn with replacement, or repeated"
-        return make_unobservable(cell, "rows_repeated", told)
+        text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
+        return make_unobservable(cell, "rows_repeated", text)
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
     first, *others = (set(rows[: len(rows) - num_last] or rows) for rows, num_last in zip(names, last, strict=True))
     shared = [len(first & rows) / min(len(first), len(rows)) for rows in others]
@@ -129,20 +129,20 @@ def _judge_rows(
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
     numbers = {"cell": cell, "rows": num_rows, "different_rows": num_different, "pass": where}
-    told = (
+    text = (
         "{cell}: rank 0 and rank {rank} learned from the same rows, {share:percent} of them: of {rows:,} rows that the "
         "ranks learned from in {pass} {different_rows:,} were different"
     )
     problems = [
-        explain("same_rows", told, **numbers, rank=rank, share=share)
+        explain("same_rows", text, **numbers, rank=rank, share=share)
         for rank, share in enumerate(shared, start=1)
         if share > _MOST_SHARED
     ]
-    told = "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}"
-    found = make_finding(problems, told, **numbers, most_shared=max(shared))
+    text = "{cell}: {different_rows:,} different rows among the {rows:,} that the ranks learned from in {pass}"
+    finding = make_finding(problems, text, **numbers, most_shared=max(shared))
     work = wording.format_percent(num_different / num_rows)
     figure = f"counted in different rows, {cell} did {work} of the work that its throughput claims"
-    return replace(found, true_figure=figure) if problems else found
+    return replace(finding, true_figure=figure) if problems else finding
 
 
 _FEWEST_PAIRS = 20
@@ -171,15 +171,15 @@ _MOST_UNLIKE = 0.5
 def same_ids(audit: Audit, cell: str) -> Finding | None:
     """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline."""
     base = audit.ranks(audit.baseline) if cell != audit.baseline else []
-    others = [(f"{audit.baseline} rank {one.rank}", one) for one in base]
-    mine = [(f"rank {one.rank}", one) for one in audit.ranks(cell)]
+    others = [(f"{audit.baseline} rank {item.rank}", item) for item in base]
+    mine = [(f"rank {item.rank}", item) for item in audit.ranks(cell)]
     if len(mine) + len(others) < 2 or has_no_integers(audit, cell):
         return None
     num_rows, unclear = 0, 0
     for at, (name, rank) in enumerate(mine):
         for other_name, other in [*others, *mine[:at]]:
-            if found := _find_cut(cell, (name, _collect(rank, "lengths")), (other_name, _collect(other, "lengths"))):
-                return found
+            if cut := _find_cut(cell, (name, _collect(rank, "lengths")), (other_name, _collect(other, "lengths"))):
+                return cut
             heads, its = _collect(rank, "heads"), _collect(other, "heads")
             common = [key for key in heads if key in its]
             # The ids that stand at the same place of the same row.
@@ -188,7 +188,7 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
                 continue
             verdict = _judge_ids(pairs)
             if verdict == "renamed":
-                one, another = next(pair for pair in pairs if pair[0] != pair[1])
+                entry, another = next(pair for pair in pairs if pair[0] != pair[1])
                 salted = "; hashes of texts are salted in this process"
                 return fail(
                     cell,
@@ -196,7 +196,7 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
                     "what is id {id} on {process} is id {other_id} on {other_process}, and so throughout, in "
                     "{rows_compared:plural row} that both were fed: each has a vocabulary of its own"
                     + salted * bool((rank.start or {}).get("is_hash_salted")),
-                    id=one, process=name, other_id=another, other_process=other_name, rows_compared=len(common),
+                    id=entry, process=name, other_id=another, other_process=other_name, rows_compared=len(common),
                 )  # fmt: skip
             num_rows += len(common)
             unclear += verdict == "other"
@@ -204,10 +204,10 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
     num_rows = num_rows or _count_rows_of_baseline(audit, cell)
     if not num_rows:
-        told = "no row of token ids with a known index was seen by two processes"
-        return make_unobservable(cell, "no_row_seen_twice", told)
-    told = "{cell}: {rows_compared:plural row} that two processes were fed hold the same ids"
-    return make_finding([], told, cell=cell, rows_compared=num_rows)
+        text = "no row of token ids with a known index was seen by two processes"
+        return make_unobservable(cell, "no_row_seen_twice", text)
+    text = "{cell}: {rows_compared:plural row} that two processes were fed hold the same ids"
+    return make_finding([], text, cell=cell, rows_compared=num_rows)
 
 
 def _count_rows_of_baseline(audit: Audit, cell: str) -> int:
@@ -232,19 +232,19 @@ def _list_contents(rank: RankRecord) -> set[str]:
 
 def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
     """Return row -> what a field of the micro-batches holds of it: `heads`, its first ids, or `lengths`."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for _, micro in rank.micros():
         for index, value in zip(micro.get("ids") or [], micro.get(name) or [], strict=False):
-            found.setdefault(f"{micro.get('loader')}#{index}", value)
-    return found
+            results.setdefault(f"{micro.get('loader')}#{index}", value)
+    return results
 
 
 def _find_cut(cell: str, mine: tuple[str, dict[str, int]], theirs: tuple[str, dict[str, int]]) -> Finding | None:
     """Return the finding of processes of which one has every row as long as the other, up to a length where all end."""
     both = [(length, theirs[1][key]) for key, length in mine[1].items() if key in theirs[1]]
     here, there = (max((pair[at] for pair in both), default=0) for at in (0, 1))
-    cut, limit = sum(one != other for one, other in both), min(here, there)
-    if cut < _FEWEST_CUT or any(min(one, limit) != min(other, limit) for one, other in both):
+    cut, limit = sum(item != other for item, other in both), min(here, there)
+    if cut < _FEWEST_CUT or any(min(item, limit) != min(other, limit) for item, other in both):
         return None
     (process, _), (other_process, _) = (mine, theirs) if here < there else (theirs, mine)
     return fail(
@@ -260,9 +260,9 @@ def _find_cut(cell: str, mine: tuple[str, dict[str, int]], theirs: tuple[str, di
 def _judge_ids(every: list[tuple[int, int]]) -> str:
     """Return "same", "renamed" where each id stands for another one throughout, or "other"."""
     different = set(every)
-    if sum(one == other for one, other in different) > _MOST_EQUAL * len(different):
+    if sum(item == other for item, other in different) > _MOST_EQUAL * len(different):
         return "same"
-    num_ids = len({one for one, _ in different})
+    num_ids = len({item for item, _ in different})
     is_throughout = len(different) <= _MOST_TARGETS * num_ids and len(every) >= _FEWEST_REPEATS * len(different)
     return "renamed" if is_throughout and num_ids >= _FEWEST_IDS else "other"
 
@@ -299,25 +299,25 @@ def same_rows(audit: Audit, cell: str) -> Finding | None:
         "baseline": audit.baseline, "rows": len(mine), "rows_of_baseline": len(base), "not_in_both": len(other),
     }  # fmt: skip
     if len(other) > most:
-        told = (
+        text = (
             "its first pass learned from {rows:,} different rows, that of {baseline} from {rows_of_baseline:,}; "
             "{not_in_both:,} of them are not in both"
         )
-        return fail(cell, "other_rows", told, **numbers)
+        return fail(cell, "other_rows", text, **numbers)
     differ = do_contents_differ(rows, of_base, counts_few=audit.device == "cpu")
     is_fixed = are_contents_fixed(audit.ranks(cell)) if differ else False
     if is_fixed:
-        told = (
+        text = (
             "rows of an index hold something else than in {baseline}, and always the same in a process: each has a "
             "data set of its own"
         )
-        return fail(cell, "own_data", told, **numbers)
+        return fail(cell, "own_data", text, **numbers)
     if is_fixed is None:
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     but = ", but for {not_in_both:,} that are left over at its end" * bool(other)
     but += ", which every pass changes at random" * differ
-    told = "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows" + but
-    return make_finding([], told, cell=cell, **numbers)
+    text = "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows" + but
+    return make_finding([], text, cell=cell, **numbers)
 
 
 def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[str, str]] | None:
@@ -358,44 +358,44 @@ def shuffled(audit: Audit, cell: str) -> Finding | None:
     if not mine or not base:
         # Without an index there is no order to be known.
         return None
-    is_shuffled, of_base = (any(_is_shuffled(one[0]) for one in orders) for orders in (mine, base))
+    is_shuffled, of_base = (any(_is_shuffled(order[0]) for order in orders) for orders in (mine, base))
     if of_base and not is_shuffled:
-        told = "its first pass takes rows in the order of the data set, that of {baseline} does not"
-        return fail(cell, "in_order", told, baseline=audit.baseline)
+        text = "its first pass takes rows in the order of the data set, that of {baseline} does not"
+        return fail(cell, "in_order", text, baseline=audit.baseline)
     if not is_shuffled:
         return make_finding(
             [], "{cell}: its rows are taken in the order of the data set, as in the baseline", cell=cell
         )
-    pairs = [(one[0][: len(one[1])], one[1][: len(one[0])]) for one in mine if len(one) > 1]
+    pairs = [(item[0][: len(item[1])], item[1][: len(item[0])]) for item in mine if len(item) > 1]
     known = [pair for pair in pairs if len(pair[0]) >= _FEWEST_IN_ORDER]
     if not known:
         return make_unobservable(cell, "one_pass", "no second pass over the data was seen")
     if all(first == second for first, second in known):
-        told = "its second pass takes the {rows:plural row} that were seen of it in the order of the first one"
-        return fail(cell, "same_order", told, rows=len(known[0][0]))
+        text = "its second pass takes the {rows:plural row} that were seen of it in the order of the first one"
+        return fail(cell, "same_order", text, rows=len(known[0][0]))
     return make_finding([], "{cell}: its second pass over the data has another order than the first one", cell=cell)
 
 
 def _is_shuffled(order: list[int]) -> bool:
     """Return whether indices go down more than now and then, as where a pass is filled up with its first rows."""
-    return sum(one > following for one, following in pairwise(order)) > _MOST_DOWN * len(order)
+    return sum(item > following for item, following in pairwise(order)) > _MOST_DOWN * len(order)
 
 
 def _list_orders(ranks: list[RankRecord]) -> list[list[list[int]]]:
     """Return of each rank the indices of its first two passes over the training data, in order; none if unknown."""
-    found = []
+    results = []
     for rank in ranks:
         loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("ids")), None)
         later = [steps for key, steps in list_later_passes(rank).items() if key[0] == loader]
         orders = [
-            [one for step in steps for micro in step["micros"] if micro.get("loader") == loader
-             for one in micro.get("ids") or []]
+            [item for step in steps for micro in step["micros"] if micro.get("loader") == loader
+             for item in micro.get("ids") or []]
             for steps in (list_first_pass(rank)[0], *later[:1])
         ]  # fmt: skip
         if len(orders[0]) < _FEWEST_IN_ORDER:
             return []
-        found.append(orders)
-    return found
+        results.append(orders)
+    return results
 
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
@@ -427,22 +427,22 @@ def epochs(audit: Audit, cell: str) -> Finding | None:
         if _EPOCHS.fullmatch(name) and type(value) in (int, float) and value >= 1 and value == int(value)
     ]  # fmt: skip
     if not numbers:
-        told = "no argument or global name of the script says how many epochs are wanted"
-        return make_unobservable(cell, "nothing_asked_for", told)
+        text = "no argument or global name of the script says how many epochs are wanted"
+        return make_unobservable(cell, "nothing_asked_for", text)
     name, wanted = numbers[0]
     ends = [end for _, end in list_passes(rank)]
     about = {"name": name, "asked": wanted, "passes": len(ends), "steps": len(rank.steps)}
     if not ends or None in ends or launched.was_ended or launched.is_failed:
-        told = "{name}={asked}, but no pass over the data of a loader was seen to its end"
-        return make_unobservable(cell, "no_whole_pass", told, **about)
+        text = "{name}={asked}, but no pass over the data of a loader was seen to its end"
+        return make_unobservable(cell, "no_whole_pass", text, **about)
     if len(ends) >= wanted:
         return make_finding([], "{cell}: {name}={asked}, and as many passes over the data", cell=cell, **about)
     may_end = [name for name, value in asked.items() if _ENDS_EARLIER.search(name) and value not in (None, "", 0, -1)]
     if len(ends) > 1 or may_end:
-        told = "{passes} passes of {asked} were made, and the script may have reasons to stop"
-        return make_unobservable(cell, "may_stop_early", told, **about)
-    told = (
+        text = "{passes} passes of {asked} were made, and the script may have reasons to stop"
+        return make_unobservable(cell, "may_stop_early", text, **about)
+    text = (
         "{name}={asked}, and the script went through its data {passes:plural time} ({steps:plural step}), then ended "
         "by itself"
     )
-    return fail(cell, "too_few_passes", told, **about)
+    return fail(cell, "too_few_passes", text, **about)

@@ -20,12 +20,12 @@ def step(*, ids: Iterable[int] | None = None, num_tokens: int | None = None) -> 
     script that has no DataLoader.
     """
     if observer is not None:
-        said = {"ids": None if ids is None else [int(one) for one in ids], "num_tokens": num_tokens}
-        observer.tell(**{name: value for name, value in said.items() if value is not None})
+        said = {"ids": None if ids is None else [int(item) for item in ids], "num_tokens": num_tokens}
+        observer.state(**{name: value for name, value in said.items() if value is not None})
     yield
 
 
 def say_asked(**names: Any) -> None:
     """Say what the script was asked for, such as `epochs=3`, `max_steps=-1` or `resume="last.pt"`."""
     if observer is not None:
-        observer.tell_asked(names)
+        observer.state_asked(names)

@@ -37,12 +37,12 @@ class Observer:
         elif self._around is not None:
             self.guard(self._around.watch_safetensors, module)
 
-    def tell(self, **said: Any) -> None:
+    def state(self, **said: Any) -> None:
         """Keep what the script says of the step that is under way."""
         if self.steps is not None:
-            self.guard(self.steps.told.update, said)
+            self.guard(self.steps.stated.update, said)
 
-    def tell_asked(self, names: dict[str, Any]) -> None:
+    def state_asked(self, names: dict[str, Any]) -> None:
         """Write what the script says that it was asked for."""
         if self._around is not None:
             self.guard(self._around.see_asked, names, "told")
@@ -114,11 +114,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             return spec
         execute: Any = spec.loader.exec_module
 
-        def execute_and_tell(module: ModuleType) -> None:
+        def execute_and_report(module: ModuleType) -> None:
             execute(module)
             self._see(module)
 
-        spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_report  # type: ignore[method-assign]
         return spec
 
 

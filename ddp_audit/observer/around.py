@@ -44,12 +44,12 @@ class Surroundings:
         """From now on they are watched."""
         see, events = self._see_event, _EVENTS
 
-        def hear(event: str, arguments: Any) -> None:
+        def on_output(event: str, arguments: Any) -> None:
             # An optimizer's step alone asks for the numbers of 150 objects, each of which is an event.
             if event in events:
                 see(event, arguments)
 
-        sys.addaudithook(hear)
+        sys.addaudithook(on_output)
         torch.save = self._watch_saving(self._time(torch.save, timeline.CHECKPOINT))
         self._watch_loading(torch, "load")
         logging.Logger.callHandlers = self._time(logging.Logger.callHandlers, timeline.LOGGING)  # type: ignore[method-assign]
@@ -61,9 +61,9 @@ class Surroundings:
 
         @functools.wraps(parse)
         def observed_parse(parser: Any, *arguments: Any, **named: Any) -> Any:
-            found = parse(parser, *arguments, **named)
-            self._guard(self.see_asked, vars(found[0]), "arguments")
-            return found
+            result = parse(parser, *arguments, **named)
+            self._guard(self.see_asked, vars(result[0]), "arguments")
+            return result
 
         argparse.ArgumentParser.parse_known_args = observed_parse  # type: ignore[method-assign, assignment]
         end = os._exit
@@ -129,10 +129,10 @@ class Surroundings:
 
         @functools.wraps(original)
         def load(file: Any, *arguments: Any, **named: Any) -> Any:
-            found = original(file, *arguments, **named)
+            result = original(file, *arguments, **named)
             if isinstance(file, str | os.PathLike):
-                self._guard(self._see_loaded, os.path.abspath(os.fspath(file)), found)
-            return found
+                self._guard(self._see_loaded, os.path.abspath(os.fspath(file)), result)
+            return result
 
         setattr(module, name, load)
 
@@ -162,7 +162,7 @@ class Surroundings:
         if not isinstance(path, str | bytes) or not isinstance(mode, str):
             return
         # Where a file is made or appended to, and any that a run may be asked to go on from.
-        kind = next((one for one in "awx" if one in mode), "r")
+        kind = next((item for item in "awx" if item in mode), "r")
         whole = os.path.abspath(os.fsdecode(path))
         if kind == "r" and not any(asked in whole for asked in self._asked):
             return
@@ -173,15 +173,15 @@ class Surroundings:
 
     def see_asked(self, names: dict[str, Any], where: str) -> None:
         """Write those of the names that say what the script was asked to do."""
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, value in names.items():
             if not _ASKED.search(name) or not isinstance(value, str | int | float | bool | os.PathLike):
                 continue
-            told = found[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-            if isinstance(told, str) and len(told) > _SHORT_NAME:
-                self._asked.add(Path(told).name)
-        there = {name: os.path.exists(value) for name, value in found.items() if isinstance(value, str) and value}
-        self._record.write("asked", where=where, names=found, are_there=there)
+            text = results[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+            if isinstance(text, str) and len(text) > _SHORT_NAME:
+                self._asked.add(Path(text).name)
+        there = {name: os.path.exists(value) for name, value in results.items() if isinstance(value, str) and value}
+        self._record.write("asked", where=where, names=results, are_there=there)
 
     def _count_child(self) -> None:
         self._num_children += 1

@@ -42,12 +42,12 @@ class ScriptLines:
 
     def owns(self, file: str) -> bool:
         """Return whether a file is the script's own."""
-        found = self._is_own.get(file)
-        if found is None:
+        value = self._is_own.get(file)
+        if value is None:
             whole = str(Path(file).absolute())
-            found = whole.startswith(self._folder) and not any(one in whole for one in _FOREIGN)
-            found = self._is_own[file] = found and not whole.startswith(_OURS)
-        return found
+            value = whole.startswith(self._folder) and not any(item in whole for item in _FOREIGN)
+            value = self._is_own[file] = value and not whole.startswith(_OURS)
+        return value
 
     def find(self) -> Line | None:
         """Return the innermost line of the script that is being run; None where there is none."""
@@ -95,14 +95,14 @@ def _list_floats(frame: Any) -> list[float]:
     A reading is used where it was taken, or kept in an object of the frame.
     """
     variables = frame.f_locals
-    found = [one for one in islice(variables.values(), _MOST_VARIABLES) if type(one) is float]
+    results = [variable for variable in islice(variables.values(), _MOST_VARIABLES) if type(variable) is float]
     owner = variables.get("self")
-    found += [one for one in getattr(owner, "__dict__", {}).values() if type(one) is float]
+    results += [item for item in getattr(owner, "__dict__", {}).values() if type(item) is float]
     is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
     if is_copy and sys.getrefcount(variables) <= _OWN_REFERENCES:
         # Until Python 3.13 the frame keeps its copy: what a step computed would live on into the next one.
         variables.clear()
-    return found
+    return results
 
 
 class Clocks:
@@ -146,8 +146,8 @@ class Clocks:
         """Find what can have been timed by the readings since the last call."""
         kept, self._kept = self._kept, []
         for value, now, floats in kept:
-            for one in floats:
-                earlier = self._last.get(one) or self._first.get(one)
+            for item in floats:
+                earlier = self._last.get(item) or self._first.get(item)
                 if earlier is not None and now.step > earlier.step:
                     places = (earlier.place, now.place)
                     window = self._windows.get(places)
@@ -179,11 +179,11 @@ class Clocks:
 
     def _write(self, places: tuple[tuple[str, int], tuple[str, int]]) -> None:
         window = self._windows[places]
-        found = {kind: round(spent, 6) for kind, spent in zip(OTHERS, window.others, strict=True) if spent > 0}
+        results = {kind: round(spent, 6) for kind, spent in zip(OTHERS, window.others, strict=True) if spent > 0}
         self._record.write(
             "window", begin=self._lines.name(*places[0]), end=self._lines.name(*places[1]), number=window.number,
             steps=window.steps, num_steps=window.num_steps,
-            seconds={"training": round(window.seconds - sum(found.values()), 6), **found},
+            seconds={"training": round(window.seconds - sum(results.values()), 6), **results},
         )  # fmt: skip
 
 
@@ -210,13 +210,13 @@ class DeviceClock:
 
     def take(self) -> dict[str, float]:
         """Return the seconds by activity that have come since the last call: those of a step or two ago, as a rule."""
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         # Asking an event while a graph is captured would spoil the capture.
         while len(self._marks) > 1 and not torch.cuda.is_current_stream_capturing() and self._marks[1][0].query():
             event, kind = self._marks.popleft()
-            found[kind] = found.get(kind, 0.0) + event.elapsed_time(self._marks[0][0]) / 1000
+            results[kind] = results.get(kind, 0.0) + event.elapsed_time(self._marks[0][0]) / 1000
             self._spare.append(event)
-        return {kind: round(seconds, 7) for kind, seconds in found.items()}
+        return {kind: round(seconds, 7) for kind, seconds in results.items()}
 
     def _mark(self, kind: str) -> None:
         # In a graph that is being captured an event would become a part of it.

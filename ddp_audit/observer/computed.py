@@ -155,13 +155,13 @@ class Computing:
         """Return what is known of it; None inside another call or a backward, where it is traced, or learns nothing."""
         if self._is_inside or self._is_backward or torch.compiler.is_compiling() or not is_main_thread():
             return None
-        found: _Model | None = self._guard(self._find_model, module)
-        return found
+        model: _Model | None = self._guard(self._find_model, module)
+        return model
 
     def _find_model(self, module: Any) -> _Model | None:
         model = self._models.get(id(module))
         if model is None or model.module() is not module:
-            wrapper = next((one for one in module.modules() if _is_wrapper(one)), None)
+            wrapper = next((item for item in module.modules() if _is_wrapper(item)), None)
             model = self._models[id(module)] = _Model(
                 module=weakref.ref(module), number=self._num_models, name=type(module).__name__,
                 wrapper=None if wrapper is None else weakref.ref(wrapper),
@@ -175,7 +175,7 @@ class Computing:
             return model
         if model.is_frozen and not self._steps.is_sampled:
             return None
-        learner = next((one for one in module.parameters() if one.requires_grad), None)
+        learner = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
         model.is_frozen = learner is None
         if learner is None:
             return None
@@ -203,8 +203,8 @@ class Computing:
                 self._times.name_the_rest(timeline.EVALUATION)
 
     def _begin_forward(self, model: _Model, module: Any, arguments: Any, named: Any, is_training: bool) -> None:
-        found = put_rows_first([pair for pair in list_tensors((arguments, named)) if pair[1].dim()])
-        given, ids = self._loaders.find([tensor for _, tensor in found], is_training=is_training)
+        first = put_rows_first([pair for pair in list_tensors((arguments, named)) if pair[1].dim()])
+        given, ids = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
         if not is_training:
             return
         micro = Micro(module=model.number, model=model.name)
@@ -216,30 +216,32 @@ class Computing:
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
                 if self._steps.number == 0 and not wrapper.broadcast_buffers:
-                    micro.keeps_statistics = any(isinstance(one, _BATCH_NORMS[:-1]) for one in module.modules())
+                    micro.keeps_statistics = any(isinstance(item, _BATCH_NORMS[:-1]) for item in module.modules())
         if self._steps.is_read:
             micro.line = self._lines.find()
-            micro.precision = find_precision(model.learner(), found)
+            micro.precision = find_precision(model.learner(), first)
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
             if self._steps.number == 0:
-                micro.is_random = any(draws_at_random(one) for one in module.modules())
+                micro.is_random = any(draws_at_random(item) for item in module.modules())
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
-        if found:
-            micro.num_samples, micro.shape = len(found[0][1]), list(found[0][1].shape)
+        if first:
+            micro.num_samples, micro.shape = len(first[0][1]), list(first[0][1].shape)
             if self._steps.number == 0:
                 micro.has_integers = any(
                     # One number for a row is a class of it, and no text.
-                    one.dim() > 1 and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
-                    for name, one in found
+                    result.dim() > 1
+                    and name.rpartition(".")[2] not in (_MASK, "labels")
+                    and holds_whole_numbers(result)
+                    for name, result in first
                 )
             # Rows are compared in the first pass over them, and in the first steps with what they were in it.
-            is_asked = ids is None or not all(one % _ONE_IN for one in ids)
+            is_asked = ids is None or not all(item % _ONE_IN for item in ids)
             if self._steps.is_read or given is None or (given.is_first_pass and is_asked):
-                self._describe(micro, found)
+                self._describe(micro, first)
         # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
-        is_first = self._steps.is_read and all(one.module != model.number for one in self._steps.micros)
+        is_first = self._steps.is_read and all(item.module != model.number for item in self._steps.micros)
         self._steps.add(micro, module)
         if is_first and (name := name_computed(module, wrapper)):
             micro.computed = name
@@ -249,26 +251,26 @@ class Computing:
     def _see_drawn(self, micro: Micro, before: list[torch.Tensor], device: torch.device) -> None:
         micro.has_drawn = has_drawn_since(before, device)
 
-    def _describe(self, micro: Micro, found: list[tuple[str, torch.Tensor]]) -> None:
-        first = found[0][1]
+    def _describe(self, micro: Micro, results: list[tuple[str, torch.Tensor]]) -> None:
+        first = results[0][1]
         is_sampled = self._steps.is_sampled
         if first.device.type != "cpu" and not is_sampled:
             # It would have to be waited for.
             return
-        mask = next((tensor for name, tensor in found if name.rpartition(".")[2] == _MASK), None)
+        mask = next((tensor for name, tensor in results if name.rpartition(".")[2] == _MASK), None)
         if mask is None:
-            mask = next((tensor for name, tensor in found[1:] if looks_like_mask(name, tensor, first)), None)
-        labels = next((tensor for name, tensor in found if name.rpartition(".")[2] == "labels"), None)
+            mask = next((tensor for name, tensor in results[1:] if looks_like_mask(name, tensor, first)), None)
+        labels = next((tensor for name, tensor in results if name.rpartition(".")[2] == "labels"), None)
         if first.device.type != "cpu":
             first = first.detach().cpu()
-            mask, labels = (one if one is None else one.detach().cpu() for one in (mask, labels))
+            mask, labels = (item if item is None else item.detach().cpu() for item in (mask, labels))
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
         micro.rows = self._digest(micro.ids, first, mask)
         room, tokens = _HEADS - self._heads, None
         # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
         if self._steps.is_read or not first.is_floating_point():
-            tokens = first if holds_whole_numbers(first) else self._find_tokens(found, mask, labels)
+            tokens = first if holds_whole_numbers(first) else self._find_tokens(results, mask, labels)
         micro.has_rows_of_ids = tokens is first
         if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
             heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
@@ -281,13 +283,16 @@ class Computing:
         if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
             micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
 
-    def _find_tokens(self, found: list[tuple[str, torch.Tensor]], *others: torch.Tensor | None) -> torch.Tensor | None:
+    def _find_tokens(
+        self, results: list[tuple[str, torch.Tensor]], *others: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Return the first input on the host that may hold ids, where it is not the first one, a mask or labels."""
         return next(
             (
-                one for name, one in found[1:]
-                if is_on_host(one) and len(one) == len(found[0][1]) and all(one is not other for other in others)
-                and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(one)
+                result for name, result in results[1:]
+                if is_on_host(result) and len(result) == len(results[0][1])
+                and all(result is not other for other in others)
+                and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(result)
             ),
             None,
         )  # fmt: skip
@@ -297,8 +302,8 @@ class Computing:
         if ids is None or len(ids) != len(first) or self._steps.is_read:
             return digest_rows(first, mask)
         return [
-            "" if one % _ONE_IN else digest_rows(first[at : at + 1], None if mask is None else mask[at : at + 1])[0]
-            for at, one in enumerate(ids)
+            "" if item % _ONE_IN else digest_rows(first[at : at + 1], None if mask is None else mask[at : at + 1])[0]
+            for at, item in enumerate(ids)
         ]
 
     def _read_loss(self, tensors: Any) -> None:
@@ -340,9 +345,9 @@ def name_computed(module: Any, wrapper: Any) -> str:
     return "" if _TRAINED_BY_A_STEP_OF_ITS_OWN in kinds else kinds[0]
 
 
-def find_precision(learner: Any, found: list[tuple[str, torch.Tensor]]) -> str:
+def find_precision(learner: Any, results: list[tuple[str, torch.Tensor]]) -> str:
     """Return what a model computes in: by autocast on the device of its inputs, else the type of a parameter."""
-    device = found[0][1].device.type if found else "cpu"
+    device = results[0][1].device.type if results else "cpu"
     if torch.is_autocast_enabled(device):
         return f"autocast {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
     return "" if learner is None else str(learner.dtype).removeprefix("torch.")
@@ -354,8 +359,8 @@ def draws_at_random(module: torch.nn.Module) -> bool:
         return False
     if isinstance(module, _BATCH_NORMS):
         return True
-    found = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
-    return any(isinstance(one, float) and one > 0 for one in found)
+    results = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
+    return any(isinstance(result, float) and result > 0 for result in results)
 
 
 _IGNORED = -100
@@ -378,7 +383,7 @@ def watch_losses(guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
 def _watch(name: str, guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
     original = getattr(torch.nn.functional, name)
     parameters = inspect.signature(original).parameters
-    defaults = {key: one.default for key, one in parameters.items()}
+    defaults = {key: parameter.default for key, parameter in parameters.items()}
 
     @functools.wraps(original)
     def observed(*arguments: Any, **named: Any) -> Any:
@@ -403,7 +408,7 @@ def _see(steps: Steps, name: str, output: Any, given: dict[str, Any]) -> None:
     is_of_classes = name in _OF_CLASSES
     if (
         not steps.can_read(output)
-        or any(given.get(one) is not None for one in _WEIGHTS)
+        or any(given.get(weight) is not None for weight in _WEIGHTS)
         or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)
     ):
         micro.is_weighted = True

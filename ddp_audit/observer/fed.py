@@ -48,17 +48,17 @@ class Given:
     def sum_rows(self) -> None:
         """Keep the checksums of its rows."""
         if self.places is None:
-            alive = [tensor for one in self.tensors if (tensor := one()) is not None]
+            alive = [tensor for item in self.tensors if (tensor := item()) is not None]
             summed = [_sum_rows(tensor) for tensor in alive if len(tensor) == self.num_rows]
-            self.places = [{one: at for at, one in enumerate(checksums)} for checksums in summed if checksums]
+            self.places = [{checksum: at for at, checksum in enumerate(checksums)} for checksums in summed if checksums]
 
     def find_places(self, checksums: list[int]) -> list[int] | None:
         """Return the places of these rows in the batch; None if one is not in it."""
         self.sum_rows()
         for of_tensor in self.places or []:
-            found = [of_tensor.get(one) for one in checksums]
-            if None not in found:
-                return [one for one in found if one is not None]
+            results = [of_tensor.get(checksum) for checksum in checksums]
+            if None not in results:
+                return [result for result in results if result is not None]
         return None
 
 
@@ -116,9 +116,9 @@ class Loaders:
 
         @functools.wraps(index)
         def observed_index(iterator: Any) -> Any:
-            found = index(iterator)
-            self._guard(_keep_ids, iterator, found)
-            return found
+            result = index(iterator)
+            self._guard(_keep_ids, iterator, result)
+            return result
 
         # dataloader.py of torch asks the class, so that workers and prefetching stay as they are.
         DataLoader.__iter__ = observed_begin  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ class Loaders:
         in the order in which they were given.
         """
         for tensor in tensors:
-            holding = [given for given in self.given for one in given.tensors if one() is tensor]
+            holding = [given for given in self.given for item in given.tensors if item() is tensor]
             # What is given out with every batch says nothing of one.
             if len(holding) == 1:
                 return self._use(holding[0], is_training), holding[0].ids
@@ -213,7 +213,9 @@ class Loaders:
         num_rows = len(tensors[0]) if tensors else 0
         if ids is not None and (len(ids) != num_rows or self._lengths.get(number) is None):
             ids = None
-        given = Given(number, self._num_passes.get(number) == 1, ids, num_rows, [weakref.ref(one) for one in tensors])
+        given = Given(
+            number, self._num_passes.get(number) == 1, ids, num_rows, [weakref.ref(tensor) for tensor in tensors]
+        )
         if self._num_plain.get(number, 0) < _PLAIN_BATCHES:
             given.sum_rows()
         self.given.append(given)
@@ -240,9 +242,9 @@ def _read_length(dataset: Any) -> int | None:
         return None
 
 
-def _keep_ids(iterator: Any, found: Any) -> None:
-    if isinstance(found, list) and len(found) <= _MOST_IDS and all(isinstance(one, int) for one in found):
-        iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(list(found))
+def _keep_ids(iterator: Any, outcome: Any) -> None:
+    if isinstance(outcome, list) and len(outcome) <= _MOST_IDS and all(isinstance(result, int) for result in outcome):
+        iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(list(outcome))
 
 
 def _clear_ids(iterator: Any) -> None:

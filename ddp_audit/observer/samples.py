@@ -33,17 +33,17 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
             picked.append(_pick(local))
         if not picked:
             return {"digests": [], "head": [], "l2": 0.0, "is_sharded": False}
-        if len({one.dtype for one in picked}) > 1:
-            picked = [one.to(torch.float64) for one in picked]
+        if len({item.dtype for item in picked}) > 1:
+            picked = [item.to(torch.float64) for item in picked]
         # One copy from the device for all of them.
         values = torch.cat(picked).cpu().to(torch.float64)
     content = read_bytes(values)
     digests, start = [], 0
-    for one in picked:
-        end = start + one.numel() * values.element_size()
+    for other in picked:
+        end = start + other.numel() * values.element_size()
         digests.append(f"{zlib.crc32(content[start:end]):08x}")
         start = end
-    head = [float(one) for one in values[:: max(1, len(values) // _SHOWN)][:_SHOWN]]
+    head = [float(value) for value in values[:: max(1, len(values) // _SHOWN)][:_SHOWN]]
     return {"digests": digests, "head": head, "l2": float(values.square().sum().sqrt()), "is_sharded": is_sharded}
 
 
@@ -68,14 +68,14 @@ def digest_rows(tensor: torch.Tensor, mask: torch.Tensor | None = None) -> list[
     rows = read_rows(tensor, _ROW_BYTES)
     if mask is None or mask.shape != tensor.shape:
         return [_digest(_cut(row, size, row, size)) for row in rows]
-    told = read_rows(mask, most * mask.element_size())
-    return [_digest(_cut(row, size, of_row, mask.element_size())) for row, of_row in zip(rows, told, strict=True)]
+    text = read_rows(mask, most * mask.element_size())
+    return [_digest(_cut(row, size, of_row, mask.element_size())) for row, of_row in zip(rows, text, strict=True)]
 
 
-def _cut(row: bytes, size: int, told: bytes, told_size: int) -> bytes:
+def _cut(row: bytes, size: int, text: bytes, told_size: int) -> bytes:
     """Return what of the row lies between the first and the last element whose place in `told` is not zero."""
-    end = -(-len(told.rstrip(b"\0")) // told_size)
-    start = (len(told) - len(told.lstrip(b"\0"))) // told_size
+    end = -(-len(text.rstrip(b"\0")) // told_size)
+    start = (len(text) - len(text.lstrip(b"\0"))) // told_size
     return row[start * size : end * size] if end else row
 
 
@@ -146,7 +146,7 @@ def list_tensors(content: Any, *, depth: int = 4) -> list[tuple[str, torch.Tenso
     ]
 
 
-def put_rows_first(found: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+def put_rows_first(results: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     """Return (name, tensor) of the inputs, what a row is known by first: ids, then what has no label's or mask's name.
 
     Batches of transformers may begin with `labels`, of which many rows have the same.
@@ -156,7 +156,7 @@ def put_rows_first(found: list[tuple[str, torch.Tensor]]) -> list[tuple[str, tor
         name = pair[0].rpartition(".")[2]
         return 0 if name == _IDS else 2 if _BESIDE.fullmatch(name) else 1
 
-    return sorted(found, key=rank)
+    return sorted(results, key=rank)
 
 
 def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
@@ -169,8 +169,8 @@ def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
 
 def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:
     """Return the digests of those tensors that are large enough to be told from each other."""
-    found = [tensor for tensor in tensors if tensor.numel() >= _SHOWN]
-    return set(digest_tensors(found)["digests"]) if found else set()
+    results = [tensor for tensor in tensors if tensor.numel() >= _SHOWN]
+    return set(digest_tensors(results)["digests"]) if results else set()
 
 
 def looks_like_mask(name: str, tensor: torch.Tensor, first: torch.Tensor) -> bool:

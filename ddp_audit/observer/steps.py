@@ -85,7 +85,7 @@ class Steps:
         self.on_lost: Any = lambda: None
         self.on_flush: Any = lambda: None
         self.take_device_seconds: Any = dict
-        self.told: dict[str, Any] = {}
+        self.stated: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
         self._kept: list[dict[str, Any]] = []
         self._flushed_at = 0.0
@@ -196,8 +196,8 @@ class Steps:
             "micros": self.micros,
             "num_collectives": num_collectives,
         }
-        if self.told:
-            fields["told"], self.told = self.told, {}
+        if self.stated:
+            fields["told"], self.stated = self.stated, {}
         if self._clips:
             fields["clips"], self._clips = self._clips, []
         if self._num_inside:
@@ -225,8 +225,8 @@ class Steps:
                     "start": self._start,
                     "optimizer": type(optimizer).__name__,
                     "optimizer_options": read_options(optimizer),
-                    "num_parameters": sum(one.numel() for one in updated),
-                    "parameter_bytes": sum(one.numel() * one.element_size() for one in updated),
+                    "num_parameters": sum(item.numel() for item in updated),
+                    "parameter_bytes": sum(item.numel() * item.element_size() for item in updated),
                     "device": updated[0].device.type if updated else "",
                     "seed": torch.initial_seed(),
                     "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
@@ -261,8 +261,8 @@ class Steps:
         self.on_flush()
 
     def _list_all_parameters(self) -> list[torch.Tensor]:
-        found = [one for optimizer in list(self._optimizers) for one in _list_parameters(optimizer)]
-        return list({id(one): one for one in found}.values())[:_MOST_DIGESTED]
+        results = [parameter for optimizer in list(self._optimizers) for parameter in _list_parameters(optimizer)]
+        return list({id(result): result for result in results}.values())[:_MOST_DIGESTED]
 
     def _make_observed_clip(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -271,9 +271,9 @@ class Steps:
             if not self.is_read:
                 return norm
             # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
-            told = norm if norm is not None else named.get("total_norm", arguments[1] if len(arguments) > 1 else None)
+            text = norm if norm is not None else named.get("total_norm", arguments[1] if len(arguments) > 1 else None)
             limit = named.get("max_norm", arguments[0] if arguments else None)
-            self._guard(self._see_clip, told, limit)
+            self._guard(self._see_clip, text, limit)
             return norm
 
         return clip
@@ -292,7 +292,9 @@ def _join(waiting: list[Micro]) -> Micro:
     """Return what one backward belongs to, of several calls of models before it: the last one that was fed rows."""
     last = waiting[-1]
     fed = next((micro for micro in reversed(waiting) if micro.loader is not None), last)
-    fed.is_synchronised = max((one.is_synchronised for one in waiting if one.is_synchronised is not None), default=None)
+    fed.is_synchronised = max(
+        (item.is_synchronised for item in waiting if item.is_synchronised is not None), default=None
+    )
     if fed is not last:
         for name in ("num_losses", "is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
             setattr(fed, name, getattr(last, name))
@@ -308,7 +310,7 @@ def _describe(micro: Micro) -> dict[str, Any]:
 
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]][:_MOST_DIGESTED]
+    return [param for group in optimizer.param_groups for param in group["params"]][:_MOST_DIGESTED]
 
 
 def _read_number(value: Any) -> float | None:
@@ -321,15 +323,15 @@ def read_traffic(before: dict[str, int], now: dict[str, int]) -> dict[str, list[
     """Return kind -> [number, bytes given] of the collectives between two counts; None where not all are told."""
     wanted = [(name, number) for name in now for number in range(before.get(name, 0) + 1, now[name] + 1)]
     recorded = read_recorded(str(dist.get_backend())) if wanted else {}
-    found: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     for at in wanted:
         kind, num_bytes = recorded.get(at, ("", None))
         if num_bytes is None:
             return None
-        counted = found.setdefault(kind, [0, 0])
+        counted = results.setdefault(kind, [0, 0])
         counted[0] += 1
         counted[1] += num_bytes
-    return found
+    return results
 
 
 class GradientWatch:
@@ -348,7 +350,7 @@ class GradientWatch:
         """A backward pass is over: what it left is what the optimizer will find, unless the script changes it."""
         self._left = digest_gradients(parameters)
 
-    def judge(self, parameters: list[torch.Tensor], found: dict[str, Any], wrapper: Any) -> dict[str, Any]:
+    def judge(self, parameters: list[torch.Tensor], results: dict[str, Any], wrapper: Any) -> dict[str, Any]:
         """Return what is known of the step's gradient, which the optimizer has `found`; begin with the next one.
 
         `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
@@ -358,7 +360,7 @@ class GradientWatch:
         left, self._left = self._left, None
         is_early, self._is_changed_early = self._is_changed_early, False
         return {
-            "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, found),
+            "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, results),
             "left": left and left["head"],
             "is_gradient_changed_early": is_early or has_hooks(parameters, wrapper),
         }
@@ -366,41 +368,44 @@ class GradientWatch:
 
 def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the digest of those that there are."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    found = digest_tensors(gradients)
-    if gradients and found["l2"] == 0:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    tensors = digest_tensors(gradients)
+    if gradients and tensors["l2"] == 0:
         # Of most tensors some elements alone were looked at.
-        parts: list[Any] = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
-        found["is_zero"] = not any(bool(one.any()) for one in parts)
-    return found
+        parts: list[Any] = [
+            gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients
+        ]
+        tensors["is_zero"] = not any(bool(part.any()) for part in parts)
+    return tensors
 
 
 def _is_same_or_unscaled(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Return whether a gradient is what it was, or a power of two of it, as where a loss was scaled for fp16."""
     if before["digests"] == after["digests"]:
         return True
-    if not all(one["l2"] > 0 and math.isfinite(one["l2"]) for one in (before, after)):
+    if not all(item["l2"] > 0 and math.isfinite(item["l2"]) for item in (before, after)):
         return False
     scale: float = after["l2"] / before["l2"]
     power = 2.0 ** round(math.log2(scale))
-    return math.isclose(scale, power, rel_tol=1e-9) and after["head"] == [one * power for one in before["head"]]
+    return math.isclose(scale, power, rel_tol=1e-9) and after["head"] == [item * power for item in before["head"]]
 
 
 def read_options(optimizer: Any) -> dict[str, list[Any]]:
     """Return option -> its values, of the groups of parameters in their order, each once."""
-    found = {}
+    results = {}
     for name in optimizer.defaults:
         values = [group.get(name) for group in optimizer.param_groups]
         plain = [
-            one
-            for one in values
+            value
+            for value in values
             if all(
-                each is None or isinstance(each, int | float) for each in (one if isinstance(one, tuple) else (one,))
+                each is None or isinstance(each, int | float)
+                for each in (value if isinstance(value, tuple) else (value,))
             )
         ]
         if len(plain) == len(values):
-            found[name] = list(dict.fromkeys(plain))
-    return found
+            results[name] = list(dict.fromkeys(plain))
+    return results
 
 
 def read_torch_settings() -> dict[str, bool | str]:

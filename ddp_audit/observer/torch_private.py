@@ -43,11 +43,12 @@ def read_ddp_times(module: Any) -> dict[str, int] | None:
 def has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
     """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
     if any(
-        getattr(one, "_backward_hooks", None) or getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters
+        getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        for parameter in parameters
     ):
         return True
     hooks = [pair[0] for pair in getattr(wrapper, "_comm_hooks", None) or [] if isinstance(pair, tuple) and pair]
-    return any(not str(getattr(one, "__module__", "")).startswith(_OF_TORCH) for one in hooks)
+    return any(not str(getattr(hook, "__module__", "")).startswith(_OF_TORCH) for hook in hooks)
 
 
 def get_uncompiled(module: Any) -> Any:

@@ -37,20 +37,20 @@ def make_finding(problems: Sequence[Reason], passed: Reason | str, /, **numbers:
     otherwise = explain("passed", passed, **numbers) if isinstance(passed, str) else passed
     if not problems:
         return Finding("passed", otherwise.code, otherwise.sentence, otherwise.numbers)
-    return _tell("failed", problems, beside=otherwise.numbers)
+    return _make("failed", problems, beside=otherwise.numbers)
 
 
 def make_failed_finding(*problems: Reason) -> Finding:
     """Return `failed` with the first few problems."""
-    return _tell("failed", problems, beside={})
+    return _make("failed", problems, beside={})
 
 
 def make_unchecked_finding(*gaps: Reason) -> Finding:
     """Return `not checked`, with the reasons."""
-    return _tell("not checked", gaps, beside={})
+    return _make("not checked", gaps, beside={})
 
 
-def _tell(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
+def _make(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
     first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
-    told = "; ".join([one.sentence for one in shown] + [f"and {more} more of this kind"] * (more > 0))
-    return Finding(verdict, first.code, told, {**beside, **first.numbers}, shown)
+    text = "; ".join([item.sentence for item in shown] + [f"and {more} more of this kind"] * (more > 0))
+    return Finding(verdict, first.code, text, {**beside, **first.numbers}, shown)

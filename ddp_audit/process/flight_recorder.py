@@ -34,15 +34,15 @@ def read_recorded(backend: str) -> dict[tuple[str, int], tuple[str, int | None]]
         dumped = _c10d._dump_fr_trace_json(True, False, *named)
     else:
         return {}
-    found: dict[tuple[str, int], tuple[str, int | None]] = {}
+    results: dict[tuple[str, int], tuple[str, int | None]] = {}
     for entry in json.loads(dumped).get("entries", []):
         if not entry.get("is_p2p"):
             pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
             is_known = all(kind in _BYTES for _, kind in pairs)
             num_bytes = sum(math.prod(size) * _BYTES[kind] for size, kind in pairs) if is_known else None
             kind = entry["profiling_name"].rpartition(":")[2]
-            found[entry["process_group"][0], entry["collective_seq_id"]] = kind, num_bytes
-    return found
+            results[entry["process_group"][0], entry["collective_seq_id"]] = kind, num_bytes
+    return results
 
 
 def forget_recorded(backend: str) -> None:

@@ -74,7 +74,7 @@ def _compile_secrets(environment: tuple[tuple[str, str], ...]) -> re.Pattern[str
     forms = set()
     for secret in _list_secrets(environment):
         quoted = urllib.parse.quote(secret, safe="")
-        lower = re.sub("%..", lambda found: found[0].lower(), quoted)
+        lower = re.sub("%..", lambda result: result[0].lower(), quoted)
         as_json = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
         plain = {secret, quoted, lower, urllib.parse.quote_plus(secret), urllib.parse.quote(secret)}
         forms |= {re.escape(form) for form in (*plain, *as_json, repr(secret)[1:-1], html.escape(secret))}
@@ -92,19 +92,19 @@ def _list_base64(secret: bytes) -> Iterator[str]:
 
 def _list_secrets(environment: tuple[tuple[str, str], ...]) -> set[str]:
     """Return the values, and what a server would say of them."""
-    found = set()
+    results = set()
     for name, value in environment:
         if _is_secret(name, value):
             # Of USER:PASSWORD and of an address that is a secret, also the part that a server would repeat.
-            found |= {value, value.partition("://")[2].partition("/")[2], value.rpartition(":")[2].lstrip("/")}
-            found |= _list_parts(value)
+            results |= {value, value.partition("://")[2].partition("/")[2], value.rpartition(":")[2].lstrip("/")}
+            results |= _list_parts(value)
         if "://" in value:
             for address in (value, *re.split(r"[\s,;]+", value)):
                 for user, password in _OF_ADDRESS.findall(address):
-                    found |= {password, user if len(user) >= _LONG_VALUE else ""}
-            found |= _list_parts(value.partition("?")[2])
-    found |= {urllib.parse.unquote(secret) for secret in found}
-    return {secret for secret in found if len(secret) >= _MIN_SECRET_CHARACTERS}
+                    results |= {password, user if len(user) >= _LONG_VALUE else ""}
+            results |= _list_parts(value.partition("?")[2])
+    results |= {urllib.parse.unquote(secret) for secret in results}
+    return {secret for secret in results if len(secret) >= _MIN_SECRET_CHARACTERS}
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -81,7 +81,7 @@ class Launch:
             cause = (rank, self._read_endings().get(rank, 0))
         if cause is None:
             return f"torchrun ended: {read_last_lines(self.file)} (whole log: {self.file})"
-        return tell_end(f"rank {cause[0]}", cause[1], words=self.read_last_words(cause[0]), folder=self.log_folder)
+        return format_end(f"rank {cause[0]}", cause[1], words=self.read_last_words(cause[0]), folder=self.log_folder)
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
@@ -117,7 +117,7 @@ def read_last_lines(file: Path) -> str:
     return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])
 
 
-def tell_end(who: str, code: int, *, words: str, folder: Path) -> str:
+def format_end(who: str, code: int, *, words: str, folder: Path) -> str:
     """Return how a process ended (negative: by a signal), where all logs are, and on further lines its last words."""
     ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"{who} {ending}; logs in {folder}" + (f"\n{words}" if words else "")

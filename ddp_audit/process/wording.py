@@ -97,7 +97,7 @@ def replace_unprintable(text: str) -> str:
 class _Sentences(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, list):
-            return ", ".join(self.format_field(one, format_spec) for one in value)
+            return ", ".join(self.format_field(item, format_spec) for item in value)
         name, _, noun = format_spec.partition(" ")
         shown = globals().get(f"format_{name}")
         if shown is None:
@@ -114,7 +114,7 @@ def _to_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_number(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_to_number(one) for one in value]
+        return [_to_number(item) for item in value]
     # Numbers of numpy are none of JSON's.
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):

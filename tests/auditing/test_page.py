@@ -31,7 +31,7 @@ def _make_step(number: int, **more: Any) -> dict[str, Any]:
 def test_markup_in_names_stays_text_in_page_and_terminal_report(tmp_path: Path) -> None:
     (tmp_path / f"{_MARKUP}.py").touch()
     request = parse_request({"SCRIPT": f"'{_MARKUP}.py' {_MARKUP!r}", "CELLS": "1", "FOLDER": str(tmp_path)})
-    assert request.told.startswith(f"'{_MARKUP}.py'")
+    assert request.command_line.startswith(f"'{_MARKUP}.py'")
     lines: list[dict[str, Any]] = [
         {"kind": "start", "pid": 1, "python": _MARKUP},
         {"kind": "asked", "where": "arguments", "names": {"epochs": 3, "resume": _MARKUP}, "are_there": {}},

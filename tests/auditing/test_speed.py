@@ -14,7 +14,7 @@ from ddp_audit.findings import list_first_pass
 from ddp_audit.findings.cells import plausible_speed
 from ddp_audit.findings.parameters import finite
 from ddp_audit.findings.rows import rows_of_its_own
-from ddp_audit.page import make_document, render_html, render_markdown, tell_verdict
+from ddp_audit.page import format_verdict, make_document, render_html, render_markdown
 from ddp_audit.process.findings import Finding
 from ddp_audit.records import Audit, Launched, RankRecord
 from ddp_audit.speed import Ratio, compute_speeds, split_steps, sum_other_work
@@ -71,7 +71,7 @@ def test_two_launches_give_no_interval_and_the_report_says_so() -> None:
     audit = _make_audit(2)
     speeds = compute_speeds(audit)
     assert not speeds[1].has_interval
-    told = tell_verdict(Result(audit, [], speeds, judge_cells([], speeds, list(_REQUEST.cells))))
+    told = format_verdict(Result(audit, [], speeds, judge_cells([], speeds, list(_REQUEST.cells))))
     assert "1.25x as fast, no interval, unproven" in told
 
 

@@ -26,7 +26,7 @@ def _load_observer() -> None:
     heartbeat = os.environ.get("DDP_COMPARE_HEARTBEAT")
     if not starts_ranks or os.environ["DDP_COMPARE_ANY_PROCESS"] == "this":
         before = os.environ.get("DDP_COMPARE_PYTHONPATH", "")
-        for name in [one for one in os.environ if one == "PYTHONPATH" or one.startswith("DDP_COMPARE_")]:
+        for name in [item for item in os.environ if item == "PYTHONPATH" or item.startswith("DDP_COMPARE_")]:
             del os.environ[name]
         if before:
             os.environ["PYTHONPATH"] = before

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_audit.process.torchrun import NO_SHARED_STORE, read_last_lines, tell_end
+from ddp_audit.process.torchrun import NO_SHARED_STORE, format_end, read_last_lines
 from tasks.process.failure import ResourceError
 from tasks.ranks import launchers
 from tasks.ranks.cluster.connection import RankConnections, carry, connect, list_nodes, require_head
@@ -105,7 +105,7 @@ class _Launch:
         rank = self._find_cause() if rank is None else rank
         if rank is None:
             return f"the ranks were ended; logs in {self.log_folder}"
-        return tell_end(
+        return format_end(
             f"rank {rank}", self._codes.get(rank, 0), words=self.read_last_words(rank), folder=self.log_folder
         )
 
