@@ -22,8 +22,8 @@ EXCHANGE_EPS = {"none": FP32_EPS, "bf16": 2.0**-15, "fp16": 2.0**-17}
 A sum that is off by 2^-23 falls on the other side of a boundary of bf16 once in 2^15 times, and is then off by 2^-8: in
 the L2 norm of all elements 2^-15.5.
 """
-_ROUNDINGS = 4
-"""Of every weight in an update: decay and step, in two kernels that need not be the same."""
+_ROUNDINGS = 2
+"""Of every weight in an update, by decay and by step: each is of half a unit in the last place at most."""
 _ALIKE = 0.05
 """What is left of a difference, as a share of it, where a factor explains it."""
 _NOTHING_LIKE_IT = 1e30
