@@ -49,9 +49,10 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
     }
     # A few turns were slower, for all arms.
     seconds = SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5))
-    return make_block(
-        part, steps, first, world_size=world_size, step_seconds=seconds, num_exchanges=exchanges, **content | changes
+    made = make_block(
+        part, steps, first, world_size=world_size, step_seconds=seconds, num_exchanges=exchanges, **content
     )
+    return BlockWork(**dict(made) | changes)
 
 
 def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
