@@ -155,20 +155,20 @@ def print_verdict(results: Mapping[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     # What the speedup is of: what was timed in blocks, whatever the batch of a step, else the whole trainings.
     timed = {
-        arm["cell"]: format_seconds(_SAMPLES / arm["samples_per_second"])
-        for arm in (results.get("measurement") or {"arms": []})["arms"]
-        if not arm["is_wrapped_baseline"]
+        cell["cell"]: format_seconds(_SAMPLES / cell["speed"]["samples_per_second"])
+        for cell in results["cells"]
+        if cell["speed"]
     }
     heading = f"{_SAMPLES:,} samples" if timed else "per epoch"
     table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
     for cell in results["cells"]:
-        state, measured = cell["standing"]["state"], cell["measured_speedup"]
+        state, measured = cell["standing"]["state"], cell["speedup"]
         seconds = timed.get(cell["cell"], NOTHING) if timed else format_seconds(cell["seconds_per_epoch"])
         speedup, interval, efficiency = (BASELINE if cell["is_baseline"] else state), NOTHING, NOTHING
         if measured is not None and not cell["is_baseline"]:
             speedup = format_ratio(measured["value"])
             interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}"
-            efficiency = format_percent(cell["measured_efficiency"]["value"])
+            efficiency = format_percent(measured["parallel_efficiency"]["value"])
         table.add_row(cell["cell"], seconds, speedup, interval, efficiency, state)
     if table.rows:
         console.print(table)

@@ -28,11 +28,10 @@ from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import STARTER
 from tasks.records.evaluation import EvaluationFile
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import BaseModelManifest, MachineFile, RawManifest
 from tasks.records.outputs import SegmentOutputs
 from tasks.records.run import RunFile, read_segment
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
-from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.reporting.search import describe_search, write_search_report
 from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
 from tasks.services.tracker import send_trials

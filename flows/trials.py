@@ -29,10 +29,8 @@ from tasks.params.search import Configuration
 from tasks.process.failure import ConfigurationError, DataError, ExitCode, StageError
 from tasks.ranks.cluster.connection import connect, list_nodes
 from tasks.ranks.cluster.machine import Machine
-from tasks.records.fingerprint import InputsFile, MachineFile
+from tasks.records.manifests import BaseModelManifest, InputsFile, MachineFile, SlicesManifest
 from tasks.records.run import RunFile, read_segment
-from tasks.records.slices import SlicesManifest
-from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.train import PlannedSegment, plan_segments
 from training.process.files import digest_json

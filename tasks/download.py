@@ -24,8 +24,7 @@ from tasks.params.prompts import FILE, read_template
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError, exit_with_one_line
-from tasks.records.fingerprint import SourcesFile
-from tasks.records.sources import HELDOUT, ROWS, RawManifest
+from tasks.records.manifests import HELDOUT, ROWS, RawManifest, SourcesFile
 from tasks.services.hub import pin_commit
 from tasks.store.kept import link_file, link_folder
 from training.process.files import digest_file

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.evaluating.continuations import continue_rows
-from tasks.evaluating.loss_arithmetic import compute_perplexity
-from tasks.evaluating.sums import compute_sums
+from tasks.evaluating.heldout_rows import compute_sums, continue_rows
 from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.machine.facts import PACKAGES
@@ -32,10 +30,10 @@ from tasks.records.evaluation import (
     EvaluatedSample,
     EvaluationFile,
     FoundFile,
+    compute_perplexity,
 )
+from tasks.records.manifests import BaseModelManifest, SliceManifest, SlicesManifest
 from tasks.records.run import RunFile, SegmentReceipt, read_receipt
-from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import BaseModelManifest
 from tasks.records.stage_file import StageFile
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.process.files import digest_json

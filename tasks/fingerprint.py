@@ -24,7 +24,7 @@ from tasks.params.prompts import FILE
 from tasks.params.sources import Source
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.records.fingerprint import InputsFile, SourceDigest, SourcesFile, TrialFile
+from tasks.records.manifests import InputsFile, SourceDigest, SourcesFile, TrialFile
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)

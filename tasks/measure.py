@@ -29,11 +29,10 @@ from tasks.process.lock import lock_machine
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.memory import run_within_memory
-from tasks.records.fingerprint import MachineFile, TrialFile
+from tasks.records.manifests import BaseModelManifest, MachineFile, SliceManifest, SlicesManifest, TrialFile
 from tasks.records.measurement import MeasurementFile
+from tasks.records.outputs import read_parts
 from tasks.records.run import read_segment
-from tasks.records.slices import SliceManifest, SlicesManifest, read_parts
-from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.config import SegmentConfig

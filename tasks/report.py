@@ -53,7 +53,7 @@ def write_report(results: Results, reports: Path) -> None:
         if file.suffix != ".svg" or file.stem not in svgs:
             file.unlink()
     best = next(iter(sort_by_merit(results)), None)
-    speedup = best.measured_speedup if best else None
+    speedup = best.speedup if best else None
     badge = draw_badge(name_state(results), best.cell if best else "", results.baseline.cell, speedup)
     data_files.write_text(reports / "badge.svg", badge)
     data_files.write_text(reports / "index.html", render_report("html", results, svgs))

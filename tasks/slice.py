@@ -20,8 +20,7 @@ from tasks.params.choices import read_unit
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.records.facts import SliceFacts
-from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import HELDOUT, ROWS, RawManifest
+from tasks.records.manifests import HELDOUT, ROWS, RawManifest, SliceManifest, SlicesManifest
 from tasks.store.kept import fill_folder, is_kept, link_folder
 from training.process.files import digest_file, digest_json
 

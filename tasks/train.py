@@ -30,10 +30,8 @@ from tasks.process.wording import format_plural
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import BaseModelManifest, MachineFile, SliceManifest, SlicesManifest
 from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
-from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
 from tasks.store.kept import link_folder

@@ -17,8 +17,7 @@ from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.records.publication import PublicationManifest, UploadFile
-from tasks.records.run import RunFile, read_receipt
+from tasks.records.run import PublicationManifest, RunFile, UploadFile, read_receipt
 from tasks.reporting.document import Revision, collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import publishing

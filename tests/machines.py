@@ -1,7 +1,7 @@
 """Machines that are not there, as the stage `fingerprint` would describe them."""
 
 from tasks.records.facts import GpuFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 
 
 def make_machine(*, num_gpus: int = 0, memory_gib: float = 15.0, num_cpus: int = 2) -> MachineFile:

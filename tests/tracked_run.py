@@ -12,9 +12,8 @@ from typing import Any
 from benchmarks.growth.finished import seal_segment
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile, SlicesManifest
 from tasks.records.run import CellFacts, RunFile, SegmentEntry
-from tasks.records.slices import SlicesManifest
 from tasks.services.follower import Followers
 from tasks.services.tracker import follow_cell, log_report
 from training.record.segment_facts import SegmentFacts
@@ -131,8 +130,10 @@ def report_results(params: Params, *, speedup: float | None, is_proven: bool = T
             "seconds_per_epoch": 12.5,
             "peak_memory_gib": None,
             "standing": standings[spread.world_size > 1],
-            "whole": {"tokens_per_second": 1000.0 * spread.world_size, "speedup": speedup, "num_steps": 10},
-            "epochs": [{"epoch": epoch, "loss": 3.5, "speedup": speedup} for epoch in (1, 2)],
+            "speed": _make_speed(1000.0 * spread.world_size),
+            "speedup": _make_speedup(speedup) if spread.world_size > 1 and speedup else None,
+            "whole": {"tokens_per_second": 500.0 * spread.world_size, "samples_per_second": 5.0, "num_steps": 10},
+            "epochs": [{"epoch": epoch, "loss": 3.5} for epoch in (1, 2)],
         }
         for cell, spread in params.cells.items()
     ]
@@ -147,6 +148,17 @@ def report_results(params: Params, *, speedup: float | None, is_proven: bool = T
     ]
     told = {"state": state, "verdict": f"{state}, says the test"}
     return {"cells": cells, "quality": {"models": models}, "gates": gates, **told}
+
+
+def _make_speed(tokens_per_second: float) -> dict[str, Any]:
+    unknown = dict.fromkeys(("mfu", "gpu_utilisation", "gpu_watts", "joules_per_token"))
+    rates = {"tokens_per_second": tokens_per_second, "samples_per_second": 10.0}
+    return {"step_seconds": {"value": 0.5, "low": 0.4, "high": 0.6}, **rates, **unknown}
+
+
+def _make_speedup(value: float) -> dict[str, Any]:
+    found = {"value": value, "low": value - 0.25, "high": value + 0.25}
+    return {**found, "parallel_efficiency": {name: end / 2 for name, end in found.items()}, "karp_flatt": 0.25}
 
 
 def write_report(folder: Path, results: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.growth.parts import PARTS, ROWS_PER_STEP, SEQ_LEN, rows_file
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.throughput.groups import Setup
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest
 from training.process.files import digest_file, digest_json, write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent.parent

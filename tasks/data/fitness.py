@@ -21,7 +21,7 @@ from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
 from tasks.records.facts import TokenisedFacts
-from tasks.records.sources import ROWS, BaseModelManifest, RawManifest
+from tasks.records.manifests import ROWS, BaseModelManifest, RawManifest
 
 _MOST_ROWS = 1_000
 _MOST_UNKNOWN, _MOST_WITHOUT_TARGET, _MOST_EQUAL = 0.1, 0.05, 0.1

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.process.bounded_child import bound_native_code, is_panic
 from tasks.process.failure import DataError, StageError
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest
 from training.process.files import digest_json
 
 _SECONDS_OF_A_BATCH = 120.0

@@ -1,19 +1,24 @@
-"""Did each step learn from the rows, and at the rate, that params.yaml asks for?
+"""Did each step, trained or timed, learn from the rows, and at the rate, that params.yaml asks for?
 
 Both are computed a second time here, from nothing but params.yaml and the slices: an order or a schedule that is wrong
 alike in all cells passes every gate that holds one cell against another.
 """
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_audit.process.findings import Finding, make_finding
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import explain
 from tasks.params import Params
+from tasks.params.choices import read_unit
+from tasks.records.blocks import BlockWork
 from tasks.records.ledger import digest_steps
 from tasks.records.outputs import Outputs, SliceOutputs
+from training.record.ledger_file import digest_rows
 
 _SAMPLES_AT_ONCE = 2**16
 
@@ -102,3 +107,79 @@ def _list_steps(
     for begin in range(0, len(rows), _SAMPLES_AT_ONCE):
         places = np.arange(begin, min(begin + _SAMPLES_AT_ONCE, len(rows)))
         yield first_step + places // params.train.global_batch_size, rows[places]
+
+
+_SHARE_APART = 0.10
+"""Of tokens per sample, which rule how long a step takes and how much of it is computation."""
+_DEVIATIONS = 4
+"""Standard errors that blocks of so few steps may be off by, beside that."""
+
+
+@dataclass
+class RowsOfSteps:
+    """Which rows, and how many tokens, the timed steps of one cell have to have had."""
+
+    outputs: Outputs
+    cell: str
+    _ranges: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+
+    def digest(self, block: BlockWork, *, batch: int) -> tuple[str, int]:
+        """Return digest and tokens of the rows of the block's steps, each of so many samples in the seed's order."""
+        if block.range not in self._ranges:
+            self._ranges[block.range] = self._read_range(block.range)
+        order, tokens = self._ranges[block.range]
+        rows = [order[(step - 1) * batch : step * batch] for step in block.steps]
+        start = int(block.range.partition("-")[0])
+        return f"{digest_rows([[one] for one in rows]):016x}", int(sum(tokens[one - start].sum() for one in rows))
+
+    def _read_range(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of the first epoch in their order, and what the training learned of each row of the range."""
+        start, end = map(int, name.split("-"))
+        tokens, part = np.zeros(end - start, dtype=np.int64), self.outputs.slices.get(name)
+        for segment in self.outputs.runs[self.cell].segments:
+            if (segment.facts.range, segment.facts.epoch) == (name, 1):
+                for samples in segment.samples():
+                    places = samples.row_id.astype(np.int64) - start
+                    is_there = (places >= 0) & (places < tokens.size)
+                    tokens[places[is_there]] = samples.num_tokens[is_there]
+        if part is None:
+            return np.zeros(0, dtype=np.int64), tokens
+        return order_rows(self.outputs.params, part, name, epoch=1), tokens
+
+
+def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
+    """Check the tokens per sample in a cell's timed blocks against those of its whole training."""
+    measurement = outputs.measurement
+    if measurement is None:
+        return None
+    timed = [
+        block for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained" for block in arm.blocks
+    ]
+    if not timed:
+        return make_unchecked_finding(explain("no_blocks", "{cell}: its timed blocks left no record", cell=cell))
+    run, unit = outputs.runs[cell], read_unit(outputs.params.workload)
+    facts = [segment.facts for segment in run.segments]
+    trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
+    tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
+    # Not with their padding: packs of one length hide how much a step's rows scatter, but where rows are few.
+    per_step = run.steps.num_tokens / run.steps.num_samples
+    num_different = len({(block.range, step) for block in timed for step in block.steps})
+    error = float(per_step.std() / per_step.mean()) / math.sqrt(num_different)
+    allowed = _SHARE_APART + _DEVIATIONS * error
+    apart = tokens / trained - 1
+    told = explain(
+        "passed",
+        "{cell}: {tokens_per_sample:.1f} {unit}s per sample in {steps:plural step} of {ranges}, {of_training:.1f} in "
+        "the whole training",
+        cell=cell, unit=unit, tokens_per_sample=tokens, steps=num_different, of_training=trained, most_apart=allowed,
+        ranges=list(dict.fromkeys(block.range for block in timed)),
+    )  # fmt: skip
+    if abs(apart) <= allowed:
+        return make_finding([], told)
+    return make_failed_finding(
+        replace(told, code="more_tokens" if apart > 0 else "fewer_tokens").extend(
+            "{sentence}: {apart:percent} " + ("more" if apart > 0 else "fewer") + ", at most {most_apart:percent} "
+            "allowed; the speedup is of other rows than were trained on",
+            apart=abs(apart),
+        )
+    )

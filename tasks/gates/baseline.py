@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.records.blocks import ArmBlocks, BlockWork
+from tasks.records.blocks import ArmBlocks
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
 
@@ -69,15 +69,8 @@ def _list_gains(measurement: MeasurementFile, cell: str) -> Iterator[tuple[ArmBl
         if arm.kind not in _MOST_GAIN or len(pairs) < _FEWEST_TURNS:
             continue
         # A larger micro-batch pads to its longest row; what counts is the samples.
-        of = _compute_seconds_per_sample if arm.kind == "tuned" else _compute_seconds_per_position
-        gains = np.log([of(plain_block) / of(block) for plain_block, block in pairs])
+        work = "num_samples" if arm.kind == "tuned" else "num_positions"
+        paces = np.array([[one.seconds / max(getattr(one, work), 1) for one in pair] for pair in pairs])
+        gains = np.log(paces[:, 0] / paces[:, 1])
         doubt = _STANDARD_ERRORS * gains.std(ddof=1) / math.sqrt(len(gains))
         yield arm, float(np.exp(gains.mean())), float(np.exp(gains.mean() - doubt))
-
-
-def _compute_seconds_per_sample(block: BlockWork) -> float:
-    return block.seconds / max(block.num_samples, 1)
-
-
-def _compute_seconds_per_position(block: BlockWork) -> float:
-    return block.seconds / block.num_positions

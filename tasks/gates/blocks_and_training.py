@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
 from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
-from tasks.records.arm_figures import select_arm
 from tasks.records.blocks import BlockWork
-from tasks.records.measurement import ArmSpeed, MeasurementFile
+from tasks.records.measurement import CellSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _DRIFT = 0.10
@@ -43,7 +42,7 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     measurement = outputs.measurement
     if measurement is None:
         return None
-    first, arm = outputs.params.baseline, select_arm(measurement, cell)
+    first, arm = outputs.params.baseline, measurement.speeds[cell]
     found = select_blocks(measurement, cell, phase="speedup")
     timed = np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
     if timed is None or not select_blocks(measurement, first, phase="speedup"):
@@ -72,16 +71,15 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
                 most_apart=_MOST_APART,
             )
         )
-    if arm.speedup is None or problems:
+    if cell not in measurement.speedups or problems:
         problems[1:1] = _tell_other_code(outputs, measurement, cell) if problems else []
         return make_finding(problems, replace(told, code="passed"))
     return _compare_speedup(outputs, measurement, arm)
 
 
-def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: ArmSpeed) -> Finding:
+def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSpeed) -> Finding:
     """Hold the speedup against the range in which the training's lies."""
-    assert arm.speedup is not None
-    first, cell, speedup = outputs.params.baseline, arm.cell, arm.speedup
+    first, cell, speedup = outputs.params.baseline, arm.cell, measurement.speedups[arm.cell]
     most = measurement.most_others_share
     mine, its = (_compute_part_seconds(outputs.runs[one], most) for one in (cell, first))
     if not its.size:
@@ -156,7 +154,7 @@ def _tell_other_code(outputs: Outputs, measurement: MeasurementFile, cell: str) 
     ]  # fmt: skip
 
 
-def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[Reason]:
+def _find_block_mismatches(measurement: MeasurementFile, arm: CellSpeed, first: str) -> list[Reason]:
     """Return what of the arm's published figures its own blocks do not give, computed here once more."""
     cell = arm.cell
     mine, its = select_counted(measurement, cell), select_counted(measurement, first, beside=cell)
@@ -190,7 +188,7 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: s
         ),
         (
             "other_speedup", "{cell}: {published:ratio} published, its turns beside {baseline} give {counted:ratio}",
-            None if arm.speedup is None else arm.speedup.value,
+            speedup.value if (speedup := measurement.speedups.get(cell)) else None,
             _compute_mean_of_launches(its, of) / _compute_mean_of_launches(mine, of),
         ),
     ):  # fmt: skip

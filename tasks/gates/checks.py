@@ -22,7 +22,6 @@ from tasks.gates import (
     equivalence,
     heldout,
     own_device,
-    rows_of_steps,
     synchronisation,
     work_of_blocks,
 )
@@ -171,7 +170,7 @@ CHECKS_OF_BLOCKS = [
     Check(
         "Timed rows are typical",
         "Do the timed rows have as many tokens as those of the whole training?",
-        rows_of_steps.check_timed_rows,
+        asked_for.check_timed_rows,
     ),
     Check(
         BORNE_OUT,

@@ -10,10 +10,8 @@ from ddp_audit.process.wording import Reason, explain
 from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.arm_figures import find_data_wait, select_arm
-from tasks.records.efficiency import estimate_efficiency
 from tasks.records.ledger import compare_rows, compare_steps
-from tasks.records.measurement import DATA_BOUND_SHARE
+from tasks.records.measurement import DATA_BOUND_SHARE, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.records.run import RunFile
 
@@ -219,17 +217,14 @@ def check_data_wait(outputs: Outputs, cell: str) -> Finding:
     segments, measurement = outputs.runs[cell].segments, outputs.measurement
     seconds = sum(segment.facts.train_seconds for segment in segments)
     share = sum(segment.facts.data_wait_seconds for segment in segments) / seconds
-    measured, found = None, None
-    if measurement is not None:
-        measured = select_arm(measurement, cell).data_wait_share
-        found = find_data_wait(measurement, cell, baseline=outputs.params.baseline)
+    measured = None if measurement is None else measurement.speeds[cell].data_wait_share
     waited = explain(
         "waited_in_training",
         "{cell} waited for data in {data_wait_share:small_percent} of its step time",
         cell=cell, data_wait_share=share, measured_data_wait_share=measured, most_allowed=DATA_BOUND_SHARE,
     )  # fmt: skip
     problems = [waited] * (share > DATA_BOUND_SHARE)
-    problems += [found] if found else []
+    problems += [] if measurement is None else _find_measured_wait(measurement, cell, outputs.params.baseline)
     when_measured = ", and in {measured_data_wait_share:small_percent} when measured" * (measured is not None)
     return make_finding(
         [
@@ -238,6 +233,36 @@ def check_data_wait(outputs: Outputs, cell: str) -> Finding:
         ],
         replace(waited.extend("{sentence}" + when_measured), code="passed"),
     )
+
+
+def _find_measured_wait(measurement: MeasurementFile, cell: str, baseline: str) -> list[Reason]:
+    """Return what is wrong if the cell was data-bound in the measured blocks."""
+    share = measurement.speeds[cell].data_wait_share
+    if share > DATA_BOUND_SHARE:
+        return [
+            explain(
+                "waited_when_measured", "{cell} waited for data in {share:small_percent} of its measured blocks",
+                cell=cell, share=share,
+            )
+        ]  # fmt: skip
+    waterfall = next((one for one in measurement.waterfalls if one.cell == cell and one.is_data_bound), None)
+    if waterfall is None:
+        return []
+    lost = waterfall.find_lost_seconds("data wait") / waterfall.measured_seconds
+    if lost > DATA_BOUND_SHARE:
+        return [
+            explain(
+                "step_lost_to_data", "{cell} loses {share:small_percent} of its measured step to waiting for data",
+                cell=cell, share=lost,
+            )
+        ]  # fmt: skip
+    return [
+        explain(
+            "waterfall_data_bound",
+            "{cell} or {baseline} waited for data in more than {most:percent} of its measured blocks",
+            cell=cell, baseline=baseline, most=DATA_BOUND_SHARE,
+        )
+    ]  # fmt: skip
 
 
 def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
@@ -265,13 +290,10 @@ def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
 
 def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[Reason]:
     """Return what is wrong with the speedup that the stage `measure` found."""
-    speedup = None if outputs.measurement is None else select_arm(outputs.measurement, cell).speedup
-    if speedup is None:
+    speedup = None if outputs.measurement is None else outputs.measurement.speedups.get(cell)
+    if speedup is None or (reached := speedup.parallel_efficiency.value) <= _MOST_EFFICIENCY:
         return []
     base, size = outputs.baseline.facts.world_size, outputs.runs[cell].facts.world_size
-    reached = estimate_efficiency(speedup, size, base).value
-    if reached <= _MOST_EFFICIENCY:
-        return []
     return [
         explain(
             "measured_beyond_linear",

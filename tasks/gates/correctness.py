@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.evaluating.loss_arithmetic import compute_relative_difference, compute_relative_differences
 from tasks.gates.equivalence import read_updates
 from tasks.records.outputs import Outputs
 from training.strategies import find_profile
@@ -193,3 +192,15 @@ def list_differences(cell: str, own: NDArray[np.float64], expected: NDArray[np.f
                 )
             ]  # fmt: skip
     return []
+
+
+def compute_relative_differences(values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return |value - baseline| / |baseline|, element by element; 0 where both are 0."""
+    difference = np.abs(values - baseline)
+    scale = np.abs(baseline)
+    return np.divide(difference, scale, out=np.where(difference == 0, 0.0, np.inf), where=scale > 0)
+
+
+def compute_relative_difference(value: float, baseline: float) -> float:
+    """Return |value - baseline| / |baseline|; 0 where both are 0, infinite where the baseline alone is."""
+    return float(compute_relative_differences(np.array(value), np.array(baseline)))

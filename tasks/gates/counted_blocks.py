@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.records.arm_figures import select_arm
 from tasks.records.blocks import BlockWork
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
@@ -33,19 +32,17 @@ def select_counted(measurement: MeasurementFile, cell: str, *, beside: str | Non
     The first cell's count where they do for any other; `beside` one alone they count where they do for that one. All
     blocks of a cell without a speedup, for want of such turns.
     """
-    first, *others = (arm for arm in measurement.arms if not arm.is_wrapped_baseline)
     blocks = select_blocks(measurement, cell, phase="speedup")
-    named = {cell} if cell != first.cell else {beside} if beside else {arm.cell for arm in others}
-    counted = [arm for arm in others if arm.cell in named and arm.speedup is not None]
-    if not counted:
+    named = {cell} if cell != next(iter(measurement.speeds)) else {beside} if beside else {*measurement.speeds}
+    if not (counted := named & measurement.speedups.keys()):
         return blocks
-    turns = {turn for arm in counted for turn in find_quiet_turns(measurement, arm.cell)}
+    turns = {turn for one in counted for turn in find_quiet_turns(measurement, one)}
     return [one for one in blocks if one.turn in turns]
 
 
 def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
     """Return the turns in which a cell's block and the first cell's were quiet, of starts with two of them or more."""
-    most, first = measurement.most_others_share, measurement.arms[0].cell
+    most, first = measurement.most_others_share, next(iter(measurement.speeds))
     pair = [select_blocks(measurement, one, phase="speedup") for one in (first, cell)]
     loud = {
         one.turn
@@ -106,7 +103,7 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         "starts": measurement.num_launches, "most": measurement.most_others_share,
         "others_share": measurement.others_share,
     }  # fmt: skip
-    if select_arm(measurement, cell).speedup is None:
+    if cell not in measurement.speedups:
         found = make_failed_finding(explain("too_few_quiet_turns", f"{quiet}, too few for an interval", **numbers))
         remedy = explain(
             "", "quiet is at most {most:small_percent} by others; " + seen + "; stop what else runs, or give "

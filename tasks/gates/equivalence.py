@@ -7,7 +7,6 @@ from pydantic import TypeAdapter
 
 from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.records.arm_figures import select_arm
 from tasks.records.checked_update import CheckedUpdate
 from tasks.records.facts import Record
 from tasks.records.outputs import Outputs, RunOutputs
@@ -64,7 +63,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
                 explain("no_update_checked", "{where}: no update was checked: {why}", where=segment.title, why=why)
             )
     if outputs.measurement is not None:
-        batch = select_arm(outputs.measurement, cell).global_batch_size
+        batch = outputs.measurement.speeds[cell].global_batch_size
         if batch != run.facts.global_batch_size:
             # Timed on larger steps than trained, which is another training: both have to be right.
             timed = _UPDATES.validate_python(outputs.measurement.checked_updates.get(cell, []))

@@ -9,8 +9,6 @@ from typing import Any
 from ddp_audit.process.wording import Reason, explain
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
-from tasks.records.arm_figures import select_arm
-from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _RECORDED = "run_at_start"
@@ -38,13 +36,13 @@ _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 
 def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     """Return in what the cell's records differ from params.yaml, from the baseline's records or among its ranks."""
-    run, first = outputs.runs[cell], outputs.params.baseline
+    run, first, measurement = outputs.runs[cell], outputs.params.baseline, outputs.measurement
     asked = {**outputs.params.train_of(cell).model_dump(mode="json"), "workload": outputs.params.workload}
     recorded = {**run.facts.train, "workload": run.facts.workload}
-    problems = _compare_values(recorded, asked, f"{cell}: the record has", "params.yaml")
-    reference = next((setting for _, setting in _list_settings(outputs.baseline)), None)
+    problems = _compare_values(recorded, asked, "params.yaml", who=f"{cell}: the record has")
     problems += _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in run.facts.segments))
-    known, own_starts = _collect_known_starts(outputs, cell)
+    reference, own = (next(_list_settings(one))[1] for one in (outputs.baseline, run))
+    known = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
             problems.append(explain("no_record", "{where}: nothing was recorded of what it trained with", where=where))
@@ -52,24 +50,37 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
         used = {name: value for name, value in setting["train"].items() if name in run.facts.train}
         kept = {name: run.facts.train[name] for name in used if name not in NOT_CONTENT | _RESOLVED}
         problems += _compare_values(
-            {name: used[name] for name in kept}, kept, f"{where}: the ranks used", "the cell's run.json"
+            {name: used[name] for name in kept}, kept, "the cell's run.json", who=f"{where}: the ranks used"
         )
-        problems += _compare_values(
-            _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
-        )
-        problems += _find_differing_ranks(setting, where)
-        problems += _compare_starts(setting, next(_list_settings(run))[1], where, "its first start")
-        problems += find_other_starts(setting, where, known, own_starts)
-        if outputs.measurement is None:  # then the training's seconds are told
-            problems += _compare_priorities(setting, next(_list_settings(outputs.baseline))[1], where, first)
+        problems += _compare_starts(setting, where, (_flatten_setting(reference), first), (own, "its first start"))
+        problems += _find_other_starts(setting, where, *known)
+        if measurement is None:  # then the training's seconds are told
+            problems += _compare_priorities(setting, reference, where, first)
     problems = _advise(problems, wording.TRAIN_AGAIN)
-    timed = (
-        [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
-    )
-    if outputs.measurement is not None:
-        timed += _find_other_rows(outputs, f"{cell}, timed blocks", outputs.measurement.rows_digests.items())
-    for setting in [] if outputs.measurement is None else outputs.measurement.settings.get(cell, []):
-        timed += find_other_starts(setting, f"{cell}, timed blocks", known, own_starts)
+    if measurement is None:
+        return problems
+    where, settings = f"{cell}, timed blocks", measurement.settings.get(cell, [])
+    timed = [
+        explain(
+            f"other_{what}", "{where}: {what} {found}, trained with {expected}",
+            where=where, what=what.replace("_", " "), found=str(getattr(measurement, name))[:12],
+            expected=str(getattr(run.facts, name))[:12],
+        )
+        for name in ("numerics_version", "base_model_digest", "machine_digest")
+        if getattr(measurement, name) != getattr(run.facts, name)
+        for what in [name.removesuffix("_digest")]
+    ]  # fmt: skip
+    if reference is None or not settings:
+        nothing = "{where}: nothing was recorded of what they ran with, or of what the training did"
+        timed.append(explain("no_record", nothing, where=where))
+    # Weak scaling asks for another batch.
+    expected = _flatten_setting(reference) | {"train.global_batch_size": measurement.speeds[cell].global_batch_size}
+    for setting in settings if reference else ():
+        timed += _compare_starts(setting, where, (expected, "the training"), (own, "the training"))
+        for its in measurement.settings.get(first, []):
+            timed += _compare_priorities(setting, its, where, first)
+    timed += _find_other_rows(outputs, where, measurement.rows_digests.items())
+    timed += [one for setting in settings for one in _find_other_starts(setting, where, *known)]
     return problems + _advise(timed, _MEASURE_AGAIN)
 
 
@@ -78,41 +89,26 @@ def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
     return [one.extend(f"{{sentence}}. {remedy}") for one in {one.sentence: one for one in problems}.values()]
 
 
-def _find_differing_ranks(setting: Setting, where: str) -> list[Reason]:
-    return [
-        explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=other)
-        for rank, other in setting["ranks_differ"].items()
-    ]
-
-
-def _find_timed_problems(
-    measurement: MeasurementFile, run: RunOutputs, cell: str, baseline: str, reference: Setting | None
+def _compare_starts(
+    setting: Setting, where: str, everywhere: tuple[dict[str, Any], str], own: tuple[Setting | None, str]
 ) -> list[Reason]:
-    """Return in what the timed ranks' records differ from those of the training, and their priority from others'."""
-    problems, where = [], f"{cell}, timed blocks"
-    for name in ("numerics_version", "base_model_digest", "machine_digest"):
-        found, expected = getattr(measurement, name), getattr(run.facts, name)
-        if found != expected:
-            what = name.removesuffix("_digest")
-            problems.append(
-                explain(
-                    f"other_{what}", "{where}: {what} {found}, trained with {expected}",
-                    where=where, what=what.replace("_", " "), found=str(found)[:12], expected=str(expected)[:12],
-                )
-            )  # fmt: skip
-    if reference is None or not measurement.settings.get(cell):
-        nothing = "{where}: nothing was recorded of what they ran with, or of what the training did"
-        return [*problems, explain("no_record", nothing, where=where)]
-    timed = select_arm(measurement, cell).global_batch_size
-    # Weak scaling asks for another one.
-    expected = _flatten_setting(reference) | {"train.global_batch_size": timed}
-    for setting in measurement.settings[cell]:
-        problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
-        problems += _compare_starts(setting, next(_list_settings(run))[1], where, "the training")
-        problems += _find_differing_ranks(setting, where)
-        for first in measurement.settings.get(baseline, []):
-            problems += _compare_priorities(setting, first, where, baseline)
-    return problems
+    """Return in what a start differs from what all ranks share, from another start of its cell, and within its ranks.
+
+    `everywhere`: what is expected of all cells, flat, and whose it is; `own`: the other start, and what it is called.
+    """
+    who, (other, whose) = f"{where}: the ranks used", own
+    mine, its = (
+        {f"{name}.{key}": value for name in _OF_EVERY_START for key, value in (one or {}).get(name, {}).items()}
+        for one in (setting, other)
+    )
+    return [
+        *_compare_values(_flatten_setting(setting), *everywhere, who=who),
+        *_compare_values(mine, its, whose, who=who),
+        *(
+            explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=found)
+            for rank, found in setting["ranks_differ"].items()
+        ),
+    ]
 
 
 def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str]]) -> list[Reason]:
@@ -139,34 +135,28 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
 def _compare_priorities(mine: Setting, its: Setting | None, where: str, whose: str) -> list[Reason]:
     """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
     own, others = mine.get("priority", {}), (its or {}).get("priority", {})
-    return _compare_values(own, others, f"{where}: the processes had", f"{whose}'s")
-
-
-def _compare_starts(mine: Setting, its: Setting | None, where: str, whose: str) -> list[Reason]:
-    """Return in what a start of the cell differs from another one of the same cell, and cells may differ."""
-    found, expected = (
-        {
-            f"{section}.{name}": value
-            for section in _OF_EVERY_START
-            for name, value in (one or {}).get(section, {}).items()
-        }
-        for one in (mine, its)
-    )
-    return _compare_values(found, expected, f"{where}: the ranks used", whose)
+    return _compare_values(own, others, f"{whose}'s", who=f"{where}: the processes had")
 
 
 def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, KnownStarts]:
-    """Return what is known of each machine from the other cells, the baseline first, and from the cell's own starts."""
-    starts: list[tuple[str, str, Setting]] = []
-    for name, run in outputs.runs.items():
-        timed = [] if outputs.measurement is None else outputs.measurement.settings.get(name, [])
-        starts += [(name, where, setting) for where, setting in _list_settings(run) if setting is not None]
-        starts += [(name, f"{name}, timed blocks", setting) for setting in timed]
-    first = outputs.params.baseline
-    starts.sort(key=lambda start: start[0] != first)
-    # The baseline is what others are held to, itself too.
-    others = ((where, setting) for name, where, setting in starts if name != cell or name == first)
-    return collect_known_starts(others), collect_known_starts(one[1:] for one in starts if one[0] == cell)
+    """Return what is known of each machine from the other cells, the baseline first, and from the cell's own starts.
+
+    Of each machine that is what the first of the starts ran there.
+    """
+    known: tuple[dict[str, tuple[str, Mapping[str, str | None]]], ...] = ({}, {})
+    first, measured = outputs.params.baseline, outputs.measurement.settings if outputs.measurement else {}
+    for name in sorted(outputs.runs, key=lambda name: name != first):
+        starts = [
+            *_list_settings(outputs.runs[name]),
+            *((f"{name}, timed blocks", one) for one in measured.get(name, [])),
+        ]
+        # The baseline is what others are held to, itself too.
+        takes = [known[0]] * (name != cell or name == first) + [known[1]] * (name == cell)
+        for where, setting in starts:
+            for machine, modules in (setting or {}).get(_RECORDED, {}).items():
+                for one in takes:
+                    one.setdefault(machine, (where, modules))
+    return known[0], known[1]
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, Setting | None]]:
@@ -191,7 +181,7 @@ def _flatten_setting(setting: Setting | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
 
 
-def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[Reason]:
+def _compare_values(found: dict[str, Any], expected: dict[str, Any], whose: str, *, who: str) -> list[Reason]:
     return [
         explain(
             "other_value",
@@ -207,18 +197,7 @@ def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, w
     ]
 
 
-def collect_known_starts(records: Iterable[tuple[str, Mapping[str, Any]]]) -> KnownStarts:
-    """Return what the first of these starts, each (whose, record of its ranks), ran on each machine."""
-    known: dict[str, tuple[str, Mapping[str, str | None]]] = {}
-    for whose, record in records:
-        for machine, modules in record.get(_RECORDED, {}).items():
-            known.setdefault(machine, (whose, modules))
-    return known
-
-
-def find_other_starts(
-    record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts | None = None
-) -> list[Reason]:
+def _find_other_starts(record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts) -> list[Reason]:
     """Return what Python ran otherwise at the start of these ranks than is known of the same machine.
 
     `own`: what is known from the same cell, of machines that others do not know. Where others know none of their
@@ -236,7 +215,7 @@ def find_other_starts(
         ]  # fmt: skip
     if not known.keys() & mine.keys():
         known = dict.fromkeys(mine, next(iter(known.values())))
-    known = {**(own or {}), **known}
+    known = {**own, **known}
     return [
         explain(
             "other_start",

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ddp_audit.process.findings import Finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.gates.rows_of_steps import RowsOfSteps
+from tasks.gates.asked_for import RowsOfSteps
 from tasks.gates.synchronisation import make_work
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile
@@ -89,7 +89,7 @@ class _Judge:
     @cached_property
     def batch(self) -> int:
         """Samples per step, as measured."""
-        return next(arm.global_batch_size for arm in self.measurement.arms if arm.cell == self.cell)
+        return self.measurement.speeds[self.cell].global_batch_size
 
     @cached_property
     def _parts_of_a_micro_batch(self) -> float:
@@ -125,7 +125,9 @@ class _Judge:
                     samples=block.num_samples, turn=block.turn,
                 )  # fmt: skip
         elif arm.kind == "alone":
-            its = (self._own_by_turn if self._has_rows_of_its_own else self._copies_by_turn).get(block.turn)
+            # Of stages that see the same rows the first counts none.
+            has_rows_of_its_own = self.outputs.params.count_shares(self.cell) == self.run.facts.world_size
+            its = self._by_turn.get((self.cell, "as trained" if has_rows_of_its_own else "independent", block.turn))
             if its is not None and its.rows_of_first_rank != block.rows:
                 yield explain(
                     "other_rows_alone", "turn {turn} had other rows than the first rank has beside the others",
@@ -160,7 +162,7 @@ class _Judge:
             yield explain(
                 "no_gradient", "turn {turn} had a gradient of 0: nothing was learned from its loss", turn=turn
             )
-        its = self._baseline_by_turn.get(block.turn)
+        its = self._by_turn.get((baseline, "as trained", turn))
         if not self.is_as_trained or arm.kind not in _SAME_ROWS:
             return
         if its is None or its.loss_sum is None:
@@ -287,27 +289,9 @@ class _Judge:
 
     @cached_property
     def _rows(self) -> RowsOfSteps:
-        return RowsOfSteps(self.outputs, self.measurement, self.cell)
+        return RowsOfSteps(self.outputs, self.cell)
 
     @cached_property
-    def _baseline_by_turn(self) -> dict[int, BlockWork]:
-        return _index_by_turn(self.measurement, self.outputs.params.baseline)
-
-    @cached_property
-    def _own_by_turn(self) -> dict[int, BlockWork]:
-        return _index_by_turn(self.measurement, self.cell)
-
-    @cached_property
-    def _copies_by_turn(self) -> dict[int, BlockWork]:
-        return _index_by_turn(self.measurement, self.cell, kind="independent")
-
-    @property
-    def _has_rows_of_its_own(self) -> bool:
-        """Whether each rank has a share of the rows; of stages that see the same ones the first counts none."""
-        return self.outputs.params.count_shares(self.cell) == self.run.facts.world_size
-
-
-def _index_by_turn(measurement: MeasurementFile, cell: str, *, kind: str = "as trained") -> dict[int, BlockWork]:
-    """Return turn -> the block of the cell's arm of this kind, by default as it is trained."""
-    arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == kind]
-    return {block.turn: block for arm in arms for block in arm.blocks}
+    def _by_turn(self) -> dict[tuple[str, str, int], BlockWork]:
+        """(cell, kind, turn) -> the block."""
+        return {(arm.cell, arm.kind, block.turn): block for arm in self.measurement.blocks for block in arm.blocks}

@@ -18,7 +18,7 @@ from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.logs import configure_logging
 from tasks.ranks import checks
-from tasks.records.fingerprint import InputsFile
+from tasks.records.manifests import InputsFile
 from training.process.files import digest_file
 from training.record.environment import collect_decisive_environment
 

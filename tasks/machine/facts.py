@@ -14,7 +14,7 @@ import psutil
 from tasks.machine.gpu_facts import open_gpus, read_compute_capability
 from tasks.machine.host_facts import list_usable_cpus
 from tasks.records.facts import GpuFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 from training.process.files import digest_json
 
 PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 from tasks.machine.gpu_checks import check_gpus
 from tasks.machine.host_checks import check_host
 from tasks.params import Params
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 from tasks.records.measurement import Preflight, PreflightCheck
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.records.facts import GpuFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 
 FIRST_WITH_BF16 = (8, 0)
 """Compute capability of Ampere: the first GPUs that compute in bf16, and that have the variable-length kernel."""

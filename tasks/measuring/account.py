@@ -1,4 +1,4 @@
-"""What was timed, as the record that the report reads: seconds, rates, utilisation and speedups of every arm."""
+"""What was timed, in records: seconds, rates and utilisation of every cell, and its speedup."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,14 @@ from typing import Any
 import numpy as np
 
 from tasks.machine.gpu_facts import find_peak_tflops
-from tasks.measuring.arms import Arm
 from tasks.measuring.bench import Bench
-from tasks.measuring.intervals import (
-    FEWEST_LAUNCHES,
-    FEWEST_TURNS,
-    Launches,
-    estimate_ratio,
-)
-from tasks.measuring.model_flops import find_model_shape
-from tasks.measuring.speedups import Speedups, compute_speedups
-from tasks.measuring.timed_comparison import Measured, TimedComparison, select_quiet_turns, select_seconds
+from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Launches, estimate_ratio
+from tasks.measuring.speedups import estimate_speedups
+from tasks.measuring.timed_comparison import Measured, TimedComparison, select_seconds
 from tasks.measuring.turns import Timed
 from tasks.measuring.waterfall import compute_data_wait_share, settle
-from tasks.records.efficiency import estimate_efficiency
-from tasks.records.measurement import ArmSpeed, NoiseFloor, Waterfall
+from tasks.records.estimate import Speedup, make_speedup
+from tasks.records.measurement import CellSpeed, NoiseFloor, Waterfall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,101 +54,95 @@ class Arithmetic:
         return per_label * tokens_per_second / available, palm / available
 
 
-def compute_arm_speeds(
+def compute_speeds(
     comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic
-) -> list[ArmSpeed]:
-    """Return what every arm of the speedups came to."""
-    return [_compute_arm_speed(comparison, bench, measured, arithmetic, arm) for arm in comparison.arms]
+) -> dict[str, CellSpeed]:
+    """Return what every cell took in the blocks that count for it."""
+    speedups, first, found = measured.speedups, measured.speedups.baseline, dict[str, CellSpeed]()
+    others = [name for name in speedups.timed_turns.blocks if name != first] or [first]
+    for cell, arm in zip(comparison.cells, comparison.trained, strict=True):
+        timed_turns = speedups.select_counted(arm.name)
+        blocks = timed_turns.blocks[arm.name]
+        seconds = sum(block.whole_seconds for block in blocks)
+        tokens, positions, samples = (
+            sum(getattr(block, name) for block in blocks) / seconds
+            for name in ("num_tokens", "num_positions", "num_samples")
+        )
+        mfu, mfu_palm = arithmetic.utilisation(
+            tokens_per_second=tokens, positions_per_second=positions, positions_per_row=positions / samples,
+            world_size=cell.world_size,
+        )  # fmt: skip
+        steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
+        facts = bench.facts(arm)
+        launches: Launches = timed_turns.list_by_launch(arm.name)
+        if len(launches) < FEWEST_LAUNCHES:
+            launches = [timed_turns.list_by_turn(arm.name)]
+        found[cell.name] = CellSpeed(
+            cell=cell.name,
+            world_size=cell.world_size,
+            global_batch_size=cell.global_batch_size,
+            num_blocks=len(blocks),
+            num_quiet_turns=len(speedups.find_quiet_turns(others if arm.name == first else [arm.name])),
+            steps_per_block=blocks[0].step_seconds.shape[1],
+            # As a ratio to 1: seconds lie above 0, however they scatter.
+            step_seconds=estimate_ratio(launches, [[1.0] * len(launch) for launch in launches]),
+            step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
+            step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
+            tokens_per_second=tokens,
+            padded_tokens_per_second=positions,
+            samples_per_second=samples,
+            mfu=mfu,
+            mfu_palm=mfu_palm,
+            peak_memory_gib=_find_largest(facts, "peak_memory_gib"),
+            peak_reserved_gib=_find_largest(facts, "peak_reserved_gib"),
+            data_wait_share=compute_data_wait_share(timed_turns, arm),
+            # Only the head's GPUs are asked.
+            **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
+        )
+    return found
 
 
-def settle_waterfalls(measured: Measured, arms: Sequence[ArmSpeed]) -> list[Waterfall]:
+def compute_speedups(
+    comparison: TimedComparison, measured: Measured, speeds: Mapping[str, CellSpeed]
+) -> dict[str, Speedup]:
+    """Return how many times as fast as the baseline each cell is that has an interval, and what follows from it."""
+    turns, of = measured.speedups, select_seconds(comparison)
+    first, found = turns.baseline, dict[str, Speedup]()
+    every = estimate_speedups(lambda _: turns.timed_turns, list(speeds), of)
+    for cell, interval in turns.intervals.items():
+        quiet, speed = turns.select_quiet(cell), speeds[cell]
+        figures, others = (np.median(quiet.list_by_turn(one, of)) for one in (first, cell))
+        # In weak scaling a speedup is no ratio of steps.
+        beside = speeds[first].step_seconds.value if comparison.is_weak else interval.value * speed.step_seconds.value
+        found[cell] = make_speedup(
+            interval,
+            of_all_turns=every[cell],
+            of_medians=float(figures / others),
+            baseline_step_seconds=beside,
+            world_size=speed.world_size,
+            baseline_world_size=speeds[first].world_size,
+        )
+    return found
+
+
+def settle_waterfalls(
+    measured: Measured, speeds: Mapping[str, CellSpeed], speedups: Mapping[str, Speedup]
+) -> list[Waterfall]:
     """Return the waterfalls as part of the account that the speedups are of, where there is one."""
-    first, by_cell = arms[0], {arm.cell: arm for arm in arms if not arm.is_wrapped_baseline}
-    settled = []
-    for one in measured.waterfalls:
-        arm = by_cell[one.cell]
-        if arm.speedup is not None:
-            efficiency = estimate_efficiency(arm.speedup, arm.world_size, first.world_size).value
-            one = settle(one, measured=arm.step_seconds.value, efficiency=efficiency)
-        settled.append(one)
-    return settled
-
-
-def _compute_arm_speed(
-    comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm
-) -> ArmSpeed:
-    is_wrapped = arm in comparison.wrapped
-    timed_turns = (
-        select_quiet_turns(measured.beside, comparison.most_share, (comparison.trained[0].name, arm.name))
-        if is_wrapped
-        else measured.speedups.select_counted(arm.name)
-    )
-    cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
-    blocks = timed_turns.blocks[arm.name]
-    seconds = sum(block.whole_seconds for block in blocks)
-    tokens, positions, samples = (
-        sum(getattr(block, name) for block in blocks) / seconds
-        for name in ("num_tokens", "num_positions", "num_samples")
-    )
-    mfu, mfu_palm = arithmetic.utilisation(
-        tokens_per_second=tokens, positions_per_second=positions, positions_per_row=positions / samples,
-        world_size=cell.world_size,
-    )  # fmt: skip
-    steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
-    # The cells' own steps are built first; what is built after them lies beside them in memory.
-    facts = [] if is_wrapped else bench.facts(arm)
-    launches: Launches = timed_turns.list_by_launch(arm.name)
-    if len(launches) < FEWEST_LAUNCHES:
-        launches = [timed_turns.list_by_turn(arm.name)]
-    # As a ratio to 1: seconds lie above 0, however they scatter.
-    return ArmSpeed(
-        arm=arm.name,
-        cell=arm.cell,
-        is_wrapped_baseline=is_wrapped,
-        world_size=cell.world_size,
-        global_batch_size=cell.global_batch_size,
-        num_blocks=len(blocks),
-        num_quiet_turns=None if is_wrapped else _count_quiet_turns(measured.speedups, arm),
-        steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=estimate_ratio(launches, [[1.0] * len(launch) for launch in launches]),
-        step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
-        step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
-        tokens_per_second=tokens,
-        padded_tokens_per_second=positions,
-        samples_per_second=samples,
-        mfu=mfu,
-        mfu_palm=mfu_palm,
-        peak_memory_gib=_find_largest(facts, "peak_memory_gib"),
-        peak_reserved_gib=_find_largest(facts, "peak_reserved_gib"),
-        data_wait_share=compute_data_wait_share(timed_turns, arm),
-        # Only the head's GPUs are asked.
-        **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
-        speedup={**measured.speedups.intervals, **measured.of_wrapped}.get(arm.name),
-        **_compare_otherwise(comparison, measured, arm),
-    )
-
-
-def _count_quiet_turns(speedups: Speedups, arm: Arm) -> int:
-    others = [name for name in speedups.timed_turns.blocks if name != speedups.baseline] or [speedups.baseline]
-    return len(speedups.find_quiet_turns(others if arm.name == speedups.baseline else [arm.name]))
+    return [
+        settle(
+            one,
+            measured=speeds[one.cell].step_seconds.value,
+            efficiency=speedups[one.cell].parallel_efficiency.value,
+        )
+        if one.cell in speedups
+        else one
+        for one in measured.waterfalls
+    ]
 
 
 def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((one[name] for one in facts if one[name] is not None), default=None)
-
-
-def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:
-    """Return what else is said of a speedup, beside its interval over the quiet turns; nothing where there is none."""
-    first, of, speedups = comparison.trained[0], select_seconds(comparison), measured.speedups
-    if arm.name not in speedups.intervals:
-        return {}
-    every = compute_speedups(lambda _: speedups.timed_turns, [first.name, arm.name], of)
-    quiet = speedups.select_quiet(arm.name)
-    figures, others = (quiet.list_by_turn(one.name, of) for one in (first, arm))
-    return {
-        "speedup_of_all_turns": every[arm.name],
-        "speedup_of_medians": float(np.median(figures) / np.median(others)),
-    }
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
@@ -205,3 +192,69 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
         "gpu_watts": watts,
         "joules_per_token": None if watts is None else watts * seconds / sum(block.num_tokens for block in metered),
     }
+
+
+_KNOWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Decoders with rotary positions, grouped queries and a gated MLP of three matrices, as transformers names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the operations of a decoder follow from."""
+
+    matmul_weights: int
+    """Weights that every token is multiplied with, the output head included whether tied or not; no biases."""
+    num_layers: int
+    attention_width: int
+    """Heads x size of a head."""
+
+    def count_flops_per_token(self, seq_len: int) -> float:
+        """Return the operations per token, forward and backward, by the usual definition.
+
+        6 x weights + 12 x layers x width x seq_len, as if every token attended to all seq_len positions, padding
+        included. Source: Chowdhery et al. 2022, PaLM, appendix B.
+        """
+        return 6.0 * self.matmul_weights + self._flops_per_pair * seq_len
+
+    def count_document_flops(self, lengths: Sequence[int]) -> float:
+        """Return the operations that the documents need, forward and backward: causal, each on its own, no padding.
+
+        `lengths` are tokens fed per document. The token at position p (from 1) attends to p positions, so that a
+        document of n tokens has n (n + 1) / 2 pairs: 6 x weights x sum(n) + 12 x layers x width x sum(n (n + 1) / 2).
+        """
+        num_tokens, num_pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+        return 6.0 * self.matmul_weights * num_tokens + self._flops_per_pair * num_pairs
+
+    @property
+    def _flops_per_pair(self) -> float:
+        """Operations per query and key, all layers: 2 x width for the score, 2 x width for the value, x 3."""
+        return 12.0 * self.num_layers * self.attention_width
+
+
+def find_model_shape(config: Mapping[str, Any]) -> tuple[ModelShape | None, str | None]:
+    """Return the shape that a transformers config.json describes, or None and why it cannot be said."""
+    kind = config.get("model_type")
+    if kind not in _KNOWN_TYPES:
+        return None, f"model_type {kind!r} is not one whose operations are known here ({', '.join(_KNOWN_TYPES)})"
+    if any(not name.endswith("ForCausalLM") for name in config.get("architectures") or ()):
+        return None, f"the model is a {config['architectures'][0]}, and only those that predict tokens are counted here"
+    if _has_sliding_window(config):
+        return None, "attention looks at a sliding window, which the formula does not describe"
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    missing = [name for name in names if not isinstance(config.get(name), int)]
+    if missing:
+        return None, f"config.json does not say {', '.join(missing)}"
+    hidden, num_layers, num_heads, intermediate, vocabulary = (int(config[name]) for name in names)
+    head_size = config.get("head_dim") or hidden // num_heads
+    attention, keys = num_heads * head_size, (config.get("num_key_value_heads") or num_heads) * head_size
+    per_layer = 2 * hidden * attention + 2 * hidden * keys + 3 * hidden * intermediate
+    weights = num_layers * per_layer + hidden * vocabulary
+    return ModelShape(matmul_weights=weights, num_layers=num_layers, attention_width=attention), None
+
+
+def _has_sliding_window(config: Mapping[str, Any]) -> bool:
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        return True
+    # Mistral has no switch: a window that is set is used.
+    is_on = config["model_type"] == "mistral" or config.get("use_sliding_window")
+    return bool(is_on and config.get("sliding_window"))

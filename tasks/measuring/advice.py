@@ -115,13 +115,11 @@ def select_knobs(knobs: Sequence[Knob], waterfall: Waterfall | None) -> list[Kno
 
     A knob against nothing in particular makes the computing itself faster. Without a waterfall all are worth a try.
     """
-    if waterfall is None or waterfall.ideal_seconds is None:
+    if waterfall is None:
         return list(knobs)
-    lost = {part.name: part.seconds.value for part in waterfall.parts}
-    computing = waterfall.ideal_seconds
 
     def compute_most_gain(knob: Knob) -> float:
-        return sum(lost.get(name, 0.0) for name in knob.against) if knob.against else computing
+        return sum(map(waterfall.find_lost_seconds, knob.against)) if knob.against else waterfall.ideal_seconds
 
     worth = [knob for knob in knobs if compute_most_gain(knob) >= _LEAST_GAIN * waterfall.measured_seconds]
     return sorted(worth, key=compute_most_gain, reverse=True)

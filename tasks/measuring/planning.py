@@ -17,8 +17,8 @@ from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.process.failure import DataError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config
-from tasks.records.fingerprint import MachineFile
-from tasks.records.measurement import Measurement
+from tasks.records.manifests import MachineFile
+from tasks.records.measurement import MeasurementFile
 from training.config import SegmentConfig, TrainingConfig
 
 _MOST_TIMES = {"cpu": 8, "cuda": 4}
@@ -49,11 +49,10 @@ class Session:
     """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
-def tell_training_time(params: Params, measurement: Measurement, num_rows: Mapping[str, int]) -> str:
+def tell_training_time(params: Params, measurement: MeasurementFile, num_rows: Mapping[str, int]) -> str:
     """Return how long a whole training of each cell takes as fast as it was timed; `num_rows`: of each range."""
     rows = sum(num_rows[str(part)] for part in params.ranges) * params.train.epochs
-    speeds = {arm.cell: arm.samples_per_second for arm in measurement.arms if not arm.is_wrapped_baseline}
-    spans = {cell: timedelta(seconds=round(rows / speed)) for cell, speed in speeds.items()}
+    spans = {cell: timedelta(seconds=round(rows / one.samples_per_second)) for cell, one in measurement.speeds.items()}
     told = wording.join_names([f"{cell} {span}" for cell, span in spans.items()])
     end = datetime.now() + sum(spans.values(), timedelta())
     return (

@@ -19,7 +19,7 @@ from tasks.machine.host_checks import BYTES_PER_PARAMETER
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_arm_speeds, compute_noise, settle_waterfalls
+from tasks.measuring.account import compute_noise, compute_speeds, compute_speedups, settle_waterfalls
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
@@ -32,9 +32,8 @@ from tasks.params.train import LoraParams
 from tasks.process.failure import ConfigurationError, DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
-from tasks.records.fingerprint import MachineFile
-from tasks.records.measurement import Advice, BesideSpeed, LinkSpeed, MeasurementFile, RankTimeline, Waterfall
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest, MachineFile
+from tasks.records.measurement import Advice, LinkSpeed, MeasurementFile, RankTimeline, Waterfall
 from training.record.segment_facts import RankDevice
 from training.strategies import find_profile
 
@@ -95,7 +94,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         seconds = comparison.max_seconds + (comparison.waterfall_seconds if comparison.spreading else 0.0)
         with show_progress("measuring, blocks of max_seconds and waterfall_seconds", None, seconds=seconds) as advance:
             measured = measure_comparison(session.comparison, bench, advance=advance)
-        arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
+        speeds = compute_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {
             cell: [[RankDevice(**one) for one in launch] for launch in group.devices] for cell, group in workers.items()
         }
@@ -107,7 +106,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         advice, left_out = _advise(session, bench, fits, measured.waterfalls)
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, left_out)
-    speedups = measured.speedups
+    speedups, given = measured.speedups, compute_speedups(comparison, measured, speeds)
     shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
     metered = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks if block.gpus]
@@ -116,8 +115,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         scaling=params.measure.scaling,
         preflight=found,
         noise=compute_noise(comparison, measured),
-        arms=arms,
-        beside=[BesideSpeed(name=name, speedup=speedup) for name, speedup in measured.of_tuned.items()],
+        speeds=speeds,
+        speedups=given,
+        beside=measured.of_baseline,
         stopped_because=speedups.stopped_because,
         half_width_asked=comparison.half_width,
         num_launches=speedups.num_launches,
@@ -126,7 +126,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=sum(slowed) / len(slowed) if slowed else None,
         seconds=time.perf_counter() - started,
-        waterfalls=settle_waterfalls(measured, arms),
+        waterfalls=settle_waterfalls(measured, speeds, given),
         advice=advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],

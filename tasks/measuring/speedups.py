@@ -125,13 +125,13 @@ def measure_speedups(
             seconds = clock() - started
             is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
             names = [arm.name for arm in arms]
-            found.intervals = compute_speedups(found.select_quiet, names, of)
+            found.intervals = estimate_speedups(found.select_quiet, names, of)
             found.stopped_because = _explain_stop(found, names[1:], half_width, seconds, max_seconds, is_spent)
     _log.info("speedups: %s", found.stopped_because)
     return found
 
 
-def compute_speedups(
+def estimate_speedups(
     select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float]
 ) -> dict[str, Estimate]:
     """Return how many times as fast as the first the other arms are; of fewer than `FEWEST_LAUNCHES` there is none.

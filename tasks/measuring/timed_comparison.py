@@ -127,10 +127,8 @@ class Measured:
     """The speedups, and the blocks that they are of."""
     beside: TimedTurns
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
-    of_wrapped: Mapping[str, Estimate]
-    """Name of the wrapped arm -> how many times as fast as the baseline it is; empty without either."""
-    of_tuned: Mapping[str, Estimate]
-    """The same of the baseline as one process may be faster."""
+    of_baseline: dict[str, Estimate]
+    """Name of the baseline in a wrapper, or as one process may be faster -> how many times as fast it is."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
     blocks: list[ArmBlocks]
@@ -151,8 +149,7 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
     return Measured(
         speedups=speedups,
         beside=beside,
-        of_wrapped=_compare_beside(comparison, beside, comparison.wrapped),
-        of_tuned=_compare_beside(comparison, beside, comparison.tuned),
+        of_baseline=_compare_beside(comparison, beside, [*comparison.wrapped, *comparison.tuned]),
         waterfalls=[
             compute_waterfall(
                 select_turns_for(comparison, beside, cell),

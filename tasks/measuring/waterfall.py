@@ -7,7 +7,7 @@ update are there on one rank as well; of them only what does not shrink with the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -154,18 +154,12 @@ def compute_staged_waterfall(
 def _make_waterfall(
     cell: Cell, parts: list[LostPart], *, ideal: float, measured: float, data_wait: float, exposed: float | None
 ) -> Waterfall:
-    # To the nanosecond: what is less is rounding, which would be shown as -0.
-    unexplained = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
     return Waterfall(
         cell=cell.name,
         ideal_seconds=ideal,
         measured_seconds=measured,
         parts=parts,
-        unexplained_seconds=unexplained,
-        lost_efficiency=1 - ideal / measured,
-        unexplained_efficiency=unexplained / measured,
         ddp_exposed_communication_seconds=exposed,
-        verdict=_describe_verdict(cell, parts, measured),
         is_data_bound=data_wait > DATA_BOUND_SHARE,
     )
 
@@ -174,16 +168,11 @@ def settle(waterfall: Waterfall, *, measured: float, efficiency: float) -> Water
     """Return the waterfall as part of the speedup's account: its step and what that loses are those of the speedup's
     turns, the parts those of their own turns in proportion, and what they do not explain is told."""
     times, ideal = measured / waterfall.measured_seconds, measured * efficiency
-    parts = [
-        part.model_copy(update={"seconds": Estimate(*(times * end for end in astuple(part.seconds)))})
-        for part in waterfall.parts
-    ]
-    rest = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
+    parts = [part.model_copy(update={"seconds": part.seconds.times(times)}) for part in waterfall.parts]
     exposed = waterfall.ddp_exposed_communication_seconds
     return waterfall.model_copy(
         update={
-            "ideal_seconds": ideal, "measured_seconds": measured, "parts": parts, "unexplained_seconds": rest,
-            "lost_efficiency": 1 - efficiency, "unexplained_efficiency": rest / measured,
+            "ideal_seconds": ideal, "measured_seconds": measured, "parts": parts,
             "ddp_exposed_communication_seconds": None if exposed is None else times * exposed,
         }
     )  # fmt: skip
@@ -260,11 +249,3 @@ def _compute_exposed_seconds(timers: Mapping[str, Any]) -> float | None:
     if not timers:
         return None
     return float(max(timers["backward_comm"] - timers["backward_compute_comm_overlap"], 0.0))
-
-
-def _describe_verdict(cell: Cell, parts: list[LostPart], measured: float) -> str:
-    largest = max(parts, key=lambda part: part.seconds.value)
-    if largest.seconds.low <= 0:
-        lost = sum(part.seconds.value for part in parts) / measured
-        return f"{cell.name}: {lost:.0%} is lost over several parts, each too small to tell from noise"
-    return f"{cell.name}: most is lost to {largest.name}, {largest.seconds.value / measured:.0%} of the step"

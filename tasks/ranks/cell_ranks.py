@@ -28,7 +28,7 @@ from tasks.process.failure import (
 from tasks.ranks import make_code_arguments
 from tasks.ranks.launchers import Launch, Nodes, load_launcher
 from tasks.ranks.watchdog import Watchdog
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 from training.config import LOSS_CHUNK_ROWS, SegmentConfig, TrainingConfig
 from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json

@@ -1,5 +1,6 @@
 """data/evaluation/evaluation.json: what the models make of rows that none was trained on."""
 
+import math
 from typing import Any, ClassVar
 
 from tasks.records.facts import Record
@@ -109,3 +110,11 @@ class EvaluationFile(StageFile):
     """Rows that all models continued, if they can write."""
     epochs: dict[str, list[EvaluatedEpoch]] = {}
     """Cell -> figures after each of its segments, where rows have classes."""
+
+
+def compute_perplexity(loss: float) -> float | None:
+    """Return exp(loss), or None where that is too large for a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None

@@ -1,6 +1,5 @@
-"""What a work ledger comes to, and how two sets of rows differ; memory does not grow with the samples."""
+"""What a work ledger comes to, in memory that does not grow with its samples, and how two sets of rows differ."""
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.records.slices import Numbers
-from tasks.records.sorted_numbers import Sorted, SortedNumbers, read_windows
-from training.record.ledger_file import ENTRY_BYTES, LEDGER_COLUMNS, LEDGER_DTYPE
+from training.record.ledger_file import ENTRY_BYTES, LEDGER_COLUMNS, LEDGER_DTYPE, sum_mixed
 
+Numbers = NDArray[np.integer]
 _ROW_BITS = 32
 _PART_BYTES = 2**16 * ENTRY_BYTES
 
@@ -43,30 +41,31 @@ class Ledger:
 
     num_samples: int
     num_tokens: int
-    rows_digest: str
-    """sha256 of the row ids in ascending order: the same for the same rows, each as often."""
-    steps_digest: str
-    """sha256 of step and row id of each sample in ascending order: the same for the same rows in the same steps."""
+    rows_digest: int
+    """The same for the same rows, each as often, in any order."""
+    steps_digest: int
+    """The same for the same rows in the same steps."""
 
 
 def make_ledger(parts: Iterable[Samples]) -> Ledger:
     """Return what the samples come to."""
-    num_tokens, rows, placed = 0, SortedNumbers(), SortedNumbers()
+    num_samples = num_tokens = rows = placed = 0
     for part in parts:
-        rows.extend(part.row_id)
-        placed.extend(_pack_step_row(part.step, part.row_id))
+        num_samples += len(part.row_id)
         num_tokens += int(part.num_tokens.sum(dtype=np.int64))
-    return Ledger(len(rows), num_tokens, _digest(_read_all(rows)), _digest(_read_all(placed)))
+        rows += sum_mixed(part.row_id)
+        placed += sum_mixed(_pack_step_row(part.step, part.row_id))
+    return Ledger(num_samples, num_tokens, rows % 2**64, placed % 2**64)
 
 
-def digest_rows(parts: Iterable[Numbers]) -> str:
+def digest_rows(parts: Iterable[Numbers]) -> int:
     """Return the rows_digest of a ledger that holds each of these rows once."""
-    return _digest(map(np.unique, _read_all(SortedNumbers(parts))))
+    return sum_mixed(np.unique(_join(parts)))
 
 
-def digest_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
+def digest_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> int:
     """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
-    return _digest(_read_all(SortedNumbers(_pack_step_row(step, row_id) for step, row_id in parts)))
+    return sum(sum_mixed(_pack_step_row(step, row_id)) for step, row_id in parts) % 2**64
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,11 @@ class OtherSteps:
 
 def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps:
     """Return how two ledgers with different steps_digest differ."""
-    num_samples, first = 0, None
-    both = [SortedNumbers(_pack_step_row(part.step, part.row_id) for part in parts) for parts in (mine, its)]
-    for one, other in read_windows(*both):
-        values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
-        signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
-        excess = np.abs(np.bincount(places, signs))
-        num_samples += int(excess.sum())
-        if first is None and excess.any():
-            first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
-    assert first is not None, "other digests, and the same samples"
-    return OtherSteps(num_samples, *first)
+    one, other = (_join(_pack_step_row(part.step, part.row_id) for part in parts) for parts in (mine, its))
+    values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
+    excess = np.abs(np.bincount(places, np.repeat([1.0, -1.0], [one.size, other.size])))
+    first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
+    return OtherSteps(int(excess.sum()), *first)
 
 
 @dataclass(frozen=True)
@@ -110,26 +103,16 @@ class OtherRows:
 
 def compare_rows(samples: Iterable[Samples], expected: Iterable[Numbers]) -> OtherRows:
     """Return how the rows of a ledger differ from the expected ones, of which each should be there once."""
-    sums = np.zeros(4, dtype=np.int64)
-    used, wanted = SortedNumbers(part.row_id for part in samples), SortedNumbers(expected)
-    for one, other in read_windows(used, wanted):
-        (found, counts), there = np.unique(one, return_counts=True), np.unique(other)
-        left_out, foreign = np.setdiff1d(there, found), np.setdiff1d(found, there)
-        sums += [there.size, left_out.size, int((counts > 1).sum()), foreign.size]
-    return OtherRows(*sums.tolist())
+    used, counts = np.unique(_join(part.row_id for part in samples), return_counts=True)
+    wanted = np.unique(_join(expected))
+    left_out, foreign = np.setdiff1d(wanted, used), np.setdiff1d(used, wanted)
+    return OtherRows(wanted.size, left_out.size, int((counts > 1).sum()), foreign.size)
+
+
+def _join(parts: Iterable[Numbers]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64, copy=False)
 
 
 def _pack_step_row(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
     """Return step and row of each sample as one number: (num_samples,)."""
     return (step.astype(np.int64) << _ROW_BITS) + row_id.astype(np.int64)
-
-
-def _read_all(numbers: SortedNumbers) -> Iterator[Sorted]:
-    return (window for (window,) in read_windows(numbers))
-
-
-def _digest(parts: Iterable[Sorted]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
-    return digest.hexdigest()

@@ -4,15 +4,17 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 95 % interval unless it says otherwise.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
 from ddp_audit.process.wording import Numbers, Reason
+from tasks.process.wording import join_names
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.cell_memory import CellMemory
-from tasks.records.estimate import Estimate
+from tasks.records.estimate import Estimate, Speedup
 from tasks.records.facts import Record
 from tasks.records.stage_file import StageFile, damaged
 from training.process.files import digest_file
@@ -36,25 +38,38 @@ class Waterfall(Record):
 
     cell: str
     """Name of the cell."""
-    ideal_seconds: float | None
-    """The baseline's seconds per step / how many times more ranks the cell has (strong scaling); null if withheld."""
+    ideal_seconds: float
+    """The baseline's seconds per step / how many times more ranks the cell has (strong scaling)."""
     measured_seconds: float
     """Seconds per step of the cell."""
     parts: list[LostPart]
     """What the difference is made of, in the order of the chain."""
-    unexplained_seconds: float | None
-    """measured - ideal - all parts; negative if the parts are more than was lost; null if withheld."""
-    lost_efficiency: float | None
-    """1 - parallel efficiency; null if withheld."""
-    unexplained_efficiency: float | None
-    """unexplained_seconds / measured_seconds; null if withheld."""
     ddp_exposed_communication_seconds: float | None
     """What DDP's own timers say of exposed communication, as a cross-check; null where they say nothing."""
-    verdict: str | None
-    """The largest part and its share of the step, in plain words; null if withheld."""
     is_data_bound: bool
     """Whether it or the baseline waits for data in more than 5 % of its step, or it loses as much to that beyond
     doubt."""
+
+    @property
+    def unexplained_seconds(self) -> float:
+        """measured - ideal - all parts, to the nanosecond; negative if the parts are more than was lost."""
+        # What is less than a nanosecond is rounding, which would be shown as -0.
+        return round(self.measured_seconds - self.ideal_seconds - sum(one.seconds.value for one in self.parts), 9) + 0.0
+
+    @property
+    def lost_efficiency(self) -> float:
+        """1 - parallel efficiency."""
+        return 1 - self.ideal_seconds / self.measured_seconds
+
+    @property
+    def largest_part(self) -> LostPart | None:
+        """The part that costs most, if any costs something."""
+        parts = [part for part in self.parts if part.seconds.value > 0]
+        return max(parts, key=lambda part: part.seconds.value, default=None)
+
+    def find_lost_seconds(self, name: str) -> float:
+        """Return what is lost to a part of that name; 0 without one."""
+        return next((part.seconds.value for part in self.parts if part.name == name), 0.0)
 
 
 class LinkSpeed(Record):
@@ -95,24 +110,20 @@ class NoiseFloor(Record):
     """Standard deviation of a block's seconds per position / their mean, the largest of the cells."""
 
 
-class ArmSpeed(Record):
-    """One arm: a cell as it is trained, or the baseline inside a DDP wrapper."""
+class CellSpeed(Record):
+    """What a cell took as it is trained, by itself: no gate withholds it."""
 
-    arm: str
-    """Name of the cell; with ` in a DDP wrapper` behind it for that."""
     cell: str
-    """Name of the cell whose ranks ran it."""
-    is_wrapped_baseline: bool
-    """Whether this is the one process inside a DDP wrapper that it does not need."""
+    """Name of the cell."""
     world_size: int
     """Number of ranks."""
     global_batch_size: int
     """Samples per optimizer step, all ranks together."""
     num_blocks: int
     """Blocks that were timed and count: those of its quiet turns, if there are enough."""
-    num_quiet_turns: int | None = None
+    num_quiet_turns: int
     """Turns in which both its block and the first cell's were quiet, of starts with two such turns or more. Of the
-    first cell: quiet for it and any other cell. Null for the wrapped baseline, which has turns of its own."""
+    first cell: quiet for it and any other cell."""
     steps_per_block: int
     """Optimizer steps of each."""
     step_seconds: Estimate
@@ -133,32 +144,16 @@ class ArmSpeed(Record):
     """The same by the definition of PaLM: attention over the whole padded length."""
     peak_memory_gib: float | None
     """Most device memory that a rank had allocated; null on CPU."""
-    peak_reserved_gib: float | None = None
-    """Most that torch had taken from the device for a rank; null on CPU and in earlier results."""
+    peak_reserved_gib: float | None
+    """Most that torch had taken from the device for a rank; null on CPU."""
     gpu_utilisation: float | None
     """Mean over the cell's GPUs; null without one."""
     gpu_watts: float | None
     """Power of the cell's GPUs together; null without one."""
     joules_per_token: float | None
     """Their energy per token learned from; null without one."""
-    data_wait_share: float | None = None
-    """Share of the timed blocks in which it waited for the loader; null where an earlier version measured."""
-    speedup: Estimate | None
-    """How many times as fast as the first cell per unit of work, over the quiet turns; null for the first cell, without
-    enough quiet turns, or if withheld."""
-    speedup_of_all_turns: Estimate | None = None
-    """The same over all turns, loud ones too; null likewise."""
-    speedup_of_medians: float | None = None
-    """Ratio of the medians of the quiet turns: without the stalls that the means have in them; null likewise."""
-
-
-class BesideSpeed(Record):
-    """The baseline's work as one process may do it faster, timed beside it."""
-
-    name: str
-    """The baseline with what is changed: another micro-batch, more threads, no wrapper."""
-    speedup: Estimate
-    """How many times as fast as the baseline it is."""
+    data_wait_share: float
+    """Share of the timed blocks in which it waited for the loader."""
 
 
 class Advised(Record):
@@ -255,10 +250,9 @@ class Measurement(Record):
     """The machine before measuring."""
     noise: NoiseFloor | None
     """The cells against themselves; null without two quiet turns of one start."""
-    arms: list[ArmSpeed]
-    """The cells, the baseline first; then the wrapped baseline."""
-    beside: list[BesideSpeed] = []
-    """The baseline as one process may be faster; empty in earlier results."""
+    beside: dict[str, Estimate] = {}
+    """The baseline's work as one process may do it faster or slower (in a wrapper, with another micro-batch or more
+    threads), timed beside it -> how many times as fast as the baseline; empty where that is withheld."""
     stopped_because: str
     """What the speedups took, and why they ended, in one sentence."""
     half_width_asked: float
@@ -277,7 +271,7 @@ class Measurement(Record):
     seconds: float
     """Seconds that the whole measurement took."""
     waterfalls: list[Waterfall]
-    """One for each cell with several ranks."""
+    """One for each cell with several ranks; none of one whose speedup is withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
     memory: list[CellMemory] = []
@@ -289,18 +283,21 @@ class Measurement(Record):
     left_out: list[str] = []
     """What was asked for and could not be measured, in whole sentences with the reason."""
 
-    @property
-    def is_per_token(self) -> bool:
-        """Whether speedups are of seconds per token: the steps of the cells have other numbers of samples."""
-        return self.scaling == "weak" or len({arm.global_batch_size for arm in self.arms}) > 1
+    def explain_omission(self, what: str) -> str | None:
+        """Return the sentence that says why there is nothing of this kind, if there is one."""
+        return next((sentence for sentence in self.left_out if what in sentence.lower()), None)
 
 
 class MeasurementFile(Measurement, StageFile):
-    """speed.json itself: with what only the gates look at, and results.json leaves out."""
+    """speed.json itself: with the figures of the cells, and with what only the gates look at."""
 
     NAME: ClassVar[str] = "speed.json"
     BESIDE: ClassVar[tuple[str, ...]] = (BLOCKS_FILE,)
 
+    speeds: dict[str, CellSpeed]
+    """Cell -> what it took, the baseline first."""
+    speedups: dict[str, Speedup]
+    """Cell -> how many times as fast as the baseline; none of that, nor of a cell without enough quiet turns."""
     blocks: list[ArmBlocks] = Field(default_factory=list, exclude=True)
     """What was done in every block; in a file of its own beside this one."""
     blocks_sha256: str = ""
@@ -327,9 +324,33 @@ class MeasurementFile(Measurement, StageFile):
     """Cell -> what was found of updates with as many samples as were timed, where it is trained with another number."""
 
     @property
-    def published(self) -> Measurement:
-        """What results.json has of it."""
-        return Measurement.model_construct(**{name: getattr(self, name) for name in Measurement.model_fields})
+    def is_per_token(self) -> bool:
+        """Whether speedups are of seconds per token: the steps of the cells have other numbers of samples."""
+        return self.scaling == "weak" or len({one.global_batch_size for one in self.speeds.values()}) > 1
+
+    def publish(self, withheld: Collection[str]) -> Measurement:
+        """Return what results.json has of it: nothing that compares one of these cells, or rests on what does.
+
+        A change rests on the cell that it was tried on.
+        """
+        advice, left_out = self.advice, list(self.left_out)
+        tried = [] if advice is None else [one.cell for one in advice.tried]
+        for what, cells in (("Waterfall", [one.cell for one in self.waterfalls]), ("Advice", tried)):
+            if hidden := [cell for cell in self.speeds if cell in cells and cell in withheld]:
+                left_out.append(f"{what} is withheld for {join_names(hidden)}, as the speedup is.")
+        if advice is not None and set(tried) & set(withheld):
+            kept = [one for one in advice.tried if one.cell not in withheld]
+            combined = None if advice.combined is None or advice.combined.cell in withheld else advice.combined
+            advice = advice.model_copy(update={"tried": kept, "combined": combined}) if kept else None
+        return Measurement.model_construct(
+            **{name: getattr(self, name) for name in Measurement.model_fields}
+            | {
+                "beside": {} if next(iter(self.speeds)) in withheld else self.beside,
+                "waterfalls": [one for one in self.waterfalls if one.cell not in withheld],
+                "advice": advice,
+                "left_out": left_out,
+            }
+        )
 
     def write(self, place: Path) -> None:
         """Write speed.json, and the blocks beside it."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tokenize
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,12 +17,10 @@ from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DataError
 from tasks.records.evaluation import EvaluationFile
-from tasks.records.fingerprint import MachineFile
-from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
+from tasks.records.ledger import Ledger, Numbers, Samples, digest_rows, make_ledger, read_samples
+from tasks.records.manifests import BaseModelManifest, MachineFile, RawManifest, SliceManifest
 from tasks.records.measurement import MeasurementFile
 from tasks.records.run import RunFile, read_segment, require_sealed
-from tasks.records.slices import Numbers, SliceManifest, read_parts
-from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from training.record.ledger_file import LEDGER, STEPS, count_targets
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
@@ -66,7 +65,7 @@ class SliceOutputs:
 
     def row_ids(self) -> Iterator[Numbers]:
         """Yield the positions of the rows in the data set, part by part."""
-        return _read_parts(self.folder / "row_ids.npy")
+        return read_parts(self.folder / "row_ids.npy")
 
     def count_units(self, seq_len: int, *, workload: str) -> int:
         """Return what learning from all rows once counts when they are cut to `seq_len`.
@@ -76,7 +75,7 @@ class SliceOutputs:
         if read_unit(workload) != "token":
             return sum(len(part) for part in self.row_ids())
         num_unseen, total, before = 0 if has_labels(workload) else 1, 0, np.zeros(0, dtype=np.int64)
-        for part in _read_parts(self.folder / "offsets.npy"):
+        for part in read_parts(self.folder / "offsets.npy"):
             lengths = np.diff(np.concatenate([before, part]))
             if (lengths < 0).any():
                 raise damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
@@ -192,7 +191,7 @@ class Outputs:
         return {cell: run for cell, run in self.runs.items() if cell != self.params.baseline}
 
     @cached_property
-    def row_digests(self) -> dict[str, str]:
+    def row_digests(self) -> dict[str, int]:
         """Range -> the digest of its rows, as a ledger has it."""
         return {str(part): digest_rows(self.slices[str(part)].row_ids()) for part in self.params.ranges}
 
@@ -236,6 +235,8 @@ def read_outputs(
     )
 
 
+_PART = 2**16
+"""Numbers that are read at once."""
 _STEP = np.dtype(
     [
         *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
@@ -274,7 +275,7 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
     measurement = MeasurementFile.read_if_there(folder)
     if measurement is None:
         return None
-    measured = [f"{arm.cell} ({arm.world_size})" for arm in measurement.arms if not arm.is_wrapped_baseline]
+    measured = [f"{one.cell} ({one.world_size})" for one in measurement.speeds.values()]
     wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
     if measured != wanted:
         raise DataError(
@@ -315,8 +316,23 @@ def read_run(folder: Path) -> RunOutputs:
     return RunOutputs(facts, segments)
 
 
-def _read_parts(path: Path) -> Iterator[Numbers]:
+def read_parts(file: Path) -> Iterator[Numbers]:
+    """Yield the numbers of a .npy file; raises DataError in one line if it is not whole, or no column of them."""
     try:
-        yield from read_parts(path)
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from None
+        with file.open("rb") as stream:
+            version = np.lib.format.read_magic(stream)
+            if version != (1, 0):
+                raise ValueError(f"array of version {version}; allowed: (1, 0)")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+            if len(shape) != 1 or dtype.kind not in "iu":
+                raise ValueError(f"array of {dtype}, shape {shape}; allowed: whole numbers in one dimension")
+            for first in range(0, shape[0], _PART):
+                num_bytes = min(_PART, shape[0] - first) * dtype.itemsize
+                raw = stream.read(num_bytes)
+                if len(raw) < num_bytes:
+                    raise ValueError(f"ends within its {shape[0]:,} numbers")
+                yield np.frombuffer(raw, dtype)
+            if stream.read(1):
+                raise ValueError(f"goes on after its {shape[0]:,} numbers")
+    except (OSError, ValueError, SyntaxError, tokenize.TokenError) as error:
+        raise damaged(file, error) from None

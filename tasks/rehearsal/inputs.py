@@ -14,8 +14,7 @@ from tasks.params.sources import BUILTIN_CLASSIFIERS, BUILTIN_IMAGE_MODELS
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, StageError
 from tasks.ranks.cell_ranks import make_ranks_config
-from tasks.records.slices import SlicesManifest
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest, SlicesManifest
 from tasks.rehearsal.longest_rows import write_longest_rows
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import write_json

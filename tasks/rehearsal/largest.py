@@ -22,8 +22,7 @@ from tasks.params import Params
 from tasks.params.train import AUTO, NOT_CONTENT
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config
-from tasks.records.fingerprint import MachineFile
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest, MachineFile
 from tasks.rehearsal.cards import GIB
 from tasks.rehearsal.longest_rows import write_longest_rows
 from training.config import SegmentConfig, TrainingConfig

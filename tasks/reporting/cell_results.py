@@ -1,8 +1,9 @@
 """What a comparison found of one cell, as it stands in results.json."""
 
-from tasks.records.estimate import Estimate
+from tasks.records.estimate import Speedup
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
+from tasks.records.measurement import CellSpeed
 from tasks.reporting.straggler import SlowestRank
 
 
@@ -29,10 +30,6 @@ class Figures(Record):
     """num_samples / train_seconds, all ranks together."""
     loss: float
     """Mean training loss per label, in nats: per token, or per sample where each has a class."""
-    speedup: float | None
-    """The baseline cell's train_seconds / this cell's; null if withheld."""
-    parallel_efficiency: float | None
-    """speedup / how many times more ranks than the baseline; 1.0 is linear; null if withheld."""
 
 
 class CellResults(SpreadFacts):
@@ -40,6 +37,11 @@ class CellResults(SpreadFacts):
 
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
+    speed: CellSpeed | None
+    """What it took in the blocks of the stage `measure`, as that found it; null where it did not run."""
+    speedup: Speedup | None
+    """How many times as fast as the baseline, as the stage `measure` found it; null for the baseline, if not measured
+    and if withheld."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
     nodes: list[NodeFacts] = []
@@ -68,14 +70,6 @@ class CellResults(SpreadFacts):
     """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
     exchanged_mib_per_step: float
     """MiB that each rank put into collectives per optimizer step."""
-    measured_speedup: Estimate | None = None
-    """How many times as fast as the baseline, by the stage `measure`; null for the baseline, if not measured or if
-    withheld."""
-    measured_efficiency: Estimate | None = None
-    """measured_speedup / how many times more ranks than the baseline; null as that is."""
-    karp_flatt: float | None
-    """Experimentally determined serial fraction, of the measured speedup if there is one; null for one rank or if
-    withheld."""
     final_checkpoint: str
     """The last checkpoint, below the cell's folder."""
     final_parameter_checksum: str | None = None
@@ -84,8 +78,6 @@ class CellResults(SpreadFacts):
     """All of the training."""
     epochs: list[Figures]
     """Each pass over all ranges."""
-    ranges: list[Figures]
-    """Each range, all epochs together."""
     segments: list[Figures]
     """Each segment, in the order of training."""
 
@@ -95,11 +87,6 @@ class CellResults(SpreadFacts):
         return self.standing.state == "withheld"
 
     @property
-    def speedup(self) -> float | None:
-        """The speedup that is reported: the measured one; 1 of a baseline that is compared."""
-        return self.whole.speedup if self.measured_speedup is None else self.measured_speedup.value
-
-    @property
-    def parallel_efficiency(self) -> float | None:
-        """The share of linear speedup that belongs to `speedup`."""
-        return self.whole.parallel_efficiency if self.measured_efficiency is None else self.measured_efficiency.value
+    def tokens_per_second(self) -> float:
+        """Tokens learned from, all ranks together: as measured, of the whole training where that was not done."""
+        return (self.whole if self.speed is None else self.speed).tokens_per_second

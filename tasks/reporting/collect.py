@@ -1,26 +1,21 @@
 """From what the stages wrote to Results: the figures of every cell, the gates, the verdict."""
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tasks.evaluating.loss_arithmetic import compute_perplexity, thin_out_losses
+import numpy as np
+from numpy.typing import NDArray
+
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
-from tasks.records.arm_figures import select_arm
-from tasks.records.efficiency import (
-    compute_karp_flatt,
-    compute_parallel_efficiency,
-    compute_speedup,
-    estimate_efficiency,
-)
-from tasks.records.evaluation import EvaluatedSample
+from tasks.records.evaluation import EvaluatedSample, compute_perplexity
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
 from tasks.records.gate import Standing
-from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.cost import compute_cost
@@ -30,7 +25,6 @@ from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
 from tasks.reporting.timeline import collect_hardware, collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
-from tasks.reporting.withholding import withhold_cells
 
 Value = TypeVar("Value")
 
@@ -45,11 +39,8 @@ def collect_results(outputs: Outputs) -> Results:
     if outputs.others and withheld >= outputs.others.keys():
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
-    measurement = outputs.measurement.published if outputs.measurement else None
-    if measurement is not None and withheld:
-        measurement = withhold_cells(measurement, withheld)
     cells = [
-        _collect_cell(outputs, cell, measurement, standing=standings[cell], is_withheld=cell in withheld)
+        _collect_cell(outputs, cell, standing=standings[cell], is_withheld=cell in withheld)
         for cell in outputs.params.cells
     ]
     given = [cell for cell in cells if cell.cell not in withheld]
@@ -94,11 +85,11 @@ def collect_results(outputs: Outputs) -> Results:
         left_out={name: replace_unprintable(why) for name, why in outputs.params.left_out.items()},
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
-        measurement=measurement,
-        more_ranks=compute_more_ranks(outputs, measurement),
+        measurement=outputs.measurement.publish(withheld) if outputs.measurement else None,
+        more_ranks=compute_more_ranks(outputs, cells),
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         hardware=collect_hardware(outputs.measurement) if outputs.measurement else [],
-        cost=compute_cost(outputs, given, measurement) if given else None,
+        cost=compute_cost(outputs, given) if given else None,
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
@@ -120,25 +111,20 @@ def _find_largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _collect_cell(
-    outputs: Outputs, cell: str, measurement: Measurement | None, *, standing: Standing, is_withheld: bool
-) -> CellResults:
-    run, baseline = outputs.runs[cell], outputs.baseline
-    world_size, base_size = run.facts.world_size, baseline.facts.world_size
+def _collect_cell(outputs: Outputs, cell: str, *, standing: Standing, is_withheld: bool) -> CellResults:
+    run, measured = outputs.runs[cell], outputs.measurement
     keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
-    is_hidden = is_withheld or measurement is None
-    figures = functools.partial(_collect_figures, run=run, baseline=None if is_hidden else baseline)
+    figures = functools.partial(_collect_figures, run)
     segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
     whole = figures()
     epochs = list(dict.fromkeys(epoch for _, epoch in keys))
     exchanged = sum(kind.num_bytes for segment in run.segments for kind in segment.facts.traffic.values())
-    is_baseline = cell == outputs.params.baseline
-    speedup = None if measurement is None else select_arm(measurement, cell).speedup
-    reported = whole.speedup if speedup is None else speedup.value
     return CellResults(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments", "nodes"}),
         nodes=[NodeFacts(**node.model_dump(include=set(NodeFacts.model_fields))) for node in run.facts.nodes],
-        is_baseline=is_baseline,
+        is_baseline=cell == outputs.params.baseline,
+        speed=measured.speeds[cell] if measured else None,
+        speedup=measured.speedups.get(cell) if measured and not is_withheld else None,
         standing=standing,
         num_epochs=len(epochs),
         seconds_per_epoch=whole.train_seconds / len(epochs),
@@ -155,13 +141,9 @@ def _collect_cell(
             replace_unprintable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used
         ],
         exchanged_mib_per_step=exchanged / whole.num_steps / 2**20,
-        measured_speedup=speedup,
-        measured_efficiency=None if speedup is None else estimate_efficiency(speedup, world_size, base_size),
-        karp_flatt=_compute_karp_flatt(reported, world_size, base_size),
         final_parameter_checksum=run.segments[-1].facts.parameter_checksums[0],
         whole=whole,
         epochs=[figures(epoch=epoch) for epoch in epochs],
-        ranges=[figures(part=part) for part in dict.fromkeys(part for part, _ in keys)],
         segments=segments,
     )
 
@@ -170,18 +152,11 @@ def _drop_duplicates(values: list[Value]) -> list[Value]:
     return list(dict.fromkeys(values))
 
 
-def _collect_figures(
-    *, run: RunOutputs, baseline: RunOutputs | None, part: str | None = None, epoch: int | None = None
-) -> Figures:
+def _collect_figures(run: RunOutputs, *, part: str | None = None, epoch: int | None = None) -> Figures:
     """Return the figures of the segments of one range, one epoch, both or (without either) of the whole run."""
     facts = run.parts.get((part, epoch), [])
     seconds = sum(fact.train_seconds for fact in facts)
     num_tokens, num_samples = sum(fact.num_tokens for fact in facts), sum(fact.num_samples for fact in facts)
-    ratio = efficiency = None
-    if baseline is not None:
-        baseline_seconds = sum(item.train_seconds for item in baseline.parts.get((part, epoch), []))
-        ratio = compute_speedup(baseline_seconds, seconds)
-        efficiency = compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
         range=part,
         epoch=epoch,
@@ -193,15 +168,7 @@ def _collect_figures(
         tokens_per_second=num_tokens / seconds,
         samples_per_second=num_samples / seconds,
         loss=sum(fact.loss * fact.num_targets for fact in facts) / max(sum(fact.num_targets for fact in facts), 1),
-        speedup=ratio,
-        parallel_efficiency=efficiency,
     )
-
-
-def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
-    if ratio is None or baseline_world_size != 1:
-        return None
-    return compute_karp_flatt(ratio, world_size)
 
 
 def _collect_quality(outputs: Outputs) -> Quality:
@@ -281,3 +248,15 @@ def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
     at = run.steps.with_loss
     per_point, steps, losses = thin_out_losses(run.steps.step[at], run.steps.loss[at], max_points=_MAX_CURVE_POINTS)
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)
+
+
+def thin_out_losses(
+    steps: NDArray[np.int64], losses: NDArray[np.float64], *, max_points: int
+) -> tuple[int, list[int], list[float]]:
+    """Return (steps per point, last step of each point, mean loss of each point), at most `max_points` points."""
+    per_point = max(1, math.ceil(len(steps) / max_points))
+    if per_point == 1:
+        return 1, steps.tolist(), losses.tolist()
+    ends = [min(start + per_point, len(steps)) for start in range(0, len(steps), per_point)]
+    means = [float(np.mean(losses[start:end])) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return per_point, [int(steps[end - 1]) for end in ends], means

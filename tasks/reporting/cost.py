@@ -5,9 +5,8 @@ Every figure follows from the tokens per second of the cells, so that all of the
 
 from typing import Literal
 
-from tasks.records.arm_figures import select_arm
 from tasks.records.facts import Record
-from tasks.records.measurement import ArmSpeed, Measurement, Waterfall
+from tasks.records.measurement import CellSpeed, Waterfall
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 
@@ -30,12 +29,6 @@ class CellCost(Record):
     """US dollars of one pass over all ranges; null without a price."""
     usd_per_million_tokens: float | None
     """US dollars of 1,000,000 tokens learned from; null without a price."""
-    cost_of_speedup: float | None
-    """Device time for the same work / the baseline's: 1 / parallel efficiency; null for the baseline."""
-    cost_of_speedup_low: float | None
-    """Lower end of its 95 % interval; null without an interval."""
-    cost_of_speedup_high: float | None
-    """Upper end of its 95 % interval; null without an interval."""
     kwh_per_epoch: float | None
     """Energy of the GPUs for one pass over all ranges; null where it was not measured."""
     kwh_per_million_tokens: float | None
@@ -70,25 +63,23 @@ class Cost(Record):
     """The cells, the baseline first."""
 
 
-def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
+def compute_cost(outputs: Outputs, cells: list[CellResults]) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
-    price = outputs.params.cost
-    waterfalls = {} if measurement is None else {waterfall.cell: waterfall for waterfall in measurement.waterfalls}
-    if measurement is not None and measurement.scaling == "weak":
-        # The batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
-        measurement = None
-    arms = {cell.cell: None if measurement is None else select_arm(measurement, cell.cell) for cell in cells}
-    first = cells[0]
-    alone = _compute_result_seconds(first, _select_throughput(first, arms[first.cell]))
+    price, measurement, first = outputs.params.cost, outputs.measurement, cells[0]
+    waterfalls = {waterfall.cell: waterfall for waterfall in measurement.waterfalls} if measurement else {}
+    # In weak scaling the batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
+    is_measured = measurement is not None and measurement.scaling == "strong"
+    speeds = {cell.cell: cell.speed if is_measured else None for cell in cells}
+    alone = _compute_result_seconds(first, _select_throughput(first, speeds[first.cell]))
     return Cost(
         price_per_gpu_hour_usd=price.price_per_gpu_hour,
         price_date=price.price_date,
         price_source=price.price_source,
-        basis="trained" if measurement is None else "measured",
+        basis="measured" if is_measured else "trained",
         cells=[
             _compute_cell_cost(
                 cell,
-                arms[cell.cell],
+                speeds[cell.cell],
                 price=price.price_per_gpu_hour,
                 # A gate fails where ranks share devices.
                 num_devices=cell.world_size,
@@ -103,7 +94,7 @@ def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measur
 
 def _compute_cell_cost(
     cell: CellResults,
-    arm: ArmSpeed | None,
+    speed: CellSpeed | None,
     *,
     price: float | None,
     num_devices: int,
@@ -111,12 +102,11 @@ def _compute_cell_cost(
     baseline_result_seconds: float,
     slowdown: float | None,
 ) -> CellCost:
-    rate = _select_throughput(cell, arm)
+    rate = _select_throughput(cell, speed)
     tokens_per_epoch = cell.whole.num_tokens / cell.num_epochs
     device_hours = num_devices * tokens_per_epoch / rate / _SECONDS_PER_HOUR
     result_seconds = _compute_result_seconds(cell, rate)
-    joules = None if arm is None else arm.joules_per_token
-    value, low, high = _compute_speedup_cost(cell, num_devices / num_baseline_devices)
+    joules = None if speed is None else speed.joules_per_token
     is_whole = not cell.is_baseline and num_devices % num_baseline_devices == 0
     num_jobs = num_devices // num_baseline_devices if is_whole else None
     return CellCost(
@@ -126,9 +116,6 @@ def _compute_cell_cost(
         device_hours_per_epoch=device_hours,
         usd_per_epoch=None if price is None else price * device_hours,
         usd_per_million_tokens=None if price is None else price * device_hours / tokens_per_epoch * 1e6,
-        cost_of_speedup=value,
-        cost_of_speedup_low=low,
-        cost_of_speedup_high=high,
         kwh_per_epoch=None if joules is None else joules * tokens_per_epoch / _JOULES_PER_KWH,
         kwh_per_million_tokens=None if joules is None else joules * 1e6 / _JOULES_PER_KWH,
         result_seconds=result_seconds,
@@ -144,26 +131,15 @@ def _compute_cell_cost(
 
 def _compute_slowdown(waterfall: Waterfall | None) -> float | None:
     """Return how many times as long a copy of one rank's share takes beside the others as alone."""
-    if waterfall is None or waterfall.ideal_seconds is None:
+    if waterfall is None:
         return None
-    seconds = {part.name: part.seconds.value for part in waterfall.parts}
-    alone = waterfall.ideal_seconds + seconds.get("optimizer", 0.0) + seconds.get("fixed", 0.0)
-    return 1 + seconds["contention"] / alone
+    alone = waterfall.ideal_seconds + waterfall.find_lost_seconds("optimizer") + waterfall.find_lost_seconds("fixed")
+    return 1 + waterfall.find_lost_seconds("contention") / alone
 
 
-def _select_throughput(cell: CellResults, arm: ArmSpeed | None) -> float:
-    return cell.whole.tokens_per_second if arm is None else arm.tokens_per_second
+def _select_throughput(cell: CellResults, speed: CellSpeed | None) -> float:
+    return (cell.whole if speed is None else speed).tokens_per_second
 
 
 def _compute_result_seconds(cell: CellResults, tokens_per_second: float) -> float:
     return cell.whole.num_tokens / tokens_per_second
-
-
-def _compute_speedup_cost(cell: CellResults, times_devices: float) -> tuple[float | None, float | None, float | None]:
-    """Return (value, low, high) of N x T_N / T_1; the ends change places with those of the speedup."""
-    if cell.is_baseline or cell.speedup is None:
-        return None, None, None
-    measured = cell.measured_speedup
-    if measured is None:
-        return times_devices / cell.speedup, None, None
-    return times_devices / measured.value, times_devices / measured.high, times_devices / measured.low

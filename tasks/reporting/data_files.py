@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.records.arm_figures import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.results import Results
@@ -21,8 +20,6 @@ def collect_metrics(results: Results) -> dict[str, Any]:
     The speedup is null unless it is proven: a table of experiments may have no room for the state.
     """
     cell = next(iter(sort_by_merit(results)), results.baseline)
-    measurement = results.measurement
-    rate = cell.whole.tokens_per_second if measurement is None else select_arm(measurement, cell.cell).tokens_per_second
     quality = {
         f"heldout_{name}": value
         for model in results.quality.models
@@ -30,8 +27,9 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         for name in ("loss", "accuracy")
         if (value := getattr(model, name)) is not None
     }
-    speedup = cell.speedup if results.state == "proven" and not cell.is_baseline else None
-    return {"state": results.state, "cell": cell.cell, "speedup": speedup, "tokens_per_second": rate, **quality}
+    speedup = cell.speedup.value if results.state == "proven" and cell.speedup else None
+    rates = {"speedup": speedup, "tokens_per_second": cell.tokens_per_second}
+    return {"state": results.state, "cell": cell.cell, **rates, **quality}
 
 
 def write_metrics(path: Path, results: Results) -> None:
@@ -45,7 +43,7 @@ def write_epochs(path: Path, results: Results) -> None:
     Where rows have classes, with what it came to on held-out rows.
     """
     names = ["num_steps", "num_samples", "num_tokens", "train_seconds", "tokens_per_second", "samples_per_second"]
-    names += ["data_wait_share", "loss", "speedup", "parallel_efficiency"]
+    names += ["data_wait_share", "loss"]
     rows = [
         [
             *(cell.cell, cell.world_size, cell.standing.state, part.epoch, *(getattr(part, name) for name in names)),

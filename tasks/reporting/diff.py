@@ -47,8 +47,7 @@ def _have_same_baseline(before: Results, now: Results) -> bool:
 
 def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
     """Return cell -> samples of a step as it was trained, and as it was timed."""
-    timed = {arm.arm: arm.global_batch_size for arm in results.measurement.arms} if results.measurement else {}
-    return {cell.cell: (cell.global_batch_size, timed.get(cell.cell, cell.global_batch_size)) for cell in results.cells}
+    return {cell.cell: (cell.global_batch_size, (cell.speed or cell).global_batch_size) for cell in results.cells}
 
 
 def _collect_facts(results: Results) -> dict[str, Any]:
@@ -103,8 +102,8 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
         pair = [cell.get(name) for cell in cells]
         gates = [cell.standing.state if cell else "no such cell" for cell in pair]
         yield [name, "standing", *gates, ""]
-        steps = [_find_step_time(results, name) for results in (before, now)]
-        speedups = [cell.measured_speedup if cell else None for cell in pair]
+        steps = [cell.speed.step_seconds if cell and cell.speed else None for cell in pair]
+        speedups = [cell.speedup if cell else None for cell in pair]
         yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
         shown = _show(speedups, wording.format_ratio_with_interval)
         shown = [
@@ -121,17 +120,16 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
 
 _EFFICIENCY = "efficiency"
 _PLAIN: list[tuple[str, Callable[[CellResults], float | None], Callable[[Any], str]]] = [
-    (_EFFICIENCY, lambda cell: cell.parallel_efficiency, wording.format_percent),
+    (
+        _EFFICIENCY,
+        lambda cell: cell.speedup.parallel_efficiency.value if cell.speedup else None,
+        wording.format_percent,
+    ),
     ("tokens/s, whole training", lambda cell: cell.whole.tokens_per_second, wording.format_three_digits),
     ("seconds per epoch", lambda cell: cell.seconds_per_epoch, wording.format_seconds),
     ("training loss", lambda cell: cell.whole.loss, wording.format_loss),
     ("peak memory", lambda cell: cell.peak_memory_gib, wording.format_gib),
 ]
-
-
-def _find_step_time(results: Results, cell: str) -> Estimate | None:
-    arms = results.measurement.arms if results.measurement else []
-    return next((arm.step_seconds for arm in arms if arm.cell == cell and not arm.is_wrapped_baseline), None)
 
 
 def _show(values: list[Any], show: Callable[[Any], str]) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from tasks.data.sources import row_policy
 from tasks.process import wording
-from tasks.records import arm_figures, gate
-from tasks.records.efficiency import estimate_efficiency
+from tasks.records import gate
 from tasks.records.facts import SliceFacts
 from tasks.reporting import drawing, verdict
 from tasks.reporting.charts import frontier
@@ -27,11 +26,10 @@ def count_left_out(parts: Sequence[SliceFacts]) -> Counter[str]:
 _FUNCTIONS: dict[str, Any] = {
     function.__name__: function
     for function in (
-        arm_figures.compute_baseline_step_seconds, arm_figures.describe_quiet_turns, arm_figures.explain_omission,
-        arm_figures.find_largest_part, arm_figures.select_arm, estimate_efficiency, count_left_out,
-        row_policy.describe_faults, row_policy.describe_tokenised, format_time, group_comparisons,
+        count_left_out, row_policy.describe_faults, row_policy.describe_tokenised, format_time, group_comparisons,
         frontier.find_best, frontier.is_of_cpu, frontier.list_places, verdict.count_passed_gates,
-        verdict.is_about_one, verdict.list_clauses, verdict.name_state, verdict.sort_by_merit,
+        verdict.describe_quiet_turns, verdict.is_about_one, verdict.list_clauses, verdict.name_state,
+        verdict.sort_by_merit,
     )
 }  # fmt: skip
 _CONSTANTS: dict[str, Any] = {

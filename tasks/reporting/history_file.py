@@ -12,13 +12,11 @@ from pydantic import ValidationError
 
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
-from tasks.records.arm_figures import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.data_files import unescape_formula, write_csv
 from tasks.reporting.history import HistoryRecord, group_comparisons, make_history
 from tasks.reporting.results import Results
-from tasks.reporting.withholding import withhold_comparison
 from training.process.files import digest_json
 from training.record.environment import select_decisive
 
@@ -72,7 +70,13 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
                 **({"environment": environment} if environment else {}),
             }
         ),
-        "measurement_digest": _digest_measurement(results, outputs),
+        # Of what was timed: the blocks, or the training where none were run.
+        "measurement_digest": digest_json(
+            [
+                [cell.cell, cell.speed.step_seconds.value if cell.speed else cell.whole.train_seconds]
+                for cell in results.cells
+            ]
+        ),
         "machine_digest": machine.digest,
         "code_digest": outputs.measurement.code_digest if outputs.measurement else None,
         "cpu": machine.cpu,
@@ -125,13 +129,6 @@ def _make_damage_error(path: Path, reason: str) -> DataError:
     return DataError(f"{path}: {reason}; allowed: a history of this version; move it away to begin a new one")
 
 
-def _digest_measurement(results: Results, outputs: Outputs) -> str:
-    """Return the sha256 of what was timed: the blocks, or the training where none were run."""
-    if outputs.measurement is not None:
-        return digest_json(withhold_comparison(outputs.measurement, outputs.runs).model_dump(mode="json"))
-    return digest_json([[cell.cell, cell.whole.train_seconds, cell.whole.num_steps] for cell in results.cells])
-
-
 def _describe_preflight(results: Results) -> str | None:
     if results.measurement is None:
         return None
@@ -140,22 +137,16 @@ def _describe_preflight(results: Results) -> str | None:
     return f"{preflight.verdict}: {', '.join(warnings)}" if warnings else preflight.verdict
 
 
-def _judge(cell: CellResults) -> bool | str:
-    return cell.standing.state if cell.standing.state == "unproven" else cell.standing.state != "withheld"
-
-
 def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
-    figures: dict[str, str | float | None] = dict.fromkeys(COLUMNS[COLUMNS.index("num_rounds") :])
-    del figures["gates_passed"], figures["preflight"]
-    figures |= {"cell": cell.cell, "world_size": cell.world_size, "gates_passed": _judge(cell)}
-    if results.measurement is None:
-        return figures
-    arm = select_arm(results.measurement, cell.cell)
-    named = {"step_seconds": arm.step_seconds, "speedup": cell.measured_speedup}
-    for name, estimate in named.items():
-        if estimate is not None:
-            figures |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    state, figures = cell.standing.state, dict[str, str | float | None]()
+    seconds = cell.speed.step_seconds if cell.speed else None
+    for name, estimate in (("step_seconds", seconds), ("speedup", cell.speedup)):
+        ends = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
+        figures |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
     return figures | {
-        "num_rounds": results.measurement.num_turns,
-        "tokens_per_second": arm.tokens_per_second,
+        "cell": cell.cell,
+        "world_size": cell.world_size,
+        "gates_passed": state if state == "unproven" else state != "withheld",
+        "num_rounds": results.measurement.num_turns if results.measurement else None,
+        "tokens_per_second": cell.speed.tokens_per_second if cell.speed else None,
     }

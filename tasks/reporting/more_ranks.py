@@ -5,11 +5,13 @@ N - 1 and b with (N - 1) / N. Both are those of the link's probe. What the cell 
 ideal is taken to grow as its exchange does.
 """
 
-from tasks.records.arm_figures import select_arm
+from collections.abc import Sequence
+
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
-from tasks.records.measurement import LinkSpeed, Measurement
+from tasks.records.measurement import LinkSpeed
 from tasks.records.outputs import Outputs
+from tasks.reporting.cell_results import CellResults
 
 _TIMES = (2, 4)
 """How many times the most ranks that were measured are looked at."""
@@ -44,22 +46,18 @@ def carry_on(speedup: float, *, ranks: float, more: float, growth: float, is_wea
     return step / (step / more + lost)
 
 
-def compute_more_ranks(outputs: Outputs, measurement: Measurement | None) -> list[MoreRanks]:
+def compute_more_ranks(outputs: Outputs, cells: Sequence[CellResults]) -> list[MoreRanks]:
     """Return 2 and 4 times the most ranks, for each cell that has as many and a speedup; none without a link's line.
 
     In strong scaling not beyond a micro-batch per rank.
     """
-    params, results = outputs.params, list[MoreRanks]()
+    params, measurement, results = outputs.params, outputs.measurement, list[MoreRanks]()
     if measurement is None:
         return results
     for link in measurement.links:
-        for name, cell in params.cells.items():
-            arm = select_arm(measurement, name)
-            if (
-                arm.speedup is None
-                or cell.world_size != link.world_size
-                or params.count_shares(name) != cell.world_size
-            ):
+        for cell in cells:
+            name, speedup = cell.cell, cell.speedup
+            if speedup is None or not cell.world_size == link.world_size == params.count_shares(name):
                 continue
             run, base = outputs.runs[name], params.cells[params.baseline].world_size
             steps = sum(part.facts.num_steps for part in run.segments)
@@ -75,7 +73,7 @@ def compute_more_ranks(outputs: Outputs, measurement: Measurement | None) -> lis
                     break
                 ends = [
                     carry_on(item, ranks=cell.world_size / base, more=number / base, growth=growth, is_weak=is_weak)
-                    for item in (arm.speedup.value, arm.speedup.low, arm.speedup.high)
+                    for item in (speedup.value, speedup.low, speedup.high)
                 ]
                 results.append(
                     MoreRanks(cell=name, world_size=number, speedup=Estimate(value=ends[0], low=ends[1], high=ends[2]))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from tasks.gates.equivalence import Equivalence
+from tasks.process.failure import DataError
 from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, Record
 from tasks.records.gate import Gate, State
@@ -140,7 +141,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -268,8 +269,21 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Return what an earlier report found; raises DataError in one line if the file is not a results.json."""
+    """Return what an earlier report found.
+
+    Raises DataError in one line if the file is not a results.json, or one of another version.
+    """
+    found = read_checked(path, TypeAdapter(_Versioned)).schema_version
+    if found != (allowed := Results.model_fields["schema_version"].default):
+        raise DataError(
+            f"{path}: schema_version {found}, allowed: {allowed}; read it with the version that wrote it, or run "
+            "`dvc repro report` where its data are"
+        )
     return read_checked(path, TypeAdapter(Results))
+
+
+class _Versioned(Record):
+    schema_version: int
 
 
 if __name__ == "__main__":

@@ -4,12 +4,7 @@ import math
 from collections.abc import Sequence
 
 from tasks.params.choices import read_unit
-from tasks.records.arm_figures import (
-    compute_baseline_step_seconds,
-    select_arm,
-    select_cell_arms,
-    select_imprecise_arms,
-)
+from tasks.process.wording import format_plural
 from tasks.records.estimate import Estimate
 from tasks.records.gate import State
 from tasks.records.measurement import Measurement
@@ -32,10 +27,7 @@ def make_verdict(results: Results) -> str:
 
 def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
-    functions = (
-        compute_baseline_step_seconds, count_passed_gates, group_undecided, is_about_one, list_ties, select_arm,
-        select_cell_arms, select_imprecise_arms,
-    )  # fmt: skip
+    functions = (count_passed_gates, group_undecided, is_about_one, list_ties)
     return render_lines(
         "verdict_lines", results=results, state=name_state(results), ranked=sort_by_merit(results), VAGUE=VAGUE,
         **{function.__name__: function for function in functions},
@@ -53,7 +45,7 @@ def name_state(results: Results) -> State:
     if not results.answers:
         return "not measured"
     best = sort_by_merit(results)[0]
-    speedup, measurement = best.measured_speedup, results.measurement
+    speedup, measurement = best.speedup, results.measurement
     if best.standing.state != "proven" or speedup is None or measurement is None:
         return "unproven"
     return "proven" if not speedup.holds_one or is_about_one(speedup, measurement) else "unproven"
@@ -69,14 +61,18 @@ def is_about_one(speedup: Estimate, measurement: Measurement) -> bool:
 
 def sort_by_merit(results: Results) -> list[CellResults]:
     """Return the cells whose speedup is given, the one that the headline is about first: proven, and the fastest."""
-    return sorted(results.answers, key=lambda cell: (cell.standing.state != "proven", -(cell.speedup or 0)))
+
+    def rank(cell: CellResults) -> tuple[bool, float]:
+        return cell.standing.state != "proven", -cell.speedup.value if cell.speedup else 0.0
+
+    return sorted(results.answers, key=rank)
 
 
 def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
     """Return the cells whose speedup is that of the best one, as far as the interval of their ratio tells."""
     ties = []
     for cell in others:
-        if (speedup := best.measured_speedup) is not None and (other := cell.measured_speedup) is not None:
+        if (speedup := best.speedup) is not None and (other := cell.speedup) is not None:
             doubt = math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other)))
             if abs(math.log(speedup.value / other.value)) <= doubt:
                 ties.append(cell.cell)
@@ -90,6 +86,15 @@ def group_undecided(results: Results) -> list[list[CellResults]]:
         if cell.standing.gates and cell.standing.state != "proven":
             decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
     return list(decided.values())
+
+
+def describe_quiet_turns(results: Results) -> str:
+    """Return `20 of 24 turns were quiet`, or from how many to how many were, cell by cell."""
+    numbers = sorted(cell.speed.num_quiet_turns for cell in results.cells[1:] or results.cells if cell.speed)
+    turns = format_plural(results.measurement.num_turns if results.measurement else 0, "turn")
+    if numbers[0] == numbers[-1]:
+        return f"{numbers[0]} of {turns} were quiet"
+    return f"{numbers[0]} to {numbers[-1]} of {turns}, cell by cell, were quiet"
 
 
 def count_passed_gates(results: Results) -> str:

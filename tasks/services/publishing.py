@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.process.failure import ConfigurationError, DataError, ResourceError
-from tasks.records.publication import PublicationManifest
+from tasks.records.run import PublicationManifest
 from tasks.services.hub_calls import call_hub, find_status_code, log_while_running, translate_error
 from training.process.files import digest_file
 

@@ -11,9 +11,8 @@ from typing import Any
 from tasks.inputs.snapshot import walk_leaves
 from tasks.params import Params
 from tasks.records.facts import Record
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile, SlicesManifest
 from tasks.records.run import CellFacts, read_segment, require_sealed
-from tasks.records.slices import SlicesManifest
 from tasks.services.final_figures import Figures, Rows, collect_final_figures, make_tables
 from training.process.files import digest_file, digest_json
 from training.record.ledger_file import STEPS, count_targets

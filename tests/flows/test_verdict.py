@@ -8,10 +8,8 @@ from flows.__main__ import print_verdict
 
 
 def _cell(name: str, state: str, **others: Any) -> dict[str, Any]:
-    return {
-        "cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, "measured_speedup": None,
-        "measured_efficiency": None, "is_baseline": False, **others,
-    }  # fmt: skip
+    found = {"speed": None, "speedup": None, "is_baseline": False, **others}
+    return {"cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, **found}
 
 
 RESULTS = {
@@ -19,8 +17,8 @@ RESULTS = {
     "cells": [
         _cell("1proc", "proven", is_baseline=True),
         _cell(
-            "2proc", "proven", measured_speedup={"value": 1.58, "low": 1.43, "high": 1.8},
-            measured_efficiency={"value": 0.79},
+            "2proc", "proven",
+            speedup={"value": 1.58, "low": 1.43, "high": 1.8, "parallel_efficiency": {"value": 0.79}},
         ),
         _cell("3proc", "not measured"),
         _cell("4proc", "withheld"),
@@ -48,11 +46,9 @@ def test_each_cell_has_its_line(
 
 
 def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    def make_arm(cell: str, samples_per_second: float, *, wrapped: bool = False) -> dict[str, Any]:
-        return {"cell": cell, "is_wrapped_baseline": wrapped, "samples_per_second": samples_per_second}
-
-    arms = [make_arm("1proc", 100.0), make_arm("2proc", 158.0), make_arm("1proc", 99.0, wrapped=True)]
-    print_verdict({**RESULTS, "measurement": {"arms": arms}})
+    rates = {"1proc": 100.0, "2proc": 158.0}
+    timed = [cell | {"speed": {"samples_per_second": rates[cell["cell"]]}} for cell in RESULTS["cells"][:2]]
+    print_verdict({**RESULTS, "cells": timed})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][1:3] == ["1,000", "samples"]
     assert [row[1:4] for row in rows[1:3]] == [["10.0", "s", "baseline"], ["6.33", "s", "1.58x"]]

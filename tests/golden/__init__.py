@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.records.measurement import BesideSpeed
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import add_history
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
@@ -60,7 +59,7 @@ def _measure_three(folder: Path) -> dict[str, Any]:
     seconds = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
     params = write_comparison(folder, params=PARAMS | {"cells": cells, "cost": _PRICE}, seconds=seconds)
     one, four = arm("1proc", 1), arm("4proc", 4, seconds=0.025)
-    write_measurement(folder, measurement(arms=[one, arm("2proc", 2), four]))
+    write_measurement(folder, measurement(one, arm("2proc", 2), four))
     outputs = outputs_of(folder, params)
     before = collect_results(outputs).model_copy(update={"created_at": "2025-12-31T00:00:00+00:00"})
     add_history(before, outputs, folder / _HISTORY)
@@ -69,13 +68,13 @@ def _measure_three(folder: Path) -> dict[str, Any]:
     edit_segment(folder, "2proc", micro_batch_sizes=[1], version_drift=["torch 2.14.0, then 2.15.0"], num_resumes=2)
     edit_segment(folder, "2proc", checkpoints_not_used=broken)
     two = arm(
-        "2proc", 2, seconds=0.05, speedup_of_medians=1.5, mfu=0.412,
+        "2proc", 2, seconds=0.05, of_medians=1.5, mfu=0.412,
         mfu_palm=0.431, gpu_utilisation=0.93, gpu_watts=512.0, joules_per_token=0.0128, peak_memory_gib=20.5,
     )  # fmt: skip
     tried = advice().model_copy(update={"failed": ["layers compiled (RuntimeError: no <b>compiler</b>)"]})
     found = measurement(
-        arms=[one, two, four], waterfalls=[waterfall(), waterfall("4proc", 4)], advice=tried, gpu_slowed_share=0.25,
-        beside=[BesideSpeed(name="1proc with 2 threads", speedup=estimate(1.3))],
+        one, two, four, waterfalls=[waterfall(), waterfall("4proc", 4)], advice=tried, gpu_slowed_share=0.25,
+        beside={"1proc with 2 threads": estimate(1.3)},
         waits=["2stages: its ranks wait for each other 35 % of the passes."],
     )  # fmt: skip
     write_measurement(folder, found)

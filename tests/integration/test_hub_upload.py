@@ -31,7 +31,7 @@ PUBLISH = """
 import logging
 from pathlib import Path
 from tasks.services import publishing
-from tasks.records.publication import PublicationManifest
+from tasks.records.run import PublicationManifest
 from tasks.process.failure import exit_with_one_line
 
 def main():

@@ -6,12 +6,18 @@ import json
 import pytest
 
 from tasks.records.evaluation import EvaluationFile
-from tasks.records.fingerprint import InputsFile, MachineFile, SourcesFile, TrialFile
+from tasks.records.manifests import (
+    BaseModelManifest,
+    InputsFile,
+    MachineFile,
+    RawManifest,
+    SliceManifest,
+    SlicesManifest,
+    SourcesFile,
+    TrialFile,
+)
 from tasks.records.measurement import MeasurementFile
-from tasks.records.publication import PublicationManifest, UploadFile
-from tasks.records.run import RunFile, read_segment
-from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import BaseModelManifest, RawManifest
+from tasks.records.run import PublicationManifest, RunFile, UploadFile, read_segment
 from tasks.records.stage_file import StageFile
 from tests.workspace import Workspace
 

@@ -40,7 +40,7 @@ def assert_is_caught(outcome: Outcome, key: str, folder: Path) -> None:
     assert outcome.is_caught_by(gate), outcome.says
     if outcome.refusal is None:
         assert outcome.results["cells"][-1]["standing"]["state"] == "withheld"
-        assert [cell["whole"]["speedup"] for cell in outcome.results["cells"]] == [None, None]
+        assert [cell["speedup"] for cell in outcome.results["cells"]] == [None, None]
         codes = list_codes([Gate.model_validate(gate) for gate in outcome.results["gates"]], gate)
         assert codes & list_codes(judge(folder, gate, key), gate), codes
 

@@ -148,7 +148,7 @@ MUTANTS = [
         lambda of, arms, *, seed: (list(arms) for _ in iter(int, 1)),
         "tasks/measuring/test_interleaving.py",
     ),
-    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
+    _mutant("tasks.measuring.account:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
     _mutant(
         "tasks.measure:select_timed_ranges",
         lambda of, slices, ranges, **more: list(ranges[:1]),
@@ -187,7 +187,11 @@ MUTANTS = [
         "tasks/equivalence/reference/test_causal_lm.py",
     ),
     # tasks/records and tasks/reporting
-    _mutant("tasks.records.efficiency:compute_karp_flatt", _times(2), "tasks/records/test_efficiency.py"),
+    _mutant(
+        "tasks.records.estimate:make_speedup",
+        _replace(karp_flatt=lambda share: share and 2 * share),
+        "tasks/records/test_speedup.py",
+    ),
     _mutant("tasks.records.ledger:compare_rows", _replace(num_repeated=lambda _: 0), "tasks/records/test_ledger.py"),
     _mutant("tasks.reporting.straggler:find_slowest_rank", _return(None), "tasks/reporting/test_straggler.py"),
     _mutant(
@@ -196,8 +200,8 @@ MUTANTS = [
         "tasks/reporting/test_time_to_loss.py",
     ),
     _mutant(
-        "tasks.reporting.withholding:withhold_cells",
-        _first,
+        "tasks.records.measurement:MeasurementFile.publish",
+        lambda of, self, withheld: of(self, ()),
         "tasks/reporting/test_standing.py",
         "tasks/reporting/test_verdict.py",
     ),

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.data.sources import models, row_store
+from tasks.data.sources import models, row_store, sorted_numbers
 from tasks.data.sources.models import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
@@ -24,7 +24,6 @@ from tasks.params import Params
 from tasks.params.local_files import check_paths, digest_source
 from tasks.params.sources import ModelParams
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records import sorted_numbers
 from tests.conftest import PROJECT
 from tests.tasks.local_rows import ask, download, jsonl, read_defaults
 from training.process.files import digest_file, digest_json

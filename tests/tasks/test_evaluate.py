@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
-from tasks.evaluating.continuations import select_rows
-from tasks.evaluating.sums import make_batches
-from tasks.records.slices import SlicesManifest
+from tasks.evaluating.heldout_rows import make_batches, select_rows
+from tasks.records.manifests import SlicesManifest
 from tests.finished_comparison import run_facts, write_receipt
 from tests.museum.workloads import write_tokenizer
 from tests.tiny import make_slice, make_tiny_model

@@ -11,7 +11,7 @@ from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.versions import MEASURING_VERSION
 from tasks.params.local_files import digest_source
 from tasks.process.failure import ConfigurationError
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 from training.process.files import digest_json
 
 

@@ -20,7 +20,7 @@ from tasks.params import Params
 from tasks.params.local_files import digest_source, list_image_files
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.manifests import ROWS, RawManifest
 from tasks.slice import store_slice
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
 

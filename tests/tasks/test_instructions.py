@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from tasks.data.builtin.corpus import read_instructions
 from tasks.data.slicing import find_slicing
 from tasks.data.sources.row_policy import QUARANTINED
-from tasks.evaluating.continuations import select_rows
+from tasks.evaluating.heldout_rows import select_rows
 from tasks.params import Params
 from tasks.params.prompts import TEMPLATES, fill_template, read_template
 from tasks.params.sources import RowRange

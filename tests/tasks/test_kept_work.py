@@ -20,7 +20,7 @@ from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT, LoraParams
 from tasks.records.facts import SliceFacts
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest
 from tasks.train import plan_segments
 from tests.machines import make_machine
 from tests.tiny import make_slice, with_manifest

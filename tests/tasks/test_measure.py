@@ -11,7 +11,7 @@ from tasks.measure import Inputs, _check_updates
 from tasks.params import load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.lock import lock_machine, make_lock_name
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest
 from tests.conftest import PROJECT
 from tests.machines import make_machine
 from tests.museum.project import Size, change_params, make_project, run_stage

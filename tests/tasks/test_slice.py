@@ -20,7 +20,7 @@ from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judge_value
 from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.sources import RawManifest
+from tasks.records.manifests import RawManifest
 from tests.tiny import with_manifest
 from training.process.files import digest_file
 

@@ -9,8 +9,7 @@ from ruamel.yaml import YAML
 from tasks.fingerprint import write_snapshots
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
-from tasks.records.fingerprint import InputsFile
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest, InputsFile
 from tasks.train import CellTraining, explain_left_work, plan_segments
 from tests.tiny import make_config, make_slice
 from training.process.files import write_json

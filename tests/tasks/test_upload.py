@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.records.publication import PublicationManifest
+from tasks.records.run import PublicationManifest
 from tasks.reporting.document import render_model_card, render_report
 from tasks.reporting.results import read_results, write_results
 from tests.finished_comparison import make_finished_comparison, make_results, read_json, write_receipt

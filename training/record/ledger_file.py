@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training.process.failure import BadCheckpointError, UnwritableError
 from training.process.files import make_folder
@@ -105,15 +106,14 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def digest_rows(steps: Sequence[Sequence[np.ndarray]]) -> int:
-    """Return a number of 64 bits for the rows of each step, whatever their order in it; of several ranks, their sum.
+    """Return a number of 64 bits for the rows of each step, whatever their order in it; of several ranks, their sum."""
+    steps_of_parts = ((step, rows) for step, parts in enumerate(steps, start=1) for rows in parts)
+    return sum(sum_mixed(rows.astype(np.uint64) + np.uint64(step << 40)) for step, rows in steps_of_parts) % 2**64
 
-    Every pair of step and row is mixed (splitmix64), so that no other pairs come to the same sum by accident.
-    """
-    total = 0
-    for step, parts in enumerate(steps, start=1):
-        for rows in parts:
-            mixed = rows.astype(np.uint64) + np.uint64(step << 40)
-            for shift, factor in _MIX:
-                mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-            total += int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
-    return total % 2**64
+
+def sum_mixed(numbers: NDArray[np.integer]) -> int:
+    """Return the sum of the numbers mixed (splitmix64), so that no other ones come to it by accident, modulo 2^64."""
+    mixed = numbers.astype(np.uint64)
+    for shift, factor in _MIX:
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))

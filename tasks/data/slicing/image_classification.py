@@ -15,7 +15,7 @@ from tasks.data.sources.row_policy import QUARANTINED_IMAGES, read_groups
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.manifests import ROWS, RawManifest
 
 _FORMAT = 1
 """Counts up when the same rows would give other arrays than before."""

@@ -15,7 +15,7 @@ from tasks.params import Params
 from tasks.params.prompts import fill_template
 from tasks.process.bounded_child import bound_native_code
 from tasks.process.failure import DataError
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.manifests import ROWS, RawManifest
 from training.process.files import digest_json
 
 _TOO_LONG = "long_prompt"

@@ -19,7 +19,7 @@ from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
 from tasks.process.progress import show_progress
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.manifests import ROWS, RawManifest
 
 _FORMAT = 2
 """Counts up when the same rows and tokenizer would give another array than before."""

@@ -24,7 +24,7 @@ from tasks.params.local_files import ImageFile, digest_source, list_image_files
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
-from tasks.records.sources import ROWS
+from tasks.records.manifests import ROWS
 from tasks.store.kept import fill_folder
 
 MAX_PIXELS = 2**26

@@ -17,7 +17,7 @@ from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import DataError
-from tasks.records.sources import BaseModelManifest
+from tasks.records.manifests import BaseModelManifest
 from tasks.services import hub
 from tasks.services.hub import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.kept import fill_folder, is_kept

@@ -26,13 +26,13 @@ from tasks.data.sources.row_policy import (
     read_groups,
 )
 from tasks.data.sources.rows import Reading, read_source_values
+from tasks.data.sources.sorted_numbers import SortedNumbers, read_windows
 from tasks.params.local_files import digest_source
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
-from tasks.records.sorted_numbers import SortedNumbers, read_windows
-from tasks.records.sources import ROWS, StoredManifest
+from tasks.records.manifests import ROWS, StoredManifest
 from tasks.services import hub
 from tasks.store.kept import fill_folder, link_file, read_kept
 from training.process.files import digest_file, digest_json, replace_file

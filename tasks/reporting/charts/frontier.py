@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.process import wording
-from tasks.records.arm_figures import select_arm
 from tasks.records.estimate import Estimate
 from tasks.reporting.drawing import MUTED, Axes, add_hover_points, name_points, select_color, set_height, shorten
 from tasks.reporting.results import Results
@@ -49,18 +48,16 @@ def list_places(results: Results) -> list[Place]:
     if measurement is None:
         return places
     memory = {item.cell: item.largest for item in measurement.memory}
-    baseline = select_arm(measurement, results.baseline.cell)
     for number, cell in enumerate(results.cells):
         largest = memory.get(cell.cell)
-        if largest is None or largest.allocated_gib is None or results.is_hidden(cell.cell):
+        if largest is None or largest.allocated_gib is None or cell.speed is None or results.is_hidden(cell.cell):
             continue
-        arm = select_arm(measurement, cell.cell)
-        if (speedup := arm.speedup) is not None:
-            seconds = 1 / baseline.tokens_per_second
+        if (speedup := cell.speedup) is not None:
+            seconds = 1 / results.baseline.tokens_per_second
             time = Estimate(value=seconds / speedup.value, low=seconds / speedup.high, high=seconds / speedup.low)
         else:
-            step, seconds = arm.step_seconds, 1 / arm.tokens_per_second
-            time = Estimate(value=seconds, low=seconds * step.low / step.value, high=seconds * step.high / step.value)
+            step = cell.speed.step_seconds
+            time = step.times(1 / cell.speed.tokens_per_second / step.value)
         places.append(
             Place(
                 cell=cell.cell,

@@ -20,21 +20,27 @@ def describe_chart(results: Results) -> str:
 
 
 def _format(cell: CellResults) -> str:
-    return wording.format_percent(cell.parallel_efficiency)
+    return wording.format_percent(_find_share(cell))
+
+
+def _find_share(cell: CellResults) -> float | None:
+    """Return 1 of the baseline, which is what linear is counted from."""
+    return cell.speedup.parallel_efficiency.value if cell.speedup else 1.0 if cell.is_baseline else None
 
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a bar per cell in percent, and the line of 100 %."""
-    shares = [100 * (cell.parallel_efficiency or 0) for cell in results.cells]
+    shares = [100 * (_find_share(cell) or 0) for cell in results.cells]
     places = range(len(shares))
     bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
     axes.bar_label(bars, [_format(cell) for cell in results.cells], padding=3)
     for cell, bar in zip(results.cells, bars, strict=True):
-        measured = cell.measured_efficiency
+        measured = cell.speedup.parallel_efficiency if cell.speedup else None
         add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else _format(cell)}")
     tops = list(shares)
     for place, cell in enumerate(results.cells):
-        if (measured := cell.measured_efficiency) is not None:
+        if cell.speedup is not None:
+            measured = cell.speedup.parallel_efficiency
             axes.plot([place] * 2, [100 * measured.low, 100 * measured.high], color=INK, linewidth=1.4)
             tops.append(100 * measured.high)
     axes.axhline(100, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)

@@ -39,7 +39,7 @@ def is_shown(results: Results) -> bool:
 
 
 def describe_chart(results: Results) -> str:
-    """Return the seconds of every part; ideal and unexplained ones only where they are not withheld."""
+    """Return the seconds of every part, from the ideal step to the measured one."""
     assert results.measurement is not None
     return " ".join(_describe_waterfall(waterfall) for waterfall in results.measurement.waterfalls)
 
@@ -50,8 +50,6 @@ def _describe_waterfall(waterfall: Waterfall) -> str:
         or "no parts"
     )
     measured = wording.format_duration(waterfall.measured_seconds)
-    if waterfall.ideal_seconds is None or waterfall.unexplained_seconds is None:
-        return f"{waterfall.cell}: of a step of {measured}: {parts}."
     return (
         f"{waterfall.cell}: from the ideal step of {wording.format_duration(waterfall.ideal_seconds)} to the measured "
         f"{measured}: {parts}, unexplained {wording.format_duration(waterfall.unexplained_seconds)}."
@@ -106,10 +104,9 @@ def _draw_row(axes: Axes, place: int, row: _Row, begin: float, factor: float) ->
 
 def _list_rows(waterfall: Waterfall) -> list[_Row]:
     """Return what a bar is drawn of, from top to bottom."""
-    rows = [] if waterfall.ideal_seconds is None else [_Row("ideal", waterfall.ideal_seconds, is_whole=True)]
+    rows = [_Row("ideal", waterfall.ideal_seconds, is_whole=True)]
     rows += [_Row(part.name, part.seconds.value, part.seconds) for part in waterfall.parts]
-    if waterfall.unexplained_seconds is not None:
-        rows.append(_Row("unexplained", waterfall.unexplained_seconds))
+    rows.append(_Row("unexplained", waterfall.unexplained_seconds))
     return [*rows, _Row("measured", waterfall.measured_seconds, is_whole=True)]
 
 

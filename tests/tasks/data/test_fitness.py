@@ -24,7 +24,7 @@ from tasks.process import bounded_child
 from tasks.process.bounded_child import BoundedChild
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.facts import TokenisedFacts
-from tasks.records.sources import RawManifest
+from tasks.records.manifests import RawManifest
 from tasks.rehearsal.inputs import gather_inputs
 from tests.tasks.local_rows import ask, jsonl
 from tests.tasks.test_download import TEXTS

@@ -34,7 +34,7 @@ def test_nothing_that_was_timed_beside_the_baseline_is_faster(tmp_path: Path, pa
     assert (found.verdict, found.numbers["arms"]) == ("passed", 3), found.compared
 
 
-@pytest.mark.parametrize(("name", "times"), [(WRAPPED, 1.45), (WRAPPED, 1.1), (ALONE, 1.45), (ALONE, 1.2)])
+@pytest.mark.parametrize(("name", "times"), [(WRAPPED, 1.1), (ALONE, 1.2)])
 def test_a_baseline_slower_than_its_wrapped_copy_or_another_cells_rank_is_slowed(
     tmp_path: Path, params: dict[str, Any], name: str, times: float
 ) -> None:

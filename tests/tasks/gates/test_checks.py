@@ -18,10 +18,7 @@ from tests.tasks.reporting.comparison import (
     edit_steps,
     make_checked_update,
     outputs_of,
-    read_lines,
-    segment_folder,
     write_comparison,
-    write_lines,
 )
 
 EQUIVALENCE = "Update equivalence"
@@ -41,13 +38,6 @@ PLAUSIBLE = "Speedup is plausible"
 
 def gates_of(folder: Path, params: dict[str, Any]) -> dict[str, Gate]:
     return {gate.name: gate for gate in check_gates(outputs_of(folder, params))}
-
-
-def true_figure(gates: dict[str, Gate]) -> str | None:
-    """Return the speedup per unit of work that is given for 2proc."""
-    found = gates[TOKENS].find_cell_finding("2proc")
-    assert found is not None
-    return found.true_figure
 
 
 def failed(gates: dict[str, Gate]) -> list[str]:
@@ -74,16 +64,6 @@ def test_every_gate_passes_on_a_clean_comparison(tmp_path: Path, params: dict[st
 def _swap_rows(arrays: dict[str, Any]) -> None:
     arrays["row_id"][[0, 7]] = arrays["row_id"][[7, 0]]
     arrays["num_tokens"][[0, 7]] = arrays["num_tokens"][[7, 0]]
-
-
-def _drop_one(arrays: dict[str, Any]) -> None:
-    for name in arrays:
-        arrays[name] = arrays[name][1:]
-
-
-def _double_one(arrays: dict[str, Any]) -> None:
-    for name in arrays:
-        arrays[name] = np.append(arrays[name], arrays[name][:1])
 
 
 def _foreign_row(arrays: dict[str, Any]) -> None:
@@ -117,13 +97,10 @@ def _forget_segment(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("defect", "fails", "code"),
     [
-        (_segment("2proc", parameter_checksums=["03" * 8, "b"]), [SAME_PARAMETERS], "other_parameters"),
         (_segment("2proc", parameter_checksums=["03" * 8]), [SAME_PARAMETERS], "checksums_missing"),
         (_segment("2proc", optimizer_checksums=["opt3", "b"]), [SAME_PARAMETERS], "other_optimizer"),
         (_segment("2proc", part="8-16", start_optimizer_checksum="x"), [NO_BREAK], "other_optimizer"),
-        (_segment("2proc", start_checksum="base"), [NO_BREAK], "other_start"),
         (_segment("2proc", part="8-16", start_checksum="x"), [NO_BREAK], "other_weights"),
-        (_steps("2proc", loss=6.0), [CURVES], "window_differs"),
         (_run_json("2proc", base_model_digest="e1" * 32), [SAME_WORK], "other_start_weights"),
         (_run_json("2proc", numerics_version=7), [SAME_WORK], "other_numerics_version"),
         (_run_json("1proc", machine_digest="e1" * 32), [SAME_WORK], "other_machine"),
@@ -131,8 +108,6 @@ def _forget_segment(folder: Path) -> None:
         (_steps("2proc", learning_rate=5e-4), [ASKED_FOR, SAME_WORK], "other_learning_rate"),
         (_steps("2proc", num_samples=2), [SAME_WORK], "other_samples"),
         (_ledger(_swap_rows), [ASKED_FOR, SAME_ROWS], "other_rows"),
-        (_ledger(_drop_one), [ASKED_FOR, SAME_ROWS, ONCE, TOKENS], "not_once"),
-        (_ledger(_double_one), [ASKED_FOR, SAME_ROWS, ONCE, TOKENS], "not_once"),
         (_ledger(_foreign_row), [ASKED_FOR, SAME_ROWS, ONCE, HELD_OUT], "not_once"),
         (_forget_segment, [CURVES, EVALUATED, SAME_WORK, ONCE, TOKENS, PLAUSIBLE], "other_segments"),
         (_segment("2proc", num_tokens=30), [TOKENS], "other_tokens"),
@@ -140,7 +115,7 @@ def _forget_segment(folder: Path) -> None:
         (lambda folder: edit_json(folder / "machine.json", num_cpus=1), [OWN_DEVICE], "too_few_devices"),
     ],
 )  # fmt: skip
-def test_a_gate_fails_on_the_defect_it_is_there_for(
+def test_a_gate_fails_on_the_defect_it_is_there_for_and_no_other_does(
     tmp_path: Path, params: dict[str, Any], defect: Break, fails: list[str], code: str
 ) -> None:
     defect(tmp_path)
@@ -152,9 +127,7 @@ def test_a_gate_fails_on_the_defect_it_is_there_for(
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({}, "passed"),
         ({"start_problem": "other weights"}, "other_start"),
-        ({"compared": {"loss": {"difference": 7.0, "noise_floor": 0.0, "tolerance": 1e-5}}}, "other_loss"),
         ({"compared": {"rows": {"difference": 1e-4, "noise_floor": 0.0, "tolerance": 1e-5}}}, "other_loss"),
         ({"verdict": "not checked", "problem": "no disk", "compared": {}}, "first_update_not_checked"),
         ({"step": 2}, "first_update_not_checked"),
@@ -163,37 +136,27 @@ def test_a_gate_fails_on_the_defect_it_is_there_for(
 def test_the_first_update_has_to_begin_with_the_base_model_and_its_loss(
     tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], code: str
 ) -> None:
-    first = make_checked_update(1) | ({"verdict": "failed", "problem": "wrong"} if "other" in code else {}) | changes
-    edit_segment(tmp_path, "2proc", checked_updates=[first, make_checked_update(2)])
+    edit_segment(tmp_path, "2proc", checked_updates=[make_checked_update(1) | changes, make_checked_update(2)])
     found = gates_of(tmp_path, params)[FROM_BASE].findings[1]
-    assert found.code == code
-    assert found.verdict == ("passed" if code == "passed" else "failed" if "other" in code else "not checked")
+    assert (found.code, found.verdict) == (code, "failed" if "other" in code else "not checked")
 
 
-def test_what_was_compared_is_there_for_machines_in_each_cells_finding(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_what_was_compared_is_there_for_machines_and_json_has_no_infinity(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
     edit_ledger(tmp_path, "2proc", _swap_rows)
     edit_steps(tmp_path, "2proc", loss=float("inf"))
-    gates = gates_of(tmp_path, params)
-    numbers = {name: [found.numbers for found in gate.findings] for name, gate in gates.items()}
-    once = {"samples": 16, "left_out": 0, "repeated": 0, "of_no_such_range": 0}
-    for at, cell in enumerate(("1proc", "2proc")):
-        assert numbers[TOKENS][at] == {"cell": cell, "unit": "token", "tokens": 63, "expected": 63}
-        assert numbers[ONCE][at] == once | {"cell": cell}
-        assert numbers[OWN_DEVICE][at].items() >= {"needed": at + 1, "there": 2, "times_asked": 0}.items()
+    numbers = {name: gate.findings[-1].numbers for name, gate in gates_of(tmp_path, params).items()}
     # Rows 0 and 7 changed places: each is in a step too many and missing in another.
-    assert numbers[SAME_ROWS][0].items() >= {"steps_compared": 4, "samples_in_other_steps": 4}.items()
-    assert [one["data_wait_share"] for one in numbers[DATA_BOUND]] == [pytest.approx(0.002), pytest.approx(0.02 / 6.4)]
-    assert numbers[CURVES][0]["largest_relative_difference"] is None  # JSON has no infinity
-    assert numbers[SAME_PARAMETERS][0].items() >= {"segments_compared": 2, "most_different_checksums": 1}.items()
-    assert all(all(found) for found in numbers.values())
+    assert numbers[SAME_ROWS].items() >= {"steps_compared": 4, "samples_in_other_steps": 4}.items()
+    assert numbers[CURVES]["largest_relative_difference"] is None
+    assert all(numbers.values())
 
 
 def test_more_ranks_than_gpus_say_nothing_about_scaling(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, device="cuda")
     edit_json(tmp_path / "machine.json", gpus=[{"name": "H100", "memory_gib": 79.6}])
-    gates = gates_of(tmp_path, params)
-    assert failed(gates) == [OWN_DEVICE]
-    assert gates[OWN_DEVICE].findings[1].code == "too_few_devices"
+    assert failed(gates_of(tmp_path, params)) == [OWN_DEVICE]
 
 
 def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_path: Path) -> None:
@@ -201,26 +164,6 @@ def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_pa
     gates = gates_of(tmp_path, write_comparison(tmp_path, params=params))
     unchecked = [name for name, gate in gates.items() if gate.verdict == "not checked"]
     assert unchecked == [SYNCHRONISED, SAME_PARAMETERS, CURVES, SAME_WORK, SAME_ROWS, PLAUSIBLE]
-    assert all(gates[name].compared.startswith(("only one cell", "no cell")) for name in unchecked)
-
-
-def test_the_loss_may_part_a_little_but_not_on_average(tmp_path: Path, params: dict[str, Any]) -> None:
-    def write_losses(cell: str, factor: float) -> None:
-        for part, first in (("0-8", 1), ("8-16", 151)):
-            segment = segment_folder(tmp_path, cell, part)
-            line = read_lines(segment)[0]
-            losses = [4.0 * (factor if first + index > 100 else 1) for index in range(150)]
-            edit_segment(tmp_path, cell, part, num_steps=150, traffic={})
-            write_lines(segment, [line | {"step": first + index, "loss": loss} for index, loss in enumerate(losses)])
-
-    write_losses("1proc", 1.0)
-    write_losses("2proc", 1.02)
-    assert CURVES not in failed(gates_of(tmp_path, params))
-    write_losses("2proc", 1.15)
-    gates = gates_of(tmp_path, params)
-    assert CURVES in failed(gates)
-    numbers = gates[CURVES].findings[0].numbers
-    assert (gates[CURVES].findings[0].code, numbers["first"], numbers["last"]) == ("window_differs", 97, 112)
 
 
 def _everyone_reads_everything(folder: Path) -> None:
@@ -229,27 +172,22 @@ def _everyone_reads_everything(folder: Path) -> None:
         edit_ledger(folder, "2proc", lambda arrays: arrays.update({k: np.tile(v, 2) for k, v in arrays.items()}), part)
 
 
-def test_work_done_twice_is_told_per_unit_of_work(tmp_path: Path) -> None:
+def test_work_done_twice_is_told_per_unit_of_work_where_that_is_possible_and_no_gate_denies_it(tmp_path: Path) -> None:
+    def tell() -> str:
+        (found,) = [one for one in gates_of(tmp_path, params)[TOKENS].findings if one.cell == "2proc"]
+        return found.true_figure or ""
+
     params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [8.0, 4.8]})
     _everyone_reads_everything(tmp_path)
-    gates = gates_of(tmp_path, params)
-    assert failed(gates) == [ASKED_FOR, SAME_ROWS, ONCE, TOKENS]
+    assert failed(gates_of(tmp_path, params)) == [ASKED_FOR, SAME_ROWS, ONCE, TOKENS]
     # 126 tokens in 12.8 s against 63 tokens in 10 s.
-    assert all(figure in str(true_figure(gates)) for figure in ("2.00x", "1.56x"))
-
-
-def test_a_figure_per_unit_of_work_that_is_not_possible_either_is_not_given(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
-    _everyone_reads_everything(tmp_path)  # 126 tokens in 6.4 s would be 3.1x on 2 ranks
-    assert true_figure(gates_of(tmp_path, params)) is None
-
-
-def test_no_figure_per_unit_of_work_where_the_gradients_were_not_synchronised(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [8.0, 4.8]})
-    _everyone_reads_everything(tmp_path)
+    assert all(figure in tell() for figure in ("2.00x", "1.56x"))
     edit_segment(tmp_path, "2proc", traffic={})
-    assert true_figure(gates_of(tmp_path, params)) is None
+    assert not tell()
+    # 126 tokens in 6.4 s would be 3.1x on 2 ranks.
+    params = write_comparison(tmp_path)
+    _everyone_reads_everything(tmp_path)
+    assert not tell()
 
 
 def test_a_speedup_of_more_than_linear_is_not_believed(tmp_path: Path) -> None:
@@ -261,14 +199,7 @@ def test_a_speedup_of_more_than_linear_is_not_believed(tmp_path: Path) -> None:
     wanted = {"rank_seconds": 9.0, "rank_seconds_of_baseline": 10.0, "least_believed": 10 / 1.1, "efficiency": 10 / 9}
     assert found.code == "trained_beyond_linear"
     assert {name: found.numbers[name] for name in wanted} == pytest.approx(wanted)
-    params = write_comparison(tmp_path / "just", seconds={"1proc": [6.0, 4.0], "2proc": [3.0, 1.6]})
-    assert failed(gates_of(tmp_path / "just", params)) == []
-
-
-def test_the_plausible_gate_prints_no_efficiency_that_another_gate_withholds(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
-    edit_segment(tmp_path, "2proc", parameter_checksums=["a", "b"])
+    params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [3.0, 1.6]})
     (found,) = gates_of(tmp_path, params)[PLAUSIBLE].findings
-    assert found.verdict == "passed"
-    assert {"efficiency", "speedup"}.isdisjoint(found.numbers)
+    # Another gate may withhold it.
+    assert (found.verdict, {"efficiency", "speedup"} & found.numbers.keys()) == ("passed", set())

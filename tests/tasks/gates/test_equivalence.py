@@ -45,26 +45,18 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(
     ]
 
 
-def test_fewer_than_asked_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
-    found = [make_checked_update(1), make_checked_update(2, verdict="not checked", problem="no disk", compared={})]
-    edit_segment(tmp_path, "2proc", checked_updates=found)
-    _, gate = results_of(tmp_path, params)
-    numbers = gate.findings[1].numbers
-    assert (gate.findings[1].verdict, numbers["checked"], numbers["drawn"]) == ("passed", 3, 4)
-
-
-@pytest.mark.parametrize("cell", ["1proc", "2proc"])
-def test_a_wrong_update_withholds_the_speedup(cell: str, tmp_path: Path, params: dict[str, Any]) -> None:
-    edit_segment(
-        tmp_path, cell, "8-16", checked_updates=[make_checked_update(3, verdict="failed", problem="half the gradient")]
-    )
+def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
+    checked = [
+        make_checked_update(3, verdict="not checked", problem="no disk", compared={}),
+        make_checked_update(4, verdict="failed", problem="half the gradient"),
+    ]
+    edit_segment(tmp_path, "1proc", "8-16", checked_updates=checked)
     results, gate = results_of(tmp_path, params)
     (failed,) = [one for one in gate.findings if one.verdict == "failed"]
-    assert (failed.cell, failed.code) == (cell, "update_differs")
-    assert failed.numbers | {"step": 3, "problem": "half the gradient"} == failed.numbers
+    assert (failed.cell, failed.code) == ("1proc", "update_differs")
+    known = {"step": 4, "problem": "half the gradient", "checked": 2, "drawn": 4}
+    assert failed.numbers | known == failed.numbers
     assert results.cells[1].is_withheld
-    assert results.cells[1].whole.speedup is None
-    assert NAME in results.verdict
 
 
 def test_figures_outrank_their_own_verdict(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -90,7 +82,7 @@ def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path: Path, param
 def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
-    timed = measurement(arms=[arm("1proc", 1), arm("2proc", 2, global_batch_size=8)], scaling="weak")
+    timed = measurement(arm("1proc", 1), arm("2proc", 2, global_batch_size=8), scaling="weak")
     write_measurement(tmp_path, timed)
     found = results_of(tmp_path, params)[1].findings[1]
     assert (found.verdict, found.code, found.numbers["batch"]) == ("not checked", "batch_not_checked", 8)

@@ -18,13 +18,11 @@ def cores(*numbers: int, **more: Any) -> dict[str, Any]:
     ("devices", "problem"),
     [
         ([cores(0, 1), cores(0, 1)], None),
-        ([cores(0), cores(1)], None),
         ([cores(0), cores(0, 1)], None),
         ([cores(0), cores(0)], ("too_few_cores", {"ranks": ["0", "1"], "threads": 1, "cores": 1})),
         ([cores(0, 1, cpu_quota=1.5)] * 2, ("cpu_quota", {"ranks": 2, "threads": 1, "quota": 1.5})),
         ([cores(0, 1, cpu_quota=2.0)] * 2, None),
         ([{"cpus": None}] * 2, None),
-        ([], None),
     ],
 )
 def test_cores_that_two_ranks_share_fail(

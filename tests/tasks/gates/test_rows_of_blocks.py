@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.rows_of_steps import check_timed_rows
+from tasks.gates.asked_for import check_timed_rows
 from tests.tasks.reporting.blocks import arm_blocks, write_blocks
 from tests.tasks.reporting.comparison import edit_steps, outputs_of
 
@@ -37,7 +37,3 @@ def test_how_far_they_may_be_apart_follows_from_the_tokens_of_steps_and_not_from
     assert judge(num_tokens=16, num_padding_tokens=1600) == pytest.approx(0.1, abs=5e-3)
     # A step of long rows in packs of one length.
     assert not judge(num_tokens=32, num_padding_tokens=0)
-
-
-def test_without_a_measurement_it_says_nothing(tmp_path: Path, params: dict[str, Any]) -> None:
-    assert check_timed_rows(outputs_of(tmp_path, params), "2proc") is None

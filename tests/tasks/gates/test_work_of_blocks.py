@@ -11,8 +11,7 @@ import pytest
 from ddp_audit.process.findings import Finding
 from tasks.gates.work_of_blocks import check_block_work
 from tasks.records.blocks import ArmBlocks
-from tasks.records.measurement import MeasurementFile
-from tests.tasks.reporting.blocks import KINDS, arm_blocks, block, write_blocks
+from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order
 from tests.tasks.reporting.measured import measurement
 from training.record.ledger_file import digest_rows
@@ -35,7 +34,7 @@ def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothin
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     assert check_block_work(outputs_of(tmp_path, params), "2proc") is None
-    MeasurementFile(**dict(measurement())).write(tmp_path / "measurements")
+    measurement().write(tmp_path / "measurements")
     assert judged(tmp_path, params, "2proc").verdict == "not checked"
 
 
@@ -47,23 +46,16 @@ LOSS = float(block("2proc", 3).loss_sum or 0)
     ("name", "changes", "code", "numbers"),
     [
         ("2proc", {"num_tokens": 16, "num_samples": 4}, "other_rows", {"samples": 4, "tokens": 16, "expected": 32}),
-        ("2proc", {"rows": ROWS_OF_ANOTHER}, "other_rows", {}),
-        ("2proc", {"loss_sum": LOSS / 2}, "other_loss", {"difference": 0.5}),
         ("2proc", {"loss_sum": LOSS * (1 + 3e-5)}, "other_loss", {"most": 1e-5}),
         ("2proc", {"loss_sum": None}, "loss_not_finite", {}),
-        ("2proc", {"grad_norm_sum": 0.0}, "no_gradient", {}),
         ("2proc", {"grad_norm_sum": 2.501}, "other_gradient", {"most": 1e-4}),
         ("2proc", {"moment_squares": 1.001}, "other_moments", {"most": 2e-4}),
-        ("2proc", {"updates": [[0, 0]] * 2}, "other_updates", {"rank": 0, "most": 0, "steps": 2}),
         ("2proc", {"updates": [[2, 2], [0, 0]]}, "other_updates", {"rank": 1}),
-        ("2proc", {"updates": [[1, 2]] * 2}, "other_updates", {"fewest": 1, "most": 2}),
         ("2proc", {"updates": [[3, 3]] * 2}, "other_updates", {}),
         ("2proc", {"num_updated": 2 * NUM_PARAMETERS - 1}, "not_all_updated", {"expected": 2 * NUM_PARAMETERS}),
         ("2proc, update only", {"updates": [[0, 0]]}, "other_updates", {}),
-        ("1proc", {"updates": [[4, 4]]}, "other_updates", {}),
         ("2proc", {"num_micro_batches": 4}, "other_micro_batches", {"micro_batches": 4, "of_baseline": 8}),
         ("2proc", {"num_positions": 4000}, "other_positions", {"positions": 4000, "of_baseline": 64}),
-        ("2proc", {"num_exchanges": [0, 0]}, "other_exchanges", {"exchanges": [0, 0], "expected": 2}),
         ("2proc", {"num_exchanges": [2, 3]}, "other_exchanges", {"exchanges": [2, 3]}),
         ("2proc", {"exchange_bytes": [2 * NUM_PARAMETERS] * 2}, "other_bytes", {"bytes": 1000, "needed": 4000}),
         ("2proc", {"turn_of": 99}, "baseline_missing", {"turn": 99}),
@@ -71,10 +63,7 @@ LOSS = float(block("2proc", 3).loss_sum or 0)
         ("2proc, no communication", {"rows": ROWS_OF_ANOTHER}, "other_rows", {}),
         ("2proc, one copy alone", {"rows": ROWS_OF_ANOTHER}, "other_rows_alone", {}),
         ("2proc, update only", {"num_samples": 2}, "rows_in_an_update", {"samples": 2}),
-        ("1proc", {"num_exchanges": [2]}, "exchanges_where_none_belong", {"exchanges": 2}),
-        ("1proc", {"grad_norm_sum": 0.0}, "no_gradient", {}),
         ("1proc in a DDP wrapper", {"exchange_bytes": [0]}, "other_bytes", {"bytes": 0}),
-        ("1proc in a DDP wrapper", {"loss_sum": 130.0}, "other_loss", {}),
     ],
 )
 def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks_that_alone(
@@ -92,12 +81,11 @@ def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks
         assert judged(tmp_path, params, "1proc").verdict == "passed"
 
 
-def test_bytes_that_torch_did_not_record_are_not_missed(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=None))
     assert judged(tmp_path, params, "2proc").verdict == "passed"
-
-
-def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[str, Any]) -> None:
     params = copy.deepcopy(params)
     params["cells"]["2proc"]["options"] = {"gradient_hook": "bf16"}
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=[4 * NUM_PARAMETERS] * 2))
@@ -109,10 +97,8 @@ def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[st
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"num_micro_batches": 16}, "passed"),
         ({"num_micro_batches": 14}, "passed"),
         ({"num_micro_batches": 13}, "other_micro_batches"),
-        ({"num_micro_batches": 8}, "other_micro_batches"),
         ({"num_micro_batches": 16, "grad_norm_sum": 2.501}, "passed"),
         ({"num_micro_batches": 16, "grad_norm_sum": 2.6}, "other_gradient"),
     ],
@@ -120,11 +106,8 @@ def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[st
 def test_where_ranks_normalise_together_each_has_a_part_of_the_baselines_micro_batch(
     tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], code: str
 ) -> None:
-    same_rows = [
-        name for name, kind in KINDS.items() if name.startswith("2proc, ") and kind in ("silent", "independent")
-    ]
-    others = [arm_blocks(name, turn=None, num_micro_batches=16) for name in same_rows]
-    write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), *others)
+    silent = arm_blocks("2proc, no communication", turn=None, num_micro_batches=16)
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), silent)
     outputs = outputs_of(tmp_path, params)
     told = outputs.params
     first = told.cells["1proc"].model_copy(update={"micro_batch_size": 2 * told.train.micro_batch_size})
@@ -153,10 +136,8 @@ def _write_weak(folder: Path, **changes: Any) -> None:
             blocks.append(found.model_copy(update=more | changes))
         return one.model_copy(update={"blocks": blocks})
 
-    told = write_blocks(folder)
-    arms = [told.arms[0], told.arms[1].model_copy(update={"global_batch_size": 8}), told.arms[2]]
     silent, alone = (arm_blocks(f"2proc, {name}") for name in ("no communication", "one copy alone"))
-    write_blocks(folder, widen(arm_blocks("2proc")), widen(silent), alone, arms=arms)
+    write_blocks(folder, widen(arm_blocks("2proc")), widen(silent), alone, of_2proc={"global_batch_size": 8})
 
 
 def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(
@@ -168,7 +149,6 @@ def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_
     assert told.numbers["batch"] == 8
     for changes, code in (
         ({"rows": ROWS_OF_ANOTHER}, "other_rows"),
-        ({"num_tokens": 16, "num_samples": 4}, "other_rows"),
         ({"steps": [2]}, "other_rows"),
         ({"num_exchanges": [0, 0]}, "other_exchanges"),
         ({"grad_norm_sum": 0.0}, "no_gradient"),

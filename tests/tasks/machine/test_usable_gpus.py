@@ -19,7 +19,7 @@ from tasks.machine.usable_gpus import (
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.records.facts import GpuFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.manifests import MachineFile
 
 PROJECT = Path(__file__).resolve().parents[3]
 CUDA_13 = TorchFacts(

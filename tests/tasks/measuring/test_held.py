@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.measuring.session import count_all_trained, count_beside_adapter
+from tasks.measuring.session import count_beside_adapter
 from tasks.params.train import LoraParams
 from tasks.process.failure import ConfigurationError
 from tests.extras import skip_without
@@ -42,11 +42,6 @@ def test_beside_an_adapter_weights_moments_and_gradient_are_those_of_a_rehearsed
         adapter, model, workload="causal_lm", num_parameters=num_parameters, device="cpu"
     )  # fmt: skip
     assert on_host.shared == 4 * num_parameters + 3 * held.of_variant
-
-
-def test_where_all_is_trained_a_parameter_takes_16_bytes() -> None:
-    held = count_all_trained(1000)
-    assert (held.shared, held.of_variant, held.num_parameters) == (12_000, 4_000, 1000)
 
 
 def test_layers_that_the_model_has_not_are_said_before_a_rank_starts(tmp_path: Path) -> None:

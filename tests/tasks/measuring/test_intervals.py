@@ -18,6 +18,7 @@ def test_interval_of_one_launch_is_students_over_its_turns() -> None:
     found = estimate_mean([[2.0, 3.0, 1.0, 4.0]])
     half_width = T_OF_3 * math.sqrt(5 / 3) / 2
     assert (found.value, found.high - found.value) == pytest.approx((2.5, half_width), rel=1e-4)
+    assert estimate_mean([[2.0, 3.0, 1.0, 4.0]], confidence=0.99).high > found.high
 
 
 def test_interval_of_several_launches_is_students_over_their_means_where_starts_differ() -> None:
@@ -45,15 +46,6 @@ def test_a_ratio_is_that_of_the_means_so_that_a_stall_counts_with_what_it_cost()
     assert other_way.value == pytest.approx(1 / found.value)
 
 
-def test_what_slows_whole_turns_down_does_not_widen_the_interval_of_a_ratio() -> None:
-    random = np.random.default_rng(0)
-    slow, fast = 0.2 * random.lognormal(0, 0.01, size=30), 0.1 * random.lognormal(0, 0.01, size=30)
-    drift = np.exp(random.normal(0, 0.3, size=30))
-    calm, stormy = estimate_ratio([slow], [fast]), estimate_ratio([slow * drift], [fast * drift])
-    assert stormy.relative_half_width == pytest.approx(calm.relative_half_width, rel=0.35)
-    assert stormy.value == pytest.approx(calm.value, rel=0.01)
-
-
 @pytest.mark.parametrize("num_turns", [4, 12, 40])
 def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
     covered = []
@@ -79,17 +71,6 @@ def test_launches_cover_whatever_their_starts_do(num_launches: int, num_turns: i
     assert 0.92 <= np.mean(covered) <= 1.0
 
 
-def test_higher_confidence_is_wider() -> None:
-    turns = [1.0, 1.1, 0.9, 1.05, 0.97]
-    widths = [estimate_mean([turns], confidence=confidence).relative_half_width for confidence in (0.9, 0.95, 0.99)]
-    assert widths == sorted(widths)
-
-
-def test_needed_launches_grow_with_the_square_of_the_width() -> None:
-    assert intervals.count_needed_launches(20, 0.06, 0.03) == 80
-    assert intervals.count_needed_launches(20, 0.03, 0.03) == 20
-
-
 def test_the_interval_of_a_speedup_has_a_floor_that_more_launches_bring_down_and_noise_does_not_raise() -> None:
     def estimate(num_launches: int, noise: float) -> Estimate:
         random = np.random.default_rng(1)
@@ -111,10 +92,3 @@ def test_what_cannot_have_an_interval_is_refused() -> None:
         with pytest.raises(ValueError, match="values must be finite and above 0"):
             estimate_ratio([[wrong, 1.0, 1.0, 1.0]], [[1.0] * 4])
     assert estimate_mean([[-1.0, 1.0, -1.0, 1.0]]).value == 0.0
-
-
-def test_an_interval_around_0_has_no_relative_width() -> None:
-    assert Estimate(0.0, -1.0, 1.0).relative_half_width == math.inf
-    assert Estimate(2.0, 1.5, 2.5).relative_half_width == 0.25
-    assert Estimate(2.0, 1.5, 2.5).contains(1.5)
-    assert not Estimate(2.0, 1.5, 2.5).contains(1.49)

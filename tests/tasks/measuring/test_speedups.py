@@ -82,33 +82,16 @@ def test_the_interval_covers_the_truth_whatever_is_shown_or_there_is_none() -> N
     assert not problems, problems
 
 
-def test_devices_that_share_a_power_limit_are_slower_for_good_and_that_is_what_is_measured() -> None:
-    # Clocks of two fall further than those of one: what users get after a while, not what a cold start gives.
-    found, machine = _measure(Trouble(throttled=0.1), seed=1, max_seconds=600, half_width=0.01)
-    assert found.intervals["2proc"].value == pytest.approx(machine.truth, rel=0.02)
-
-
-def test_it_ends_once_intervals_are_narrow_and_says_what_it_took() -> None:
+def test_it_ends_once_intervals_are_narrow_or_the_time_is_spent_and_says_what_it_took() -> None:
     found, machine = _measure(TROUBLES["none"], seed=1)
     assert 3 <= found.num_launches <= 4
     turns, seconds = len(found.timed_turns.turns), f"{machine.now:.0f} s"
     assert found.stopped_because.startswith(f"{turns} turns in {found.num_launches} starts of every cell and {seconds}")
     assert "±7.0 % was asked for" in found.stopped_because
-
-
-def test_it_ends_when_the_time_is_spent_and_says_how_many_turns_it_would_take() -> None:
     found, machine = _measure(TROUBLES["starts that differ"], seed=3, half_width=0.03)
     assert "the 90 s of max_seconds were spent, and the widest interval is ±" in found.stopped_because
     assert "starts are needed for ±3.0 %" in found.stopped_because
     assert machine.now < 90 + 20
-
-
-def test_no_interval_is_narrower_than_the_floor_which_falls_with_the_root_of_the_starts() -> None:
-    for half_width, least in ((0.07, 3), (0.03, 17)):
-        found, _ = _measure(TROUBLES["none"], seed=1, half_width=half_width, max_seconds=600)
-        assert found.num_launches == least
-        floor = 0.07 * (3 / least) ** 0.5
-        assert found.intervals["2proc"].relative_half_width == pytest.approx(floor)
 
 
 def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept() -> None:
@@ -149,25 +132,6 @@ def test_a_launch_has_few_turns_however_long_its_start_took() -> None:
         found = _measure_on(machine, half_width=1e-6, max_seconds=120)
         launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
         assert {launches.count(launch) for launch in launches} == {4}
-
-
-def test_turns_in_which_others_were_there_are_set_aside_and_kept() -> None:
-    found, _ = _measure(TROUBLES["neighbour a fifth of the time"], seed=5)
-    counted = found.select_quiet("2proc").turns
-    loud = set(found.timed_turns.turns) - set(counted)
-    assert loud
-    for turn in loud:
-        shares = [block.others_share or 0.0 for block in found.timed_turns.turns[turn]]
-        launch = found.timed_turns.turns[turn][0].launch
-        quiet_of_launch = [one for one in counted.values() if one[0].launch == launch]
-        assert max(shares) > 0.05 or not quiet_of_launch
-
-
-def test_a_neighbour_that_never_leaves_costs_the_interval_and_not_the_blocks() -> None:
-    found, _ = _measure(Trouble(neighbour=((1.1, 1.5),), neighbour_part=1.0), seed=1)
-    assert not found.intervals
-    assert "for 2proc there is no interval: others used more than 5.0 % of the CPUs so" in found.stopped_because
-    assert len(found.timed_turns.blocks["2proc"]) >= 6
 
 
 @pytest.mark.parametrize("trouble", [Trouble(background=0.04), TROUBLES["neighbour a fifth of the time"]])
@@ -243,12 +207,8 @@ def test_a_block_whose_machine_tells_nothing_counts() -> None:
     assert list(timed_turns.select_quiet(0.05).turns) == [0, 1]
     assert not timed_turns.select_quiet(0.05, fewest_of_launch=3).turns
     assert list(itertools.chain(*timed_turns.list_by_launch("1proc"))) == [1.0] * 3
-
-
-def test_a_block_beside_another_process_on_its_gpu_is_not_quiet_unless_every_turn_counts() -> None:
-    block = _make_block(others_share=0.0, has_others_on_gpu=True)
-    assert not is_quiet(block, 0.05)
-    assert is_quiet(block, 1.0)
+    beside_another = _make_block(others_share=0.0, has_others_on_gpu=True)
+    assert [is_quiet(beside_another, most) for most in (0.05, 1.0)] == [False, True]
 
 
 def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are_started_anew() -> None:

@@ -1,7 +1,7 @@
 """Timed blocks of the comparison written by hand: what each did, so that the gates can be told that it did not."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tasks.records.measurement import MeasurementFile, RankDevice
 from tasks.records.outputs import Outputs, Steps
 from tests.tasks.reporting.borne_out import make_block
 from tests.tasks.reporting.comparison import RANGES, rows_in_order, setting_of
-from tests.tasks.reporting.measured import arm, estimate, measurement
+from tests.tasks.reporting.measured import TimedArm, arm, estimate, measurement
 
 NUM_TURNS = 20
 SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042, "2proc, one copy alone": 0.035}
@@ -65,29 +65,29 @@ def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
 
 
 def write_blocks(
-    folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, beside: Sequence[ArmBlocks] = (), **more: Any
-) -> MeasurementFile:
+    folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, of_2proc: Mapping[str, Any] | None = None,
+    beside: Sequence[ArmBlocks] = (), **more: Any,
+) -> MeasurementFile:  # fmt: skip
     """Write speed.json with the blocks of all arms, some of them changed, and those `beside`; `speedup`: what is
-    published of 2proc."""
+    published of 2proc, with these changes of its other figures."""
     by_name = {one.arm: one for one in changed}
     blocks = [by_name.get(name, arm_blocks(name)) for name in KINDS]
 
-    def tokens_per_second(name: str) -> float:
+    def make_arm(name: str, world_size: int, **changes: Any) -> TimedArm:
         mine = next(one for one in blocks if one.arm == name).blocks
-        return sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
+        rate = sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
+        content: dict[str, Any] = {
+            "tokens_per_second": rate,
+            "step_seconds": estimate(SECONDS[name] * 1.02, 0.01),
+        } | changes
+        return arm(name, world_size, speedup=estimate(speedup), **content)
 
-    arms = [
-        arm(name, 2 if name == "2proc" else 1, tokens_per_second=tokens_per_second(name))
-        for name in ("1proc", "2proc", "1proc in a DDP wrapper")
-    ]
-    arms = [one.model_copy(update={"step_seconds": estimate(SECONDS[one.arm] * 1.02, 0.01)}) for one in arms]
-    arms[1] = arms[1].model_copy(update={"speedup": estimate(speedup)})
     devices = {
         "1proc": [[RankDevice(cpus=[0, 1])]],
         "2proc": [[RankDevice(cpus=[0, 1])] * 2],
     }
     setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
-    content = dict(measurement(arms=arms, num_turns=NUM_TURNS)) | {
+    content = dict(measurement(make_arm("1proc", 1), make_arm("2proc", 2, **of_2proc or {}), num_turns=NUM_TURNS)) | {
         "blocks": [*blocks, *beside], "ranges": RANGES, "devices_of_starts": devices,
         "settings": {cell: [setting] for cell in devices},
         "numerics_version": 1, "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.records.blocks import ArmBlocks, BlockWork
-from tasks.records.measurement import ArmSpeed, Measurement, MeasurementFile
+from tasks.records.measurement import CellSpeed, MeasurementFile
 from tests.tasks.reporting.comparison import (
     NUM_PARAMETERS,
     RANGES,
@@ -27,27 +27,27 @@ POSITIONS_PER_SAMPLE = 8
 """As in the training: half of them hold padding."""
 
 
-def bear_out(folder: Path, found: Measurement) -> MeasurementFile:
+def bear_out(folder: Path, found: MeasurementFile) -> MeasurementFile:
     """Return speed.json with blocks that give its figures; the trainings in the folder then had steps as long."""
     params = json.loads((folder / "params.yaml").read_bytes())
-    arms = [one for one in found.arms if not one.is_wrapped_baseline and (folder / "runs" / one.cell).is_dir()]
+    arms = [one for one in found.speeds.values() if (folder / "runs" / one.cell).is_dir()]
     for one in arms:
         _set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
-    return MeasurementFile(
-        **dict(found),
-        blocks=[*(_make_arm_blocks(found, one) for one in arms), _wrap(_make_arm_blocks(found, arms[0]))],
-        ranges=RANGES[:1],
-        settings={one.cell: [setting_of(params)] for one in arms},
-        numerics_version=1,
-        code_digest="c0de" * 16,
-        base_model_digest="ba5e" * 16,
-        machine_digest="ac3e" * 16,
-    )
+    beside = {
+        "blocks": [*(_make_arm_blocks(found, one) for one in arms), _wrap(_make_arm_blocks(found, arms[0]))],
+        "ranges": RANGES[:1],
+        "settings": {one.cell: [setting_of(params)] for one in arms},
+        "numerics_version": 1,
+        "code_digest": "c0de" * 16,
+        "base_model_digest": "ba5e" * 16,
+        "machine_digest": "ac3e" * 16,
+    }
+    return found.model_copy(update=beside)
 
 
-def _make_arm_blocks(found: Measurement, arm: ArmSpeed) -> ArmBlocks:
+def _make_arm_blocks(found: MeasurementFile, arm: CellSpeed) -> ArmBlocks:
     blocks = [_make_block(found, arm, turn) for turn in range(1, found.num_turns + 1)]
-    return ArmBlocks(phase="speedup", arm=arm.arm, cell=arm.cell, kind="as trained", blocks=blocks)
+    return ArmBlocks(phase="speedup", arm=arm.cell, cell=arm.cell, kind="as trained", blocks=blocks)
 
 
 def _wrap(plain: ArmBlocks) -> ArmBlocks:
@@ -66,7 +66,7 @@ def _wrap(plain: ArmBlocks) -> ArmBlocks:
     )
 
 
-def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
+def _make_block(found: MeasurementFile, arm: CellSpeed, turn: int) -> BlockWork:
     rows = np.array(rows_in_order(RANGES[0]))
     steps = np.split(rows, NUM_STEPS)
     return make_block(
@@ -75,7 +75,7 @@ def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
         turn=turn,
         launch=1 + (turn - 1) * found.num_launches // found.num_turns,
         # The last turns were the loud ones.
-        others_share=0.01 if turn <= (arm.num_quiet_turns or 0) else 0.2,
+        others_share=0.01 if turn <= arm.num_quiet_turns else 0.2,
         started_at=1.7e9 + 3 * turn,
         cores_used=[0.9 + 0.01 * (turn % 5)] * arm.world_size,
         host_gib=[0.5 + 0.1 * rank for rank in range(arm.world_size)],

@@ -1,29 +1,31 @@
 """What the stage `measure` may leave of the comparison written by hand, with figures that can be recomputed by hand.
 
-A step takes `1proc` 68 ms, `1proc` in a DDP wrapper 69.3 ms and `2proc` 42 ms: 68 / 42 is a speedup of 1.619, 81 % of
-linear; 69.3 / 42 is 1.65. The ideal step takes 34 ms; of the 8 ms lost the parts explain 7.8 ms.
+A step takes `1proc` 68 ms and `2proc` 42 ms: 68 / 42 is a speedup of 1.619, 81 % of linear. The ideal step takes 34 ms;
+of the 8 ms lost the parts explain 7.8 ms.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
-from tasks.records.estimate import Estimate
+from tasks.records.estimate import Estimate, Speedup, make_speedup
 from tasks.records.measurement import (
     Advice,
     Advised,
-    ArmSpeed,
+    CellSpeed,
     LinkSpeed,
     LostPart,
-    Measurement,
+    MeasurementFile,
     Preflight,
     PreflightCheck,
     Waterfall,
 )
+from tasks.reporting.results import Results
 from tests.tasks.reporting.borne_out import bear_out
 from tests.tasks.reporting.comparison import BY_HAND
 
-STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
+STEP_SECONDS = {"1proc": 0.068, "2proc": 0.042}
+WRAPPED = "1proc in a DDP wrapper"
 PARTS = {
     "data wait": 0.0002,
     "exposed communication": 0.0035,
@@ -42,32 +44,42 @@ def estimate(value: float, relative: float = 0.025) -> Estimate:
     return Estimate(value=value, low=value * (1 - relative), high=value * (1 + relative))
 
 
-def arm(name: str, world_size: int, **changes: Any) -> ArmSpeed:
-    """Return an arm; its step time is that of STEP_SECONDS."""
-    seconds = changes.pop("seconds", None) or STEP_SECONDS[name]
-    first = STEP_SECONDS["1proc"]
+class TimedArm(NamedTuple):
+    """What was measured of a cell."""
+
+    speed: CellSpeed
+    speedup: Speedup | None
+
+
+def arm(
+    name: str, world_size: int, *, seconds: float | None = None, speedup: Estimate | None = None,
+    has_speedup: bool = True, of_all_turns: Estimate | None = None, of_medians: float | None = None, **changes: Any,
+) -> TimedArm:  # fmt: skip
+    """Return a cell's figures; its step time is that of STEP_SECONDS, and its speedup follows from that."""
+    seconds, first = seconds or STEP_SECONDS[name], STEP_SECONDS["1proc"]
     content: dict[str, Any] = {
-        "arm": name,
-        "cell": name.partition(" ")[0],
-        "is_wrapped_baseline": name.endswith("wrapper"),
+        "cell": name,
         "world_size": world_size,
         "global_batch_size": SAMPLES_PER_STEP,
-        "num_quiet_turns": None if name.endswith("wrapper") else 22,
+        "num_quiet_turns": 22,
         "step_seconds": estimate(seconds, 0.01),
         "step_p50_seconds": [seconds * 0.99] * world_size,
         "step_p95_seconds": [seconds * (1.1 + 0.1 * rank) for rank in range(world_size)],
         "tokens_per_second": TOKENS_PER_STEP / seconds,
         "padded_tokens_per_second": 1.25 * TOKENS_PER_STEP / seconds,
         "samples_per_second": SAMPLES_PER_STEP / seconds,
-        "speedup": None if name == "1proc" else estimate(first / seconds),
     }
-    return ArmSpeed(**BY_HAND["arm"] | content | changes)
+    found = speedup or estimate(first / seconds)
+    given = make_speedup(
+        found, of_all_turns=of_all_turns or found, of_medians=of_medians or found.value,
+        baseline_step_seconds=found.value * seconds, world_size=world_size, baseline_world_size=1,
+    )  # fmt: skip
+    return TimedArm(CellSpeed(**BY_HAND["arm"] | content | changes), given if has_speedup and name != "1proc" else None)
 
 
 def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Waterfall:
     """Return the waterfall of a cell."""
     measured, ideal = STEP_SECONDS["2proc"] * 2 / world_size, STEP_SECONDS["1proc"] / world_size
-    unexplained = measured - ideal - sum(PARTS.values()) * 2 / world_size
     content: dict[str, Any] = {
         "cell": cell,
         "ideal_seconds": ideal,
@@ -76,11 +88,7 @@ def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Water
             LostPart(name=name, seconds=estimate(seconds * 2 / world_size, 0.2), how=f"runs with and without {name}")
             for name, seconds in PARTS.items()
         ],
-        "unexplained_seconds": unexplained,
-        "lost_efficiency": 1 - ideal / measured,
-        "unexplained_efficiency": unexplained / measured,
         "ddp_exposed_communication_seconds": 0.0033,
-        "verdict": f"{cell}: most is lost to exposed communication, 8 % of the step",
         "is_data_bound": False,
     }
     return Waterfall(**content | changes)
@@ -154,27 +162,38 @@ def memory(cell: str, world_size: int, gib: float, **changes: Any) -> CellMemory
     return CellMemory(**content | changes)
 
 
-def measurement(**changes: Any) -> Measurement:
-    """Return what was measured of 1proc and 2proc, with some fields changed."""
+def measurement(*arms: TimedArm, **changes: Any) -> MeasurementFile:
+    """Return what was measured of these cells, by default 1proc and 2proc, with some fields changed."""
+    arms = arms or (arm("1proc", 1), arm("2proc", 2))
     content: dict[str, Any] = {
         "preflight": preflight(),
-        "arms": [arm("1proc", 1), arm("2proc", 2), arm("1proc in a DDP wrapper", 1)],
+        "speeds": {one.speed.cell: one.speed for one in arms},
+        "speedups": {one.speed.cell: one.speedup for one in arms if one.speedup},
+        "beside": {WRAPPED: estimate(0.98)},
         "waterfalls": [waterfall()],
         "links": [link()],
         "advice": advice(),
         "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
     }
-    return Measurement(**BY_HAND["measurement"] | content | changes)
+    return MeasurementFile(**BY_HAND["measurement"] | content | changes)
 
 
-def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> Measurement:
-    """Return a measurement in which 2proc has this speedup and no wrapped baseline ran beside it."""
-    speedup = estimate(value, relative)
-    two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=speedup)
-    return measurement(arms=[arm("1proc", 1), two], **changes)
+def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> MeasurementFile:
+    """Return a measurement in which 2proc has this speedup and nothing ran beside the baseline."""
+    two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=estimate(value, relative))
+    return measurement(arm("1proc", 1), two, **{"beside": {}} | changes)
 
 
-def write_measurement(folder: Path, found: Measurement | None = None) -> Measurement:
+def measure_again(results: Results, found: MeasurementFile) -> Results:
+    """Return the results as if this had been measured."""
+    cells = [
+        cell.model_copy(update={"speed": found.speeds[cell.cell], "speedup": found.speedups.get(cell.cell)})
+        for cell in results.cells
+    ]
+    return results.model_copy(update={"measurement": found.publish(()), "cells": cells})
+
+
+def write_measurement(folder: Path, found: MeasurementFile | None = None) -> MeasurementFile:
     """Write speed.json below the comparison's folder, with blocks and a training that bear it out; return it."""
     found = found or measurement()
     bear_out(folder, found).write(folder / "measurements")

@@ -29,23 +29,19 @@ def test_the_cost_of_a_training_is_worked_out_from_its_seconds(tmp_path: Path) -
     figures = (one.usd_per_epoch, two.usd_per_epoch, one.usd_per_million_tokens, two.usd_per_million_tokens)
     per_second = 2.5 / 3600
     assert figures == pytest.approx((10 * per_second, 12.8 * per_second, *(s * per_second / 63e-6 for s in (10, 12.8))))
-    # What was not measured has no speedup to cost anything. A result per 6.4 s, against two per 10 s.
-    assert (two.cost_of_speedup, one.num_baseline_jobs, two.num_baseline_jobs) == (None, None, 2)
+    # A result per 6.4 s, against two per 10 s.
+    assert (one.num_baseline_jobs, two.num_baseline_jobs) == (None, 2)
     assert (two.result_seconds, two.results_per_hour, two.baseline_results_per_hour) == pytest.approx((6.4, 562.5, 720))
 
 
 def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path: Path) -> None:
     # 15.5 tokens per step: in 68 ms on one rank, in 42 ms on two.
-    arms = [arm("1proc", 1), arm("2proc", 2, joules_per_token=0.0128), arm("1proc in a DDP wrapper", 1)]
-    cost = results_of(tmp_path, measured=measurement(arms=arms)).cost
+    measured = measurement(arm("1proc", 1), arm("2proc", 2, joules_per_token=0.0128))
+    cost = results_of(tmp_path, measured=measured).cost
     assert cost is not None
     one, two = cost.cells
     assert cost.basis == "measured"
     assert two.usd_per_epoch == pytest.approx(2.5 * 2 * 63 / (15.5 / 0.042) / 3600)
-    # The speedup is known to +- 2.5 %; its upper end is the lower one of the cost.
-    assert (two.cost_of_speedup, two.cost_of_speedup_low, two.cost_of_speedup_high) == pytest.approx(
-        [2 * 42 / 68 / factor for factor in (1, 1.025, 0.975)]
-    )
     assert one.kwh_per_epoch is None
     assert (two.kwh_per_epoch, two.kwh_per_million_tokens) == pytest.approx((63 * 0.0128 / 3.6e6, 12_800 / 3.6e6))
     # A copy of one rank's share takes 34.5 ms alone and 36.5 ms beside the other: 2 ms of contention.

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from tasks.reporting import drawing
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, hostile
-from tests.tasks.reporting.measured import measurement
+from tests.tasks.reporting.measured import measure_again, measurement
 from tests.tasks.reporting.rendered import draw_once
 
 NAMES_OF_CHARTS = ["speedup", "parallel_efficiency", "time_per_epoch", "loss_curves"]
@@ -31,7 +31,7 @@ def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, me
     assert list(drawing.select_charts(clean_results)) == NAMES_OF_CHARTS
     # Of one comparison there is no history yet.
     assert list(drawing.select_charts(measured_results)) == list(SHOWN)
-    bare = measured_results.model_copy(update={"measurement": measurement(waterfalls=[], memory=[])})
+    bare = measure_again(measured_results, measurement(waterfalls=[], memory=[]))
     assert list(drawing.select_charts(bare)) == NAMES_OF_CHARTS
 
 

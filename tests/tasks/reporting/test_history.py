@@ -46,7 +46,7 @@ def remember(folder: Path, params: dict[str, Any]) -> Results:
 
 def measure_again(folder: Path, **of_2proc: Any) -> None:
     """Write another measurement; with changes to 2proc."""
-    again = measurement(arms=[arm("1proc", 1), arm("2proc", 2, **of_2proc)], seconds=62.5)
+    again = measurement(arm("1proc", 1), arm("2proc", 2, **of_2proc), seconds=62.5)
     write_measurement(folder, again)
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tasks.records.arm_figures import compute_baseline_step_seconds
 from tasks.records.gate import BORNE_OUT, QUIET_TURNS
-from tasks.records.measurement import Measurement
+from tasks.records.measurement import MeasurementFile
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
 from tasks.reporting.verdict import make_verdict
@@ -19,19 +18,19 @@ THREE = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 
 
-def results_of(folder: Path, found: Measurement, params: dict[str, Any] | None = None) -> Results:
+def results_of(folder: Path, found: MeasurementFile, params: dict[str, Any] | None = None) -> Results:
     """Return the results of a comparison whose training took as long as its blocks."""
-    seconds = {one.cell: [50 * one.step_seconds.value] * 2 for one in found.arms if not one.is_wrapped_baseline}
+    seconds = {one.cell: [50 * one.step_seconds.value] * 2 for one in found.speeds.values()}
     params = write_comparison(folder, params=params, seconds=seconds)
     edit_json(folder / "machine.json", num_cpus=4)
     write_measurement(folder, found)
     return collect_results(outputs_of(folder, params))
 
 
-def measure_three() -> Measurement:
+def measure_three() -> MeasurementFile:
     ratios = {cell: None if cell == "1proc" else estimate(THREE["1proc"] / took) for cell, took in THREE.items()}
     arms = [arm(cell, int(cell[0]), seconds=took, speedup=ratios[cell]) for cell, took in THREE.items()]
-    return measurement(arms=arms, waterfalls=[])
+    return measurement(*arms, waterfalls=[])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def measure_three() -> Measurement:
     ],
 )  # fmt: skip
 def test_an_interval_decides_what_is_claimed(
-    tmp_path: Path, found: Measurement, state: str, figures: tuple[str, ...], worth: tuple[str, ...]
+    tmp_path: Path, found: MeasurementFile, state: str, figures: tuple[str, ...], worth: tuple[str, ...]
 ) -> None:
     # With the parts of a waterfall contention would slow the jobs side by side.
     results = results_of(tmp_path, found.model_copy(update={"waterfalls": []}))
@@ -82,9 +81,9 @@ def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and
 def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_beside(tmp_path: Path) -> None:
     cells = PARAMS["cells"] | {"ddp-2": {"strategy": "ddp", "world_size": 2}}
     for seconds, is_tie in ((0.043, True), (0.048, False)):
-        two = arm("2proc", 2, speedup_of_all_turns=estimate(1.3), speedup_of_medians=1.61 if is_tie else 1.7)
+        two = arm("2proc", 2, of_all_turns=estimate(1.3), of_medians=1.61 if is_tie else 1.7)
         arms = [arm("1proc", 1), two, arm("ddp-2", 2, seconds=seconds)]
-        results = results_of(tmp_path / str(is_tie), measurement(arms=arms), PARAMS | {"cells": cells})
+        results = results_of(tmp_path / str(is_tie), measurement(*arms), PARAMS | {"cells": cells})
         assert ("2proc, in a tie with ddp-2, trains" in results.verdict) == is_tie
         assert "all turns, loud ones too, give 1.30x" in results.verdict
         assert ("by medians, which disagree" in markdown_of(results)) != is_tie
@@ -93,16 +92,9 @@ def test_cells_that_tie_are_called_a_tie_and_what_other_figures_say_stands_besid
     assert "1proc is one rank inside fsdp2, no plain process" in verdict
 
 
-def test_the_step_times_beside_a_speedup_are_those_of_its_turns_and_weak_scaling_has_samples(tmp_path: Path) -> None:
-    found = with_speedup(1.7)
-    # The first cell's own figure is of more turns, where there are more cells.
-    first = found.arms[0].model_copy(update={"step_seconds": estimate(0.9, 0.01)})
-    pair = found.model_copy(update={"arms": [first, found.arms[1]]})
-    assert compute_baseline_step_seconds(pair, found.arms[1]) == pytest.approx(1.7 * found.arms[1].step_seconds.value)
-    weak = pair.model_copy(update={"scaling": "weak"})
-    assert compute_baseline_step_seconds(weak, found.arms[1]) == pytest.approx(0.9)
+def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
     two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(68 / 42))
-    verdict = results_of(tmp_path, measurement(scaling="weak", arms=[arm("1proc", 1), two])).verdict
+    verdict = results_of(tmp_path, measurement(arm("1proc", 1), two, scaling="weak")).verdict
     assert not lacks(verdict, "weak scaling", "95.2 against 58.8 samples per second")
 
 
@@ -112,14 +104,14 @@ def test_waiting_for_data_in_the_measured_blocks_withholds_what_waiting_in_the_t
     tmp_path: Path, cell: str, share: float, is_withheld: bool
 ) -> None:
     arms = [arm(name, size, data_wait_share=share * (name == cell)) for name, size in (("1proc", 1), ("2proc", 2))]
-    verdict = results_of(tmp_path, measurement(arms=arms)).verdict
+    verdict = results_of(tmp_path, measurement(*arms)).verdict
     assert (not lacks(verdict, "“Not data-bound” failed", cell, "5.1 %")) == is_withheld
     assert verdict.startswith("Withheld") == is_withheld
 
 
 def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
     params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
-    verdict = results_of(tmp_path, measurement(arms=[arm("1proc", 1)], waterfalls=[]), params).verdict
+    verdict = results_of(tmp_path, measurement(arm("1proc", 1), waterfalls=[]), params).verdict
     assert not lacks(verdict, "Not measured: 1proc 6.80 s per epoch", "a speedup needs a second cell")
 
 

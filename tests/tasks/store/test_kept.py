@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.records.fingerprint import TrialFile
+from tasks.records.manifests import TrialFile
 from tasks.store.kept import fill_folder, is_kept, keep, read_kept
 
 

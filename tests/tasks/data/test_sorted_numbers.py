@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.records import sorted_numbers
-from tasks.records.sorted_numbers import SortedNumbers, read_windows
+from tasks.data.sources import sorted_numbers
+from tasks.data.sources.sorted_numbers import SortedNumbers, read_windows
 
 few = st.integers(-4, 4) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
 
@@ -53,7 +53,7 @@ _FULL = """
 import resource, signal
 import numpy as np
 from tasks.process.failure import ResourceError
-from tasks.records.sorted_numbers import SortedNumbers
+from tasks.data.sources.sorted_numbers import SortedNumbers
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))
 try:

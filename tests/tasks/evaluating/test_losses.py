@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from tasks.evaluating.loss_arithmetic import compute_perplexity, compute_relative_differences, thin_out_losses
+from tasks.gates.correctness import compute_relative_differences
+from tasks.records.evaluation import compute_perplexity
+from tasks.reporting.collect import thin_out_losses
 
 
 def test_perplexity_too_large_for_a_float_is_none() -> None:
