@@ -51,7 +51,7 @@ def test_the_comparison_without_a_defect_raises_no_alarm_timed_or_not(museum: Mu
     _assert_no_alarm(museum.clean)
     outcome = museum.show_timed()
     _assert_no_alarm(outcome)
-    assert outcome.results["measurement"]["arms"][1]["speedup"] is not None
+    assert outcome.results["cells"][1]["speedup"] is not None
 
 
 @pytest.mark.parametrize("size", _OTHER_SIZES, ids=lambda size: size.workload)

@@ -61,11 +61,11 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     known = ("Every rank has a device of its own", "Gradients were synchronised", "Every sample exactly once")
     assert {verdicts[name] for name in known} == {"passed"}
     assert [(cell["device"], cell["backend"]) for cell in results["cells"]] == [("cuda", None), ("cuda", "nccl")]
-    one, two = ({arm["arm"]: arm for arm in results["measurement"]["arms"]}[cell] for cell in ("1proc", "2proc"))
-    # A card at rest takes a tenth of its limit; MFU is of the peak of all cards of the arm.
+    one, two = (cell["speed"] for cell in results["cells"])
+    # A card at rest takes a tenth of its limit; MFU is of the peak of all cards of the cell.
     at_rest = [0.1 * _CARD.power_watts * number for number in (1, 2)]
-    assert [arm["gpu_watts"] for arm in (one, two)] == pytest.approx(at_rest, rel=0.1)
-    of_a_token = [arm["mfu"] / arm["tokens_per_second"] for arm in (one, two)]
+    assert [cell["gpu_watts"] for cell in (one, two)] == pytest.approx(at_rest, rel=0.1)
+    of_a_token = [cell["mfu"] / cell["tokens_per_second"] for cell in (one, two)]
     assert of_a_token[0] == pytest.approx(2 * of_a_token[1])
-    assert all(0 < arm["peak_memory_gib"] <= arm["peak_reserved_gib"] < 1 for arm in (one, two))
+    assert all(0 < cell["peak_memory_gib"] <= cell["peak_reserved_gib"] < 1 for cell in (one, two))
     assert _CARD.name in (reports / "index.html").read_text()
