@@ -273,10 +273,10 @@ def read_results(path: Path) -> Results:
 
     Raises DataError in one line if the file is not a results.json, or one of another version.
     """
-    found = read_checked(path, TypeAdapter(_Versioned)).schema_version
-    if found != (allowed := Results.model_fields["schema_version"].default):
+    version = read_checked(path, TypeAdapter(_Versioned)).schema_version
+    if version != (allowed := Results.model_fields["schema_version"].default):
         raise DataError(
-            f"{path}: schema_version {found}, allowed: {allowed}; read it with the version that wrote it, or run "
+            f"{path}: schema_version {version}, allowed: {allowed}; read it with the version that wrote it, or run "
             "`dvc repro report` where its data are"
         )
     return read_checked(path, TypeAdapter(Results))

@@ -83,8 +83,8 @@ class SortedNumbers:
             ]
         )
         for first, last in itertools.pairwise(column.tolist() for column in cuts.T):
-            found = [self._read(run, first[run], last[run]) for run in range(self._num_runs) if first[run] < last[run]]
-            yield np.sort(np.concatenate([*found, waiting[first[-1] : last[-1]]]))
+            parts = [self._read(run, first[run], last[run]) for run in range(self._num_runs) if first[run] < last[run]]
+            yield np.sort(np.concatenate([*parts, waiting[first[-1] : last[-1]]]))
 
     def _read(self, run: int, first: int, last: int) -> Sorted:
         assert self._file is not None
@@ -99,7 +99,7 @@ def read_windows(*every: SortedNumbers) -> Iterator[tuple[Sorted, ...]]:
     A window holds, of each, all numbers between the same two bounds: equal numbers are never in different windows.
     Memory holds one window, whose size does not depend on how many numbers there are, unless one occurs that often.
     """
-    marks = np.sort(np.concatenate([part for one in every for part in one.marks]))
+    marks = np.sort(np.concatenate([part for numbers in every for part in numbers.marks]))
     per_window = _WINDOW // _MARK_EVERY
     bounds = np.unique(marks[per_window::per_window])
-    yield from zip(*(one.read_spans(bounds) for one in every), strict=True)
+    yield from zip(*(numbers.read_spans(bounds) for numbers in every), strict=True)
