@@ -103,7 +103,7 @@ def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
         gates = [cell.standing.state if cell else "no such cell" for cell in pair]
         yield [name, "standing", *gates, ""]
         steps = [cell.speed.step_seconds if cell and cell.speed else None for cell in pair]
-        speedups = [cell.speedup if cell else None for cell in pair]
+        speedups: list[Estimate | None] = [cell.speedup if cell else None for cell in pair]
         yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
         shown = _show(speedups, wording.format_ratio_with_interval)
         shown = [
