@@ -219,7 +219,7 @@ class BlockRunner:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
-        updates = Updates(made.strategy.optimizer)
+        updates = Updates(made.strategy.optimizer, counted_elsewhere=made.strategy.updated_elsewhere)
         marks, work = _Marks(ranks), _Work()
         ranks.synchronize()
         forget_recorded(ranks.backend)

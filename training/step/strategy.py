@@ -74,6 +74,11 @@ class Strategy(ABC):
         return ()
 
     @property
+    def updated_elsewhere(self) -> Sequence[Tensor]:
+        """What this rank updates of the copy of the model that an earlier rank of it updates as well."""
+        return ()
+
+    @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes: weights and moments."""
         return self.replica.num_checkpoint_bytes

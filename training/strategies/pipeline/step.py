@@ -151,6 +151,10 @@ class Pipeline(Strategy):
         for part, whole in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
             part.copy_(whole.view_as(part))
 
+    @property
+    def updated_elsewhere(self) -> Sequence[Tensor]:
+        return [part for name, part in self._own.items() if self._stages_of[name][0] not in self._stages]
+
     def _add_shared(self) -> None:
         """Have both stages that hold a parameter apply the sum of their gradients of it, the same to the bit."""
         other = self._num_ranks - 1 - self._place
