@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 SECTIONS = ["verdict", "losses", "advice", "memory", "gates", "quality", "cost", "history"]
 FOLDED = ["speed", "compared"]
-NUM_CHARTS = {"given": 6, "withheld": 6, "unmeasured": 4}
+NUM_CHARTS = {"given": 6, "withheld": 5, "unmeasured": 4}
 SCREEN = 900
 """Pixels from top to bottom of a laptop's window."""
 VIEWS = [
@@ -117,7 +117,7 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         box = charts.nth(place).bounding_box()
         assert box is not None
         assert box["width"] > 200
-        assert box["height"] > 90
+        assert box["height"] > 70
         assert charts.nth(place).locator("path").count() > 1 or "Withheld" in charts.nth(place).inner_text()
 
 
@@ -155,9 +155,9 @@ def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(page: Page) -
 
 def test_figures_and_words_are_explained_and_tables_sorted_by_keyboard_alone(page: Page) -> None:
     chart, tip = page.locator("#chart-speedup .chart"), page.locator("#tip")
-    assert chart.locator("g.hover").count() == 2
+    assert chart.locator("g.hover").count() == 1
     chart.locator("g.hover").last.hover()
-    assert tip.inner_text() == "in a DDP wrapper: 0.98x (0.96 to 1.01)"
+    assert tip.inner_text() == "2proc: 1.62x (1.58 to 1.66)"
     page.mouse.move(0, 0)
     chart.focus()
     page.keyboard.press("ArrowRight")

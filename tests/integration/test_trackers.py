@@ -179,7 +179,9 @@ def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_
         place.report(speedup=1.5, is_proven=is_proven)
         found = STORES[tracker].read_values(place.folder)["2proc"]
         assert {key: [value for _, value in found[key]] for key in found if "speedup" in key} == {
-            f"final/{name}": [1.5]
+            f"final/{name}": [1.5],
+            f"final/{name}_low": [1.25],
+            f"final/{name}_high": [1.75],
         }
     place.report(speedup=None)
     _require_every_value_once(tracker, place.folder)

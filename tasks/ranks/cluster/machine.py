@@ -148,10 +148,9 @@ class JobBundle:
         results = [
             (f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))
         ]
-        code = [file for room in ("ddp_audit", "tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
-        results += [
-            (f"code/{file.relative_to(_PROJECT)}", file) for file in [file for file in sorted(code) if file.is_file()]
-        ]
+        # Beside Python some rooms have tables of figures.
+        code = [file for room in ("ddp_audit", "tasks", "training") for file in sorted((_PROJECT / room).rglob("*"))]
+        results += [(f"code/{file.relative_to(_PROJECT)}", file) for file in code if file.suffix in (".py", ".toml")]
         work = Path(self._config["work_dir"])
         for folder in list_checkpoints(work, self._config):
             results += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
