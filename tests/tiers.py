@@ -55,7 +55,6 @@ LONG = (
     "training/test_strategy_contract.py::test_any_update*[[]* *-{}[]]",
     "training/test_strategy_contract.py::test_any_update*[[]* *-{'model': 'dropout'}[]]",
     "training/test_compile.py::*[[]inductor[]]",
-    "tasks/measuring/test_session.py::test_with_room_for_one_variant*",
     # All that the built-in data can give.
     "tasks/data/builtin/test_corpus.py::test_as_many_rows*",
     "tasks/test_instructions.py::test_the_built_in_instructions*",
