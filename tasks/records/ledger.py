@@ -65,7 +65,7 @@ def digest_rows(parts: Iterable[Numbers]) -> int:
 
 def digest_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> int:
     """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
-    return sum(sum_mixed(_pack_step_row(step, row_id)) for step, row_id in parts) % 2**64
+    return sum(sum_mixed(_pack_step_row(step, row_id) + 1) for step, row_id in parts) % 2**64
 
 
 @dataclass(frozen=True)
