@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tasks.machine.gpu_facts import find_peak_tflops
-from tasks.measuring.account import find_model_shape
+from tasks.measuring.model_flops import find_model_shape
 from training.process.files import write_json
 
 if TYPE_CHECKING:  # the day itself needs no torch, whose import takes seconds of it

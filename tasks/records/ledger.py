@@ -53,19 +53,19 @@ def make_ledger(parts: Iterable[Samples]) -> Ledger:
     for part in parts:
         num_samples += len(part.row_id)
         num_tokens += int(part.num_tokens.sum(dtype=np.int64))
-        rows += sum_mixed(np.asarray(part.row_id, dtype=np.int64) + 1)
-        placed += sum_mixed(_pack_step_row(part.step, part.row_id) + 1)
+        rows += sum_mixed(part.row_id)
+        placed += sum_mixed(_pack_step_row(part.step, part.row_id))
     return Ledger(num_samples, num_tokens, rows % 2**64, placed % 2**64)
 
 
 def digest_rows(parts: Iterable[Numbers]) -> int:
     """Return the rows_digest of a ledger that holds each of these rows once."""
-    return sum_mixed(np.unique(_join(parts)) + 1)
+    return sum_mixed(np.unique(_join(parts)))
 
 
 def digest_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> int:
     """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
-    return sum(sum_mixed(_pack_step_row(step, row_id) + 1) for step, row_id in parts) % 2**64
+    return sum(sum_mixed(_pack_step_row(step, row_id)) for step, row_id in parts) % 2**64
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ MUTANTS = [
         lambda of, arms, *, seed: (list(arms) for _ in iter(int, 1)),
         "tasks/measuring/test_interleaving.py",
     ),
-    _mutant("tasks.measuring.account:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
+    _mutant("tasks.measuring.model_flops:ModelShape._flops_per_pair", _times(2), "tasks/measuring/test_model_flops.py"),
     _mutant(
         "tasks.measure:select_timed_ranges",
         lambda of, slices, ranges, **more: list(ranges[:1]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from tasks.data.builtin import image_networks
+from tasks.data.sources import image_models
 from tasks.equivalence.reference import image_classification as reference
 from tests.images import CLASS_NAMES, make_image_slice
 from tests.training.conftest import Toy
@@ -67,7 +67,7 @@ def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir:
 
 
 def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir: Path, tmp_path: Path) -> None:
-    image_networks.write_image_network(tmp_path, "resnet18", [*"abcdefgh"])
+    image_models.write_image_network(tmp_path, "resnet18", [*"abcdefgh"])
     model = workload.load_model(tmp_path).eval()
     batch = dataclasses.replace(open_images(slice_dir).collate(range(45), seq_len=2), labels=torch.arange(45) % 8)
     with torch.no_grad():
@@ -92,8 +92,8 @@ _VIT = {"model_type": "vit", "image_size": 16, "class_names": CLASS_NAMES, **TIN
 def test_the_other_built_in_networks_have_the_loss_of_the_reference(
     name: str, slice_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(image_networks.CONFIGS, "vit-b-16", {**image_networks.CONFIGS["vit-b-16"], **TINY_VIT})
-    image_networks.write_image_network(tmp_path, name, CLASS_NAMES, image_size=16)
+    monkeypatch.setitem(image_models.CONFIGS, "vit-b-16", {**image_models.CONFIGS["vit-b-16"], **TINY_VIT})
+    image_models.write_image_network(tmp_path, name, CLASS_NAMES, image_size=16)
     model, batch = workload.load_model(tmp_path), open_images(slice_dir).collate(range(6), seq_len=2)
     assert not list(model.buffers())
     if name == "vit-b-16":

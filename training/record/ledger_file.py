@@ -113,7 +113,8 @@ def digest_rows(steps: Sequence[Sequence[np.ndarray]]) -> int:
 
 def sum_mixed(numbers: NDArray[np.integer]) -> int:
     """Return the sum of the numbers mixed (splitmix64), so that no other ones come to it by accident, modulo 2^64."""
-    mixed = numbers.astype(np.uint64)
+    # Begun with an increment, as splitmix64 does: 0 mixes to 0, and row 0 would not count.
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in _MIX:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))

@@ -192,8 +192,10 @@ def find_options(strategy: str) -> Any:
 
 
 def fill_options(strategy: str, said: Options) -> dict[str, Any]:
-    """Return all options of a strategy, those that are not said by their defaults."""
+    """Return all options of a strategy, those that are not said by their defaults; TypeError for one it has not."""
     known = find_options(strategy).OPTIONS
+    if unknown := sorted(said.keys() - known.keys()):
+        raise TypeError(f"options of {strategy}: got {', '.join(unknown)}; allowed: {', '.join(known) or 'none'}")
     return {name: item[0] if isinstance(item, tuple) else item for name, item in known.items()} | dict(said)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tasks.machine.gpu_facts import find_peak, find_peak_tflops
-from tasks.measuring.account import ModelShape, find_model_shape
+from tasks.measuring.model_flops import ModelShape, find_model_shape
 
 QWEN2_05B: dict[str, Any] = {
     "model_type": "qwen2",

@@ -164,7 +164,7 @@ def _write_sources(folder: Path) -> None:
 def _write_slice(folder: Path, name: str) -> None:
     rows = rows_of(name)
     lengths = [num_labels(row) + 1 for row in rows]
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "row_ids.npy", np.array(rows, dtype=np.int64))
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
     np.save(folder / "tokens.npy", np.zeros(sum(lengths), dtype=np.int32))
@@ -180,7 +180,7 @@ def _write_run(
     keys = [(part, epoch) for part in params["ranges"] for epoch in range(1, train["epochs"] + 1)]
     for (part, epoch), taken in zip(keys, seconds, strict=True):
         path = folder / "segments" / f"{part}-epoch-{epoch}"
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
         write_json(path / "segment.json", segment | {"settings": [setting_of(params)]})
         _write_steps(path, part, epoch, first_step, taken, world_size)
