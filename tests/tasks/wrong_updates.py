@@ -33,7 +33,7 @@ def _forget_moments(of, replica, learning_rate):
 
 
 def _wait_first(of, *given, **named):
-    time.sleep(2)
+    time.sleep(0.5)
     return of(*given, **named)
 
 

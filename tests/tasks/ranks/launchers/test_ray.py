@@ -59,6 +59,7 @@ def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_we
 
 
 def test_a_cluster_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # which other tests leave joined to a cluster
     monkeypatch.setattr(connection, "_TOKEN", tmp_path / "auth_token")
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
