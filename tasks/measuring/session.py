@@ -308,14 +308,13 @@ def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """Return the seconds of no bytes and those of a byte, by least squares of relative errors; neither is below 0."""
-    sizes, found = np.asarray(num_bytes, dtype=float), np.asarray(seconds, dtype=float)
-    if len(sizes) > 1:
-        per_byte, latency = np.polyfit(sizes, found, 1, w=1 / found).tolist()
-        if per_byte > 0 and latency >= 0:
-            return latency, per_byte
-    # Of a line through 0 the relative errors are least at this mean.
-    rates = sizes / found
-    return 0.0, float(rates.sum() / (rates**2).sum())
+    from scipy.optimize import nnls  # importing it takes a second
+
+    sizes, taken = np.asarray(num_bytes, dtype=float), np.asarray(seconds, dtype=float)
+    # In shares of the largest, so that both columns are of one size; of one size alone it is a line through 0.
+    columns = np.stack([np.full(len(sizes), float(len(sizes) > 1)), sizes / sizes.max()], axis=1)
+    (latency, of_largest), _ = nnls(columns / taken[:, None], np.ones(len(sizes)))
+    return float(latency), float(of_largest / sizes.max())
 
 
 def count_all_trained(num_parameters: int) -> HeldBytes:
