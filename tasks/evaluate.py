@@ -167,14 +167,14 @@ def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
 
 def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
-    found: dict[str, list[EvaluatedEpoch]] = {}
+    epochs: dict[str, list[EvaluatedEpoch]] = {}
     for subject in list_epoch_subjects(params, runs=runs):
         assert subject.segment is not None
         part, epoch = subject.segment
         figures = _evaluate_or_reuse(subject, rows).figures()
-        one = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=str(_checkpoint_of(subject, runs)))
-        found.setdefault(subject.name, []).append(one)
-    return found
+        item = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=str(_checkpoint_of(subject, runs)))
+        epochs.setdefault(subject.name, []).append(item)
+    return epochs
 
 
 def _main() -> None:
@@ -195,14 +195,14 @@ def _main() -> None:
     )
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
-    found = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
-    base = found["base"]
+    results = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
+    base = results["base"]
     samples = [
         EvaluatedSample(
             row_id=sample.row_id,
             prompt=sample.prompt,
             reference=sample.reference,
-            continuations={name: result.samples[index].continuation for name, result in found.items()},
+            continuations={name: result.samples[index].continuation for name, result in results.items()},
         )
         for index, sample in enumerate(base.samples)
     ]
@@ -214,7 +214,7 @@ def _main() -> None:
         num_trained=_count_trained(params, rows.base_model),
         models={
             subject.name: EvaluatedModel(
-                **found[subject.name].figures(), checkpoint=_checkpoint_of(subject, arguments.runs)
+                **results[subject.name].figures(), checkpoint=_checkpoint_of(subject, arguments.runs)
             )
             for subject in subjects
         },
@@ -234,11 +234,11 @@ def reuse_or_make(
     if kept := read_kept(folder, kind):
         _log.info("%s before, on these rows and with this code", what)
         return kept
-    found = make()
+    result = make()
     snapshot.require_unchanged()
     with fill_folder(folder) as new:
-        keep(found, new)
-    return found
+        keep(result, new)
+    return result
 
 
 def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[ModelToEvaluate]:

@@ -19,7 +19,7 @@ import numpy as np
 from tasks.equivalence.replay import UpdateReplayer
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
-from tasks.measuring.planning import compute_timed_batch, plan_session, tell_training_time
+from tasks.measuring.planning import compute_timed_batch, format_training_time, plan_session
 from tasks.measuring.session import measure_cells
 from tasks.measuring.versions import list_versions
 from tasks.params import Params
@@ -102,7 +102,7 @@ def _main() -> None:
     params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
-    least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
+    least = params.train.global_batch_size * (max(cell.world_size for cell in params.cells.values()) if is_weak else 1)
     least = max(least, *(compute_timed_batch(params, cell) for cell in params.cells))
     timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     inputs = Inputs(
@@ -116,17 +116,19 @@ def _main() -> None:
         machine=machine,
         trial=TrialFile.read(arguments.trial).trial,
     )
-    found = _measure_or_reuse(inputs) if inputs.params.measure.speed else None
+    measurement = _measure_or_reuse(inputs) if inputs.params.measure.speed else None
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     arguments.measurements.mkdir(parents=True)
-    if found is None:
+    if measurement is None:
         # DVC warns of an empty folder.
         (arguments.measurements / "none").touch()
     else:
-        found.write(arguments.measurements)
+        measurement.write(arguments.measurements)
         slices = SlicesManifest.read(inputs.slices).slices.items()
-        _log.info("%s", tell_training_time(inputs.params, found, {name: one.num_rows for name, one in slices}))
+        _log.info(
+            "%s", format_training_time(inputs.params, measurement, {name: item.num_rows for name, item in slices})
+        )
 
 
 def _measure_or_reuse(inputs: Inputs) -> MeasurementFile:
@@ -181,14 +183,14 @@ def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: thre
         range=rows, epoch=1, fingerprint="checked", slice_dir=work / "sample",
         checked_steps=tuple(range(1, num_steps + 1)),
     )  # fmt: skip
-    told = make_ranks_config(
+    config = make_ranks_config(
         cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir, work=work,
         segments=[segment],
     )  # fmt: skip
-    told = dataclasses.replace(told, global_batch_size=batch, max_check_gib=params.verify.max_gib)
+    config = dataclasses.replace(config, global_batch_size=batch, max_check_gib=params.verify.max_gib)
     with UpdateReplayer(work) as replayer:
         run_within_memory(
-            told, num_shares=params.count_shares(cell), launcher=params.cells[cell].launcher, stop=stop,
+            config, num_shares=params.count_shares(cell), launcher=params.cells[cell].launcher, stop=stop,
             follow=replayer.follow, watchdog_seconds=params.train.watchdog_seconds, nodes=find_nodes(cell, params),
         )  # fmt: skip
     return read_segment(work / "segments" / segment.fingerprint).checked_updates
@@ -201,16 +203,16 @@ def write_sample(source: Path, folder: Path, *, num_steps: int, batch_size: int)
     DataError if it cannot be read.
     """
     try:
-        found = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in sorted(source.glob("*.npy"))}
-        num_rows = min((num_steps - 1) * batch_size + batch_size // 2 + 1, len(found["row_ids"]))
+        arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in sorted(source.glob("*.npy"))}
+        num_rows = min((num_steps - 1) * batch_size + batch_size // 2 + 1, len(arrays["row_ids"]))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{source}: {error}; `dvc repro slice` makes it anew") from None
     # Every file has one entry per row, but for where rows begin and end and what lies between.
     ends = {"offsets": num_rows + 1}
-    if "offsets" in found:
-        ends["tokens"] = int(found["offsets"][num_rows])
+    if "offsets" in arrays:
+        ends["tokens"] = int(arrays["offsets"][num_rows])
     folder.mkdir(parents=True)
-    for name, array in found.items():
+    for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array[: ends.get(name, num_rows)])
     start = int(source.name.partition("-")[0])
     return f"{start}-{start + num_rows}", -(-num_rows // batch_size)

@@ -130,7 +130,7 @@ class RowsOfSteps:
         order, tokens = self._ranges[block.range]
         rows = [order[(step - 1) * batch : step * batch] for step in block.steps]
         start = int(block.range.partition("-")[0])
-        return f"{digest_rows([[one] for one in rows]):016x}", int(sum(tokens[one - start].sum() for one in rows))
+        return f"{digest_rows([[row] for row in rows]):016x}", int(sum(tokens[row - start].sum() for row in rows))
 
     def _read_range(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of the first epoch in their order, and what the training learned of each row of the range."""
@@ -159,7 +159,7 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
         return make_unchecked_finding(explain("no_blocks", "{cell}: its timed blocks left no record", cell=cell))
     run, unit = outputs.runs[cell], read_unit(outputs.params.workload)
     facts = [segment.facts for segment in run.segments]
-    trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
+    trained = sum(fact.num_tokens for fact in facts) / sum(fact.num_samples for fact in facts)
     tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
     # Not with their padding: packs of one length hide how much a step's rows scatter, but where rows are few.
     per_step = run.steps.num_tokens / run.steps.num_samples
@@ -167,7 +167,7 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
     error = float(per_step.std() / per_step.mean()) / math.sqrt(num_different)
     allowed = _SHARE_APART + _DEVIATIONS * error
     apart = tokens / trained - 1
-    told = explain(
+    finding = explain(
         "passed",
         "{cell}: {tokens_per_sample:.1f} {unit}s per sample in {steps:plural step} of {ranges}, {of_training:.1f} in "
         "the whole training",
@@ -175,9 +175,9 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
         ranges=list(dict.fromkeys(block.range for block in timed)),
     )  # fmt: skip
     if abs(apart) <= allowed:
-        return make_finding([], told)
+        return make_finding([], finding)
     return make_failed_finding(
-        replace(told, code="more_tokens" if apart > 0 else "fewer_tokens").extend(
+        replace(finding, code="more_tokens" if apart > 0 else "fewer_tokens").extend(
             "{sentence}: {apart:percent} " + ("more" if apart > 0 else "fewer") + ", at most {most_apart:percent} "
             "allowed; the speedup is of other rows than were trained on",
             apart=abs(apart),

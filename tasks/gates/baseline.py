@@ -31,18 +31,18 @@ def check_baseline(outputs: Outputs, cell: str) -> Finding | None:
     for arm, gain, low in _list_gains(measurement, cell):
         compared += 1
         if low > _MOST_GAIN[arm.kind]:
-            told = {"cell": cell, "arm": arm.arm, "gain": gain, "most": _MOST_GAIN[arm.kind]}
+            numbers = {"cell": cell, "arm": arm.arm, "gain": gain, "most": _MOST_GAIN[arm.kind]}
             if arm.kind == "tuned":
                 sentence = (
                     "{arm} is {gain:ratio} as fast as {cell}, which is not at its best: speedups over it say less"
                 )
-                not_best.append(explain("not_at_its_best", sentence, **told))
+                not_best.append(explain("not_at_its_best", sentence, **numbers))
             else:
                 sentence = (
                     "{arm} did the same work {gain:ratio} as fast as {cell}, at most {most:ratio} is possible: the "
                     "baseline does something that one process does not need"
                 )
-                slowed.append(explain("slowed", sentence, **told))
+                slowed.append(explain("slowed", sentence, **numbers))
     if slowed:
         return make_failed_finding(*slowed)
     if not_best:
@@ -70,7 +70,7 @@ def _list_gains(measurement: MeasurementFile, cell: str) -> Iterator[tuple[ArmBl
             continue
         # A larger micro-batch pads to its longest row; what counts is the samples.
         work = "num_samples" if arm.kind == "tuned" else "num_positions"
-        paces = np.array([[one.seconds / max(getattr(one, work), 1) for one in pair] for pair in pairs])
+        paces = np.array([[item.seconds / max(getattr(item, work), 1) for item in pair] for pair in pairs])
         gains = np.log(paces[:, 0] / paces[:, 1])
         doubt = _STANDARD_ERRORS * gains.std(ddof=1) / math.sqrt(len(gains))
         yield arm, float(np.exp(gains.mean())), float(np.exp(gains.mean() - doubt))

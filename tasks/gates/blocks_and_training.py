@@ -43,8 +43,8 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     if measurement is None:
         return None
     first, arm = outputs.params.baseline, measurement.speeds[cell]
-    found = select_blocks(measurement, cell, phase="speedup")
-    timed = np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
+    blocks = select_blocks(measurement, cell, phase="speedup")
+    timed = np.array([result.seconds / max(result.num_positions, 1) for result in blocks]) if blocks else None
     if timed is None or not select_blocks(measurement, first, phase="speedup"):
         return make_unchecked_finding(
             explain(
@@ -59,21 +59,21 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
     is_larger = arm.global_batch_size > outputs.runs[cell].facts.global_batch_size
     least = 1 / _MOST_APART / (arm.world_size if is_larger else 1)
-    told = explain(
+    finding = explain(
         "other_seconds", "{cell}: a position took {apart:.2f} times as long in the blocks as in the training",
         cell=cell, apart=apart,
     )  # fmt: skip
     if max(faster, apart) < least or min(faster, apart) > _MOST_APART:
         problems.append(
-            told.extend(
+            finding.extend(
                 "{sentence}, at most {most_apart:g} times apart is believed: what was timed is not what was trained, "
                 "or the machine was busy",
                 most_apart=_MOST_APART,
             )
         )
     if cell not in measurement.speedups or problems:
-        problems[1:1] = _tell_other_code(outputs, measurement, cell) if problems else []
-        return make_finding(problems, replace(told, code="passed"))
+        problems[1:1] = _explain_other_code(outputs, measurement, cell) if problems else []
+        return make_finding(problems, replace(finding, code="passed"))
     return _compare_speedup(outputs, measurement, arm)
 
 
@@ -81,7 +81,7 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
     """Hold the speedup against the range in which the training's lies."""
     first, cell, speedup = outputs.params.baseline, arm.cell, measurement.speedups[arm.cell]
     most = measurement.most_others_share
-    mine, its = (_compute_part_seconds(outputs.runs[one], most) for one in (cell, first))
+    mine, its = (_compute_part_seconds(outputs.runs[item], most) for item in (cell, first))
     if not its.size:
         return make_unchecked_finding(_explain_busy(first))
     if (change := _compute_change(measurement, cell, first)) is not None:
@@ -127,30 +127,30 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
                 "retrain",
                 **known, measured=speedup.value, least=least, most=most,
             ),
-            *_tell_other_code(outputs, measurement, cell),
+            *_explain_other_code(outputs, measurement, cell),
         )  # fmt: skip
     refutes_nothing = most / least > _SHARPNESS
     why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
     # No speedup where this gate does not fail: another one may have withheld it.
-    told = explain(
+    finding = explain(
         "training_too_blunt" if refutes_nothing else "passed",
         "{cell}: the measured speedup is {measured_over_trained:.2f} times that of the training; " + allowing
         + " {least:.2f} to {most:.2f} times that" + f", which refutes nothing: {why}" * refutes_nothing,
         **known, measured_over_trained=speedup.value / ratio, least=least / ratio, most=most / ratio,
     )  # fmt: skip
-    return make_unchecked_finding(told) if refutes_nothing else make_finding([], told)
+    return make_unchecked_finding(finding) if refutes_nothing else make_finding([], finding)
 
 
-def _tell_other_code(outputs: Outputs, measurement: MeasurementFile, cell: str) -> list[Reason]:
+def _explain_other_code(outputs: Outputs, measurement: MeasurementFile, cell: str) -> list[Reason]:
     """Return that the files of training/ were others when it was trained, which may be why the two disagree."""
-    parts = [part for one in (cell, outputs.params.baseline) for part in outputs.runs[one].segments]
+    parts = [part for item in (cell, outputs.params.baseline) for part in outputs.runs[item].segments]
     others = [part.title for part in parts if part.facts.code_digests != [measurement.code_digest]]
     return [
         explain(
             "other_files", "{cell}: {segment} was trained by other files of training/ than were timed, whose steps may "
-            "take another time: make retrain", cell=cell, segment=one,
+            "take another time: make retrain", cell=cell, segment=other,
         )
-        for one in others[:1]
+        for other in others[:1]
     ]  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: CellSpeed, first: 
                 cell=cell, seconds=taken, step_seconds=of_steps,
             )
         )  # fmt: skip
-    seconds, tokens = sum(one.seconds for one in mine), sum(one.num_tokens for one in mine)
+    seconds, tokens = sum(item.seconds for item in mine), sum(item.num_tokens for item in mine)
     of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
     for code, template, published, counted in (
         (
@@ -200,8 +200,8 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: CellSpeed, first: 
 def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWork], float]) -> float:
     """Return the mean over the launches of the mean over their blocks; of all blocks where launches are too few."""
     launches: dict[int, list[float]] = {}
-    for one in blocks:
-        launches.setdefault(one.launch, []).append(of(one))
+    for block in blocks:
+        launches.setdefault(block.launch, []).append(of(block))
     counted = [figures for figures in launches.values() if len(figures) > 1]
     if len(counted) < _FEWEST_LAUNCHES:
         return sum(map(of, blocks)) / len(blocks)
@@ -253,10 +253,10 @@ def _compute_relative_half_width(parts: NDArray[np.float64]) -> float:
 def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> float | None:
     """Return by how much the speedup changes within a start, as a line through its turns has it; None if chance may."""
     of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
-    its = {one.turn: of(one) for one in select_counted(measurement, first, beside=cell)}
+    its = {item.turn: of(item) for item in select_counted(measurement, first, beside=cell)}
     launches: dict[int, list[tuple[int, float]]] = {}
-    for one in select_counted(measurement, cell):
-        launches.setdefault(one.launch, []).append((one.turn, math.log(its[one.turn] / of(one))))
+    for other in select_counted(measurement, cell):
+        launches.setdefault(other.launch, []).append((other.turn, math.log(its[other.turn] / of(other))))
     apart = [np.array(turns) - np.mean(turns, axis=0) for turns in launches.values()]
     x, y = np.concatenate(apart).T
     freedom, spread = len(x) - len(apart) - 1, float(x @ x)
@@ -264,7 +264,7 @@ def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> floa
         return None
     slope = float(x @ y) / spread
     error = math.sqrt(float(np.square(y - slope * x).sum()) / freedom / spread)
-    lengths = [float(np.ptp(one[:, 0])) for one in apart]
+    lengths = [float(np.ptp(item[:, 0])) for item in apart]
     change = slope * float(np.mean(lengths))
     is_chance = abs(slope) <= _BEYOND_CHANCE * error or abs(change) < _LEAST_CHANGE
     return None if is_chance else change

@@ -46,10 +46,10 @@ class Check:
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""
-        found = self.find(outputs, cell)
-        if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
+        result = self.find(outputs, cell)
+        if result is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(explain("nothing_found", "{cell}: nothing was found", cell=cell))
-        return found
+        return result
 
 
 CHECKS = [
@@ -186,20 +186,22 @@ def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
     for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
-        found = {cell: check.judge(outputs, cell) for cell in outputs.runs}
-        findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
+        results = {cell: check.judge(outputs, cell) for cell in outputs.runs}
+        findings = [CellFinding(cell=cell, **asdict(result)) for cell, result in results.items() if result is not None]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))
     return [_drop_untrue_figures(gate, gates, outputs.params.baseline) for gate in gates]
 
 
 def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
     """Return the gate without the figures per unit of work that another gate leaves nothing of."""
-    failed = [(one.cell, other.name) for other in gates for one in other.findings if one.verdict == "failed"]
+    failed = [
+        (finding.cell, other.name) for other in gates for finding in other.findings if finding.verdict == "failed"
+    ]
     findings = [
-        found
-        if {name for cell, name in failed if cell in (baseline, found.cell)} <= _SPARE_THROUGHPUT
-        else found.model_copy(update={"true_figure": None})
-        for found in gate.findings
+        finding
+        if {name for cell, name in failed if cell in (baseline, finding.cell)} <= _SPARE_THROUGHPUT
+        else finding.model_copy(update={"true_figure": None})
+        for finding in gate.findings
     ]
     return gate.model_copy(update={"findings": findings})
 
@@ -211,19 +213,19 @@ def compute_standings(gates: Sequence[Gate], cells: Sequence[str], *, is_measure
 
 def _compute_standing(gates: Sequence[Gate], concerned: Sequence[str], is_measured: bool) -> Standing:
     """Return what the gates leave of a speedup that these cells have a part in."""
-    found = [(gate.name, one) for at in concerned for gate in gates if (one := gate.find_cell_finding(at))]
-    if failed := [pair for pair in found if pair[1].verdict == "failed"]:
+    results = [(gate.name, finding) for at in concerned for gate in gates if (finding := gate.find_cell_finding(at))]
+    if failed := [pair for pair in results if pair[1].verdict == "failed"]:
         return _make_standing("withheld", failed)
     if not is_measured:
         return Standing(state="not measured")
-    if unchecked := [pair for pair in found if pair[1].verdict == "not checked"]:
+    if unchecked := [pair for pair in results if pair[1].verdict == "not checked"]:
         return _make_standing("unproven", unchecked)
     return Standing(state="proven")
 
 
-def _make_standing(state: Literal["unproven", "withheld"], found: Sequence[tuple[str, CellFinding]]) -> Standing:
+def _make_standing(state: Literal["unproven", "withheld"], results: Sequence[tuple[str, CellFinding]]) -> Standing:
     """Return the standing that these findings of gates lead to, with the words of the one that needs the fewest."""
-    first, *others = sorted(found, key=lambda pair: len(pair[1].compared))
+    first, *others = sorted(results, key=lambda pair: len(pair[1].compared))
     return Standing(
         state=state, gates=list(dict.fromkeys([first[0], *(name for name, _ in others)])), reason=first[1].compared
     )

@@ -122,12 +122,12 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
     """Check in the work ledgers that each segment learned from each row of its range exactly once."""
     problems, run = [], outputs.runs[cell]
     num_samples = num_left_out = num_repeated = num_foreign = 0
-    found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
-    if found != outputs.segments:
+    results = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
+    if results != outputs.segments:
         problems.append(
             explain(
                 "other_segments", "{cell}: trained {trained}, asked for {asked_for}",
-                cell=cell, trained=_describe_segments(found), asked_for=_describe_segments(outputs.segments),
+                cell=cell, trained=_describe_segments(results), asked_for=_describe_segments(outputs.segments),
             )
         )  # fmt: skip
     for segment in run.segments:
@@ -181,8 +181,8 @@ def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
     numbers = {"cell": cell, "unit": unit, "tokens": total, "expected": expected_in_all}
     if not problems and total != expected_in_all:
         problems.append(explain("other_total", "{cell}: {tokens:,} {unit}s in all, {expected:,} expected", **numbers))
-    found = make_finding(problems, "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
-    return replace(found, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
+    finding = make_finding(problems, "{cell}: {expected:,} {unit}s, as many as the ranges hold", **numbers)
+    return replace(finding, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
 
 
 def _describe_speedup_per_token(outputs: Outputs, cell: str) -> str | None:
@@ -228,8 +228,8 @@ def check_data_wait(outputs: Outputs, cell: str) -> Finding:
     when_measured = ", and in {measured_data_wait_share:small_percent} when measured" * (measured is not None)
     return make_finding(
         [
-            one.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=DATA_BOUND_SHARE)
-            for one in problems
+            problem.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=DATA_BOUND_SHARE)
+            for problem in problems
         ],
         replace(waited.extend("{sentence}" + when_measured), code="passed"),
     )
@@ -245,7 +245,7 @@ def _find_measured_wait(measurement: MeasurementFile, cell: str, baseline: str) 
                 cell=cell, share=share,
             )
         ]  # fmt: skip
-    waterfall = next((one for one in measurement.waterfalls if one.cell == cell and one.is_data_bound), None)
+    waterfall = next((item for item in measurement.waterfalls if item.cell == cell and item.is_data_bound), None)
     if waterfall is None:
         return []
     lost = waterfall.find_lost_seconds("data wait") / waterfall.measured_seconds

@@ -105,7 +105,7 @@ def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
     without it of the rows, one by one.
     """
     run = outputs.runs[cell]
-    first = next((one for one in read_updates(run) if one.step == 1), None)
+    first = next((update for update in read_updates(run) if update.step == 1), None)
     if first is None or first.verdict == "not checked":
         why = "it was not drawn when it was trained" if first is None else first.problem
         return make_unchecked_finding(
@@ -115,14 +115,14 @@ def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
     if first.start_problem:
         problems.append(explain("other_start", "{cell}: {problem}", cell=cell, problem=first.start_problem))
     for kind, whose in (("loss", "of its micro-batches"), ("rows", "of its rows, one by one,")):
-        found = first.compared.get(kind)
-        if found is not None and not found.difference <= found.tolerance:
+        value = first.compared.get(kind)
+        if value is not None and not value.difference <= value.tolerance:
             problems.append(
                 explain(
                     "other_loss",
                     "{cell}: loss {loss:.6f} at step 1, that " + whose + " is {difference:.1e} apart in one process, "
                     "{tolerance:.0e} allowed",
-                    cell=cell, loss=float(run.steps.loss[0]), difference=found.difference, tolerance=found.tolerance,
+                    cell=cell, loss=float(run.steps.loss[0]), difference=value.difference, tolerance=value.tolerance,
                 )
             )  # fmt: skip
     return make_finding(
@@ -132,7 +132,7 @@ def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
         cell=cell,
         start=run.segments[0].facts.start_checksum[:12],
         loss=float(run.steps.loss[0]),
-        **{f"{kind}_difference": one.difference for kind, one in first.compared.items() if kind in ("loss", "rows")},
+        **{f"{kind}_difference": item.difference for kind, item in first.compared.items() if kind in ("loss", "rows")},
     )
 
 
@@ -181,14 +181,14 @@ def list_differences(cell: str, own: NDArray[np.float64], expected: NDArray[np.f
     """Return where the losses are farther apart than allowed: the first window."""
     starts = range(0, max(len(own) - _WINDOW, 0) + 1, _WINDOW)
     for start, end in zip(starts, [*starts[1:], len(own)], strict=True):
-        found = compute_relative_difference(own[start:end].sum(), expected[start:end].sum())
-        if not found <= TOLERANCE:
+        difference = compute_relative_difference(own[start:end].sum(), expected[start:end].sum())
+        if not difference <= TOLERANCE:
             return [
                 explain(
                     "window_differs",
                     "{cell}: mean loss of steps {first} to {last} differs by {difference:.1e}, at most {most:.0e} "
                     "allowed",
-                    cell=cell, difference=found, first=start + 1, last=end, most=TOLERANCE,
+                    cell=cell, difference=difference, first=start + 1, last=end, most=TOLERANCE,
                 )
             ]  # fmt: skip
     return []

@@ -36,21 +36,21 @@ def select_counted(measurement: MeasurementFile, cell: str, *, beside: str | Non
     named = {cell} if cell != next(iter(measurement.speeds)) else {beside} if beside else {*measurement.speeds}
     if not (counted := named & measurement.speedups.keys()):
         return blocks
-    turns = {turn for one in counted for turn in find_quiet_turns(measurement, one)}
-    return [one for one in blocks if one.turn in turns]
+    turns = {turn for item in counted for turn in find_quiet_turns(measurement, item)}
+    return [block for block in blocks if block.turn in turns]
 
 
 def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
     """Return the turns in which a cell's block and the first cell's were quiet, of starts with two of them or more."""
     most, first = measurement.most_others_share, next(iter(measurement.speeds))
-    pair = [select_blocks(measurement, one, phase="speedup") for one in (first, cell)]
+    pair = [select_blocks(measurement, item, phase="speedup") for item in (first, cell)]
     loud = {
-        one.turn
+        block.turn
         for blocks in pair
-        for one in blocks
-        if ((one.others_share or 0.0) > most or (one.has_others_on_gpu and most < 1))
+        for block in blocks
+        if ((block.others_share or 0.0) > most or (block.has_others_on_gpu and most < 1))
     }
-    quiet = {one.turn: one.launch for one in pair[1] if one.turn not in loud}
+    quiet = {item.turn: item.launch for item in pair[1] if item.turn not in loud}
     turns = Counter(quiet.values())
     return {turn for turn, launch in quiet.items() if turns[launch] > 1}
 
@@ -61,8 +61,8 @@ def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None
     Turns are numbered as they run: whoever leaves out slow ones leaves gaps. A start burns in before its turns that
     count, and never after.
     """
-    counted = {one.turn: one.launch for one in select_blocks(measurement, cell, phase="speedup")}
-    burnt = {one.turn: one.launch for one in select_blocks(measurement, cell, phase="burn-in")}
+    counted = {block.turn: block.launch for block in select_blocks(measurement, cell, phase="speedup")}
+    burnt = {block.turn: block.launch for block in select_blocks(measurement, cell, phase="burn-in")}
     for before, after in pairwise(sorted(counted | burnt)):
         if after != before + 1:
             return explain(
@@ -70,7 +70,7 @@ def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None
                 "{cell}: turn {turn} has no block among those of the speedups, {before} and {after} have",
                 cell=cell, turn=before + 1, before=before, after=after,
             )  # fmt: skip
-    late = [turn for turn, launch in burnt.items() if any(one < turn for one in counted if counted[one] == launch)]
+    late = [turn for turn, launch in burnt.items() if any(item < turn for item in counted if counted[item] == launch)]
     if late:
         return explain(
             "burnt_late", "{cell}: turn {turn} is said to burn in after turns of the same start that count",
@@ -104,29 +104,29 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         "others_share": measurement.others_share,
     }  # fmt: skip
     if cell not in measurement.speedups:
-        found = make_failed_finding(explain("too_few_quiet_turns", f"{quiet}, too few for an interval", **numbers))
+        result = make_failed_finding(explain("too_few_quiet_turns", f"{quiet}, too few for an interval", **numbers))
         remedy = explain(
             "", "quiet is at most {most:small_percent} by others; " + seen + "; stop what else runs, or give "
             "measure.max_seconds more; with measure.others_share: 1 all turns count, and the speedup is unproven",
             **numbers,
         )  # fmt: skip
-        return dataclasses.replace(found, remedy=remedy.sentence)
-    told = explain("passed", quiet + " (at most {most:small_percent} by others); " + seen, **numbers)
+        return dataclasses.replace(result, remedy=remedy.sentence)
+    finding = explain("passed", quiet + " (at most {most:small_percent} by others); " + seen, **numbers)
     blocks = [
         *select_counted(measurement, outputs.params.baseline, beside=cell), *select_counted(measurement, cell)
     ]  # fmt: skip
     # More than a figure of this machine alone bears.
     if any(block.has_others_on_gpu for block in blocks):
-        loud = dataclasses.replace(told, code="others_on_the_gpus")
+        loud = dataclasses.replace(finding, code="others_on_the_gpus")
         return make_unchecked_finding(loud.extend("{sentence}; in those that count others computed on the GPUs"))
     known = [block.others_share for block in blocks if block.others_share is not None]
     mean = sum(known) / len(known) if known else 0.0
     if mean > MOST_OTHERS_SHARE:
-        loud = dataclasses.replace(told, code="others_on_the_cpus")
+        loud = dataclasses.replace(finding, code="others_on_the_cpus")
         return make_unchecked_finding(
             loud.extend(
                 "{sentence}; in those that count others used {share:small_percent}, {quiet:small_percent} is quiet",
                 share=mean, quiet=MOST_OTHERS_SHARE,
             )
         )  # fmt: skip
-    return make_finding([], told)
+    return make_finding([], finding)

@@ -41,7 +41,7 @@ class Equivalence(Record):
 
 def read_updates(run: RunOutputs) -> list[CheckedUpdate]:
     """Return what was found of each update of the run that was to be checked."""
-    return [one for segment in run.segments for one in _UPDATES.validate_python(segment.facts.checked_updates)]
+    return [item for segment in run.segments for item in _UPDATES.validate_python(segment.facts.checked_updates)]
 
 
 def compute_probability(num_checked: int, part: float = _PART) -> float:
@@ -54,11 +54,11 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     run, where = outputs.runs[cell], f"{cell}"
     updates = read_updates(run)
     problems, gaps = list(_find_problems(updates, where)), list[Reason]()
-    passed = [one for one in updates if one.verdict == "passed"]
+    passed = [update for update in updates if update.verdict == "passed"]
     for segment in run.segments:
-        found = _UPDATES.validate_python(segment.facts.checked_updates)
-        if not any(one.verdict == "passed" for one in found):
-            why = next((one.problem for one in found if one.problem), "none was drawn when it was trained")
+        checked = _UPDATES.validate_python(segment.facts.checked_updates)
+        if not any(result.verdict == "passed" for result in checked):
+            why = next((result.problem for result in checked if result.problem), "none was drawn when it was trained")
             gaps.append(
                 explain("no_update_checked", "{where}: no update was checked: {why}", where=segment.title, why=why)
             )
@@ -68,7 +68,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
             # Timed on larger steps than trained, which is another training: both have to be right.
             timed = _UPDATES.validate_python(outputs.measurement.checked_updates.get(cell, []))
             problems += _find_problems(timed, f"{cell}, updates of {batch} samples as timed")
-            if not any(one.verdict == "passed" for one in timed):
+            if not any(item.verdict == "passed" for item in timed):
                 gaps.append(
                     explain(
                         "batch_not_checked", "{cell}: no update of {batch} samples, as timed, was checked",
@@ -77,7 +77,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
                 )  # fmt: skip
     if gaps and not problems:
         return make_unchecked_finding(*gaps)
-    worst = {kind: one for kind, _, one in _select_widest(passed)}
+    worst = {kind: item for kind, _, item in _select_widest(passed)}
     return make_finding(
         problems,
         "{cell}: {checked} of {drawn:plural update}, drawn over {steps:plural step}, are what one process "
@@ -89,8 +89,8 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
         steps=sum(segment.facts.num_steps for segment in run.segments),
         probability=compute_probability(len(passed)),
         **{
-            f"{kind}_{name}": getattr(one, name)
-            for kind, one in worst.items()
+            f"{kind}_{name}": getattr(item, name)
+            for kind, item in worst.items()
             for name in ("difference", "noise_floor", "tolerance")
         },
     )
@@ -99,45 +99,45 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
 def _find_problems(updates: Sequence[CheckedUpdate], where: str) -> Iterator[Reason]:
     """Yield what is wrong with the first of the wrong updates; figures outrank the verdict that they were given."""
     wrong = []
-    for one in updates:
-        kind = next((kind for kind, its in one.compared.items() if not its.difference <= its.tolerance), None)
-        if one.verdict == "failed" or (one.verdict == "passed" and kind is not None):
-            wrong.append((one.step, one.problem or f"{kind} differs by {one.compared[str(kind)].difference:.1e}"))
+    for item in updates:
+        kind = next((kind for kind, its in item.compared.items() if not its.difference <= its.tolerance), None)
+        if item.verdict == "failed" or (item.verdict == "passed" and kind is not None):
+            wrong.append((item.step, item.problem or f"{kind} differs by {item.compared[str(kind)].difference:.1e}"))
     if wrong:
         yield explain(
             "update_differs",
             "{where}: {wrong} of {compared:plural checked update} not what one process computes, first in step {step}: "
             "{problem}",
             where=where, step=wrong[0][0], problem=wrong[0][1], wrong=len(wrong),
-            compared=sum(one.verdict != "not checked" for one in updates),
+            compared=sum(update.verdict != "not checked" for update in updates),
         )  # fmt: skip
 
 
 def _select_widest(updates: Sequence[CheckedUpdate]) -> Iterator[tuple[str, int, Any]]:
     """Yield each kind that was compared, and step and figures of where it is farthest off beside what is allowed."""
-    for kind in dict.fromkeys(kind for one in updates for kind in one.compared):
-        found = [(one.step, one.compared[kind]) for one in updates if kind in one.compared]
-        step, widest = max(found, key=lambda pair: pair[1].difference / (pair[1].tolerance or 1.0))
+    for kind in dict.fromkeys(kind for update in updates for kind in update.compared):
+        results = [(update.step, update.compared[kind]) for update in updates if kind in update.compared]
+        step, widest = max(results, key=lambda pair: pair[1].difference / (pair[1].tolerance or 1.0))
         yield kind, step, widest
 
 
 def list_equivalences(outputs: Outputs) -> list[Equivalence]:
     """Return what was compared, cell by cell; [] where no update was checked."""
-    found = []
+    results = []
     for cell, run in outputs.runs.items():
-        updates = [one for one in read_updates(run) if one.compared]
-        found += [
+        updates = [update for update in read_updates(run) if update.compared]
+        results += [
             Equivalence(
                 cell=cell,
                 num_checked=len(updates),
                 num_steps=sum(segment.facts.num_steps for segment in run.segments),
                 compared=kind,
                 step=step,
-                difference=one.difference,
-                noise_floor=one.noise_floor,
-                tolerance=one.tolerance,
-                largest_in=one.largest_in,
+                difference=item.difference,
+                noise_floor=item.noise_floor,
+                tolerance=item.tolerance,
+                largest_in=item.largest_in,
             )
-            for kind, step, one in _select_widest(updates)
+            for kind, step, item in _select_widest(updates)
         ]
-    return found
+    return results

@@ -48,14 +48,14 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
                     where=segment.title, times=in_segment,
                 )
             )  # fmt: skip
-    told = explain(
+    finding = explain(
         "passed", "{cell}: none of {samples:,} samples learned from is one of the {held_out_rows:,} held-out rows",
         cell=cell, samples=num_samples, held_out_rows=held_out.size, held_out_samples=num_seen,
         held_out_rows_seen=num_repeated,
     )  # fmt: skip
     if num_repeated:
-        told = told.extend("{sentence}, of which {held_out_rows_seen:,} say what a row outside says")
-    return make_finding(problems, told)
+        finding = finding.extend("{sentence}, of which {held_out_rows_seen:,} say what a row outside says")
+    return make_finding(problems, finding)
 
 
 def _check_other_source(outputs: Outputs, cell: str) -> Finding:
@@ -64,7 +64,7 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
         outputs.raw.num_heldout_rows_seen,
     )
     source, other = outputs.raw.source, outputs.raw.heldout_source
-    told = explain(
+    finding = explain(
         "passed",
         "{cell}: {held_out_rows_seen:,} of {held_out_rows:,} held-out rows ({heldout_source}) say what a row of "
         "{source} says",
@@ -74,7 +74,7 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
     is_copy = num_seen > _MOST_SEEN * num_rows
     return make_finding(
         [
-            replace(told, code="heldout_rows_repeated").extend(
+            replace(finding, code="heldout_rows_repeated").extend(
                 "{sentence}, at most {most:.0%} allowed: choose rows that were held out", most=_MOST_SEEN
             )
         ]
@@ -88,7 +88,7 @@ def _check_other_source(outputs: Outputs, cell: str) -> Finding:
             )
         ]
         * (not is_other),
-        told,
+        finding,
     )
 
 
@@ -100,7 +100,9 @@ def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
     }
     last = outputs.runs[cell].segments[-1].facts
     evaluated = [((last.range, last.epoch), outputs.evaluation.models[cell].parameter_checksum)]
-    evaluated += [((one.range, one.epoch), one.parameter_checksum) for one in outputs.evaluation.epochs.get(cell, [])]
+    evaluated += [
+        ((item.range, item.epoch), item.parameter_checksum) for item in outputs.evaluation.epochs.get(cell, [])
+    ]
     problems = [
         explain(
             "other_weights",
@@ -142,19 +144,19 @@ def _find_other_heldout_rows(outputs: Outputs, cell: str) -> list[Reason]:
     figures: dict[str, Figures] = {
         name: evaluation.models[name] for name in ("base", cell) if name in evaluation.models
     }
-    figures |= {f"{cell} {one.range} epoch {one.epoch}": one for one in evaluation.epochs.get(cell, [])}
+    figures |= {f"{cell} {item.range} epoch {item.epoch}": item for item in evaluation.epochs.get(cell, [])}
     problems = [
         explain(
             "other_heldout_rows",
             "{model}: evaluated on rows {found}, those held out are {expected}",
             model=name,
-            found=one.rows_digest[:12],
+            found=figure.rows_digest[:12],
             expected=wanted[:12],
         )
-        for name, one in figures.items()
-        if one.rows_digest not in ("", wanted)
+        for name, figure in figures.items()
+        if figure.rows_digest not in ("", wanted)
     ]
-    counts = {name: one.num_tokens for name, one in figures.items()}
+    counts = {name: figure.num_tokens for name, figure in figures.items()}
     if len({*counts.values()}) > 1:
         problems.append(
             explain(

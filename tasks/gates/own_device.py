@@ -31,18 +31,18 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
                 cell=cell, needed=needed, devices=what, there=there,
             )
         )  # fmt: skip
-    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
+    launches = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
     if outputs.measurement is not None:
         for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
-            told[f"{cell}, timed blocks of start {number}"] = devices
+            launches[f"{cell}, timed blocks of start {number}"] = devices
     shared: dict[str, Reason] = {}
-    for where, devices in told.items():
+    for where, devices in launches.items():
         for first in range(0, len(devices), ranks):
             problem = _find_shared_device(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
             if problem:
                 shared.setdefault(problem.sentence, problem.extend("{where}: {sentence}", where=where))
     problems += shared.values()
-    num_asked = sum(len(devices) == facts.world_size for devices in told.values())
+    num_asked = sum(len(devices) == facts.world_size for devices in launches.values())
     seen = "; by what the ranks said of themselves {times_asked:plural time}, none shared one"
     return make_finding(
         problems,
@@ -53,19 +53,19 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
 
 def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> Reason | None:
     """Return what the ranks of one node share; `first`: the number of the first of them."""
-    uuids = [one.gpu_uuid for one in devices if one.gpu_uuid is not None]
+    uuids = [device.gpu_uuid for device in devices if device.gpu_uuid is not None]
     for uuid in uuids:
         if uuids.count(uuid) > 1:
-            names = [str(first + index) for index, one in enumerate(devices) if one.gpu_uuid == uuid]
+            names = [str(first + index) for index, device in enumerate(devices) if device.gpu_uuid == uuid]
             return explain("one_gpu", "ranks {ranks} are on one GPU, {gpu}", ranks=names, gpu=uuid)
     if uuids:
         return None
-    allowed = [frozenset(one.cpus) for one in devices if one.cpus]
+    allowed = [frozenset(device.cpus) for device in devices if device.cpus]
     if len(allowed) < len(devices):
         return None
     # Whoever may use nothing but these cores has to find room on them.
     for cores in {*allowed, frozenset[int]().union(*allowed)}:
-        within = [str(first + index) for index, one in enumerate(allowed) if one <= cores]
+        within = [str(first + index) for index, item in enumerate(allowed) if item <= cores]
         if threads * len(within) > len(cores):
             return explain(
                 "too_few_cores",
@@ -73,7 +73,7 @@ def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: i
                 "{cores:plural core}",
                 ranks=within, threads=threads, cores=len(cores),
             )  # fmt: skip
-    quota = min((one.cpu_quota for one in devices if one.cpu_quota is not None), default=None)
+    quota = min((device.cpu_quota for device in devices if device.cpu_quota is not None), default=None)
     if quota is not None and quota < threads * len(devices):
         return explain(
             "cpu_quota",

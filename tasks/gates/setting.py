@@ -41,7 +41,7 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     recorded = {**run.facts.train, "workload": run.facts.workload}
     problems = _compare_values(recorded, asked, "params.yaml", who=f"{cell}: the record has")
     problems += _find_other_rows(outputs, cell, ((part.range, part.rows_digest) for part in run.facts.segments))
-    reference, own = (next(_list_settings(one))[1] for one in (outputs.baseline, run))
+    reference, own = (next(_list_settings(item))[1] for item in (outputs.baseline, run))
     known = _collect_known_starts(outputs, cell)
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
@@ -80,13 +80,15 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
         for its in measurement.settings.get(first, []):
             timed += _compare_priorities(setting, its, where, first)
     timed += _find_other_rows(outputs, where, measurement.rows_digests.items())
-    timed += [one for setting in settings for one in _find_other_starts(setting, where, *known)]
+    timed += [start for setting in settings for start in _find_other_starts(setting, where, *known)]
     return problems + _advise(timed, _MEASURE_AGAIN)
 
 
 def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
     """Return each problem once, with what mends it."""
-    return [one.extend(f"{{sentence}}. {remedy}") for one in {one.sentence: one for one in problems}.values()]
+    return [
+        problem.extend(f"{{sentence}}. {remedy}") for problem in {item.sentence: item for item in problems}.values()
+    ]
 
 
 def _compare_starts(
@@ -98,15 +100,15 @@ def _compare_starts(
     """
     who, (other, whose) = f"{where}: the ranks used", own
     mine, its = (
-        {f"{name}.{key}": value for name in _OF_EVERY_START for key, value in (one or {}).get(name, {}).items()}
-        for one in (setting, other)
+        {f"{name}.{key}": value for name in _OF_EVERY_START for key, value in (item or {}).get(name, {}).items()}
+        for item in (setting, other)
     )
     return [
         *_compare_values(_flatten_setting(setting), *everywhere, who=who),
         *_compare_values(mine, its, whose, who=who),
         *(
-            explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=found)
-            for rank, found in setting["ranks_differ"].items()
+            explain("ranks_differ", "{where}: {rank} has {found}", where=where, rank=rank, found=result)
+            for rank, result in setting["ranks_differ"].items()
         ),
     ]
 
@@ -148,14 +150,14 @@ def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, Kno
     for name in sorted(outputs.runs, key=lambda name: name != first):
         starts = [
             *_list_settings(outputs.runs[name]),
-            *((f"{name}, timed blocks", one) for one in measured.get(name, [])),
+            *((f"{name}, timed blocks", item) for item in measured.get(name, [])),
         ]
         # The baseline is what others are held to, itself too.
         takes = [known[0]] * (name != cell or name == first) + [known[1]] * (name == cell)
         for where, setting in starts:
             for machine, modules in (setting or {}).get(_RECORDED, {}).items():
-                for one in takes:
-                    one.setdefault(machine, (where, modules))
+                for take in takes:
+                    take.setdefault(machine, (where, modules))
     return known[0], known[1]
 
 
@@ -181,19 +183,19 @@ def _flatten_setting(setting: Setting | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
 
 
-def _compare_values(found: dict[str, Any], expected: dict[str, Any], whose: str, *, who: str) -> list[Reason]:
+def _compare_values(results: dict[str, Any], expected: dict[str, Any], whose: str, *, who: str) -> list[Reason]:
     return [
         explain(
             "other_value",
             "{who} {name} {found}, {whose} {expected}",
             who=who,
             name=name,
-            found=found.get(name),
+            found=results.get(name),
             whose=whose,
             expected=expected.get(name),
         )
-        for name in sorted({*found, *expected})
-        if found.get(name) != expected.get(name)
+        for name in sorted({*results, *expected})
+        if results.get(name) != expected.get(name)
     ]
 
 

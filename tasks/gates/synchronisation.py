@@ -35,9 +35,9 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     profile = find_profile(run.facts.strategy)
     problems: dict[str, list[tuple[Reason, str]]] = {}
     for segment in run.segments:
-        found = _find_problem(segment, profile, outputs, cell)
-        if found:
-            problems.setdefault(found.sentence, []).append((found, segment.title))
+        problem = _find_problem(segment, profile, outputs, cell)
+        if problem:
+            problems.setdefault(problem.sentence, []).append((problem, segment.title))
     if run.facts.world_size == 1 and not problems:
         return None
     work = _make_segment_work(run.segments[0], outputs, cell)
@@ -96,8 +96,8 @@ def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, c
         # Wrapped in DDP, say, a baseline pays for an exchange with itself.
         number = sum(kind.number for kind in traffic.values())
         return explain("one_rank_exchanged", "one rank, yet {number} exchanges", number=number) if number else None
-    if found := profile.find_problem(work):
-        return found
+    if problem := profile.find_problem(work):
+        return problem
     expected = profile.compute_expected_traffic(work)
     for kind in sorted({*expected, *traffic}):
         (number, num_bytes), needed = count(traffic, kind), expected.get(kind)

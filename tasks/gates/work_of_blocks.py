@@ -52,19 +52,19 @@ def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
                 problems.setdefault((arm.arm, problem.code), []).append(problem)
     return make_finding(
         [
-            found[0].extend(
-                "{arm}: {sentence}" + " (and so in {other_blocks} other blocks)" * (len(found) > 1),
+            result[0].extend(
+                "{arm}: {sentence}" + " (and so in {other_blocks} other blocks)" * (len(result) > 1),
                 arm=arm,
-                other_blocks=len(found) - 1,
+                other_blocks=len(result) - 1,
             )
-            for (arm, _), found in problems.items()
+            for (arm, _), result in problems.items()
         ],
         "{cell}: {blocks:plural block}: " + judge.what_was_held,
         cell=cell,
         baseline=outputs.params.baseline,
         batch=judge.batch,
         blocks=sum(len(arm.blocks) for arm in mine),
-        blocks_with_a_problem=len({one.sentence for found in problems.values() for one in found}),
+        blocks_with_a_problem=len({result.sentence for outcome in problems.values() for result in outcome}),
         largest_loss_difference=judge.largest_loss_difference,
     )
 

@@ -59,7 +59,7 @@ def compute_speeds(
     comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic
 ) -> dict[str, CellSpeed]:
     """Return what every cell took in the blocks that count for it."""
-    speedups, first, found = measured.speedups, measured.speedups.baseline, dict[str, CellSpeed]()
+    speedups, first, results = measured.speedups, measured.speedups.baseline, dict[str, CellSpeed]()
     others = [name for name in speedups.timed_turns.blocks if name != first] or [first]
     for cell, arm in zip(comparison.cells, comparison.trained, strict=True):
         timed_turns = speedups.select_counted(arm.name)
@@ -78,7 +78,7 @@ def compute_speeds(
         launches: Launches = timed_turns.list_by_launch(arm.name)
         if len(launches) < FEWEST_LAUNCHES:
             launches = [timed_turns.list_by_turn(arm.name)]
-        found[cell.name] = CellSpeed(
+        results[cell.name] = CellSpeed(
             cell=cell.name,
             world_size=cell.world_size,
             global_batch_size=cell.global_batch_size,
@@ -100,7 +100,7 @@ def compute_speeds(
             # Only the head's GPUs are asked.
             **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
         )
-    return found
+    return results
 
 
 def compute_speedups(
@@ -108,14 +108,14 @@ def compute_speedups(
 ) -> dict[str, Speedup]:
     """Return how many times as fast as the baseline each cell is that has an interval, and what follows from it."""
     turns, of = measured.speedups, select_seconds(comparison)
-    first, found = turns.baseline, dict[str, Speedup]()
+    first, results = turns.baseline, dict[str, Speedup]()
     every = estimate_speedups(lambda _: turns.timed_turns, list(speeds), of)
     for cell, interval in turns.intervals.items():
         quiet, speed = turns.select_quiet(cell), speeds[cell]
-        figures, others = (np.median(quiet.list_by_turn(one, of)) for one in (first, cell))
+        figures, others = (np.median(quiet.list_by_turn(item, of)) for item in (first, cell))
         # In weak scaling a speedup is no ratio of steps.
         beside = speeds[first].step_seconds.value if comparison.is_weak else interval.value * speed.step_seconds.value
-        found[cell] = make_speedup(
+        results[cell] = make_speedup(
             interval,
             of_all_turns=every[cell],
             of_medians=float(figures / others),
@@ -123,7 +123,7 @@ def compute_speedups(
             world_size=speed.world_size,
             baseline_world_size=speeds[first].world_size,
         )
-    return found
+    return results
 
 
 def settle_waterfalls(
@@ -132,18 +132,18 @@ def settle_waterfalls(
     """Return the waterfalls as part of the account that the speedups are of, where there is one."""
     return [
         settle(
-            one,
-            measured=speeds[one.cell].step_seconds.value,
-            efficiency=speedups[one.cell].parallel_efficiency.value,
+            waterfall,
+            measured=speeds[waterfall.cell].step_seconds.value,
+            efficiency=speedups[waterfall.cell].parallel_efficiency.value,
         )
-        if one.cell in speedups
-        else one
-        for one in measured.waterfalls
+        if waterfall.cell in speedups
+        else waterfall
+        for waterfall in measured.waterfalls
     ]
 
 
 def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return max((one[name] for one in facts if one[name] is not None), default=None)
+    return max((fact[name] for fact in facts if fact[name] is not None), default=None)
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
@@ -162,8 +162,8 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
         variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
         for figures in map(np.asarray, launches):
             for pair in range(len(figures) // 2):
-                one, other = figures[2 * pair : 2 * pair + 2] / figures.mean()
-                halves[pair % 2].append(float(one))
+                figure, other = figures[2 * pair : 2 * pair + 2] / figures.mean()
+                halves[pair % 2].append(float(figure))
                 halves[1 - pair % 2].append(float(other))
     if len(halves[0]) < FEWEST_TURNS:
         return None
@@ -179,9 +179,9 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
     metered = [block for block in blocks if block.gpus]
     if not metered:
         return {"gpu_utilisation": None, "gpu_watts": None, "joules_per_token": None}
-    figures = [one for block in metered for one in block.gpus]
-    utilisations = [one.utilisation for one in figures if one.utilisation is not None]
-    energies = [one.energy_joules for one in figures]
+    figures = [gpu for block in metered for gpu in block.gpus]
+    utilisations = [figure.utilisation for figure in figures if figure.utilisation is not None]
+    energies = [figure.energy_joules for figure in figures]
     known = [energy for energy in energies if energy is not None]
     watts = None
     if known and len(known) == len(energies):

@@ -140,7 +140,7 @@ def advise(
     One whose ranks fail is left out, with the reason. Where memory has no room for several variants of a step each is
     built at its turn, and what would then be compiled anew every time is not tried.
     """
-    cell = max(comparison.cells, key=lambda one: one.world_size)
+    cell = max(comparison.cells, key=lambda item: item.world_size)
     plain = make_trained_arm(cell)
     # The counterfactuals have had their turn; their memory goes to what is tried.
     bench.forget()
@@ -149,7 +149,7 @@ def advise(
     possible = list_knobs(
         params, cell.name, device=device, exchange=facts["exchange"], can=facts["can"], has_bf16=has_bf16,
     )  # fmt: skip
-    knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
+    knobs = select_knobs(possible, next((waterfall for waterfall in waterfalls if waterfall.cell == cell.name), None))
     if not knobs:
         return None
     if bench.holds_all and not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
@@ -160,16 +160,23 @@ def advise(
         why = "memory has room for one variant of a step, which would be compiled anew at every turn"
         trying.failed += [f"{knob.change} ({why})" for knob in knobs if "compile" in knob.overrides]
         knobs = [knob for knob in knobs if "compile" not in knob.overrides]
-    found = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
+    each = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
-    for knob, advised in found:
+    for knob, advised in each:
         is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
         if advised.verdict == "recommended" and is_better:
             chosen[knob.key] = (advised, knob)
     combined = trying.combine([knob for _, knob in chosen.values()], seconds=seconds * _SHARE_OF_COMBINED)
-    best = sorted((advised for _, advised in found), key=lambda one: -one.gain.value)
-    for one in [*best, *([combined] if combined else [])]:
-        _log.info("%s: %.3fx (%.3f to %.3f): %s", one.change, one.gain.value, one.gain.low, one.gain.high, one.verdict)
+    best = sorted((advised for _, advised in each), key=lambda item: -item.gain.value)
+    for other in [*best, *([combined] if combined else [])]:
+        _log.info(
+            "%s: %.3fx (%.3f to %.3f): %s",
+            other.change,
+            other.gain.value,
+            other.gain.low,
+            other.gain.high,
+            other.verdict,
+        )
     return Advice(tried=best, combined=combined, failed=trying.failed, not_tried=trying.not_tried)
 
 
@@ -187,19 +194,19 @@ class _Trying:
 
     def try_each(self, knobs: Sequence[Knob], *, seconds: float) -> list[tuple[Knob, Advised]]:
         """Try the knobs, a few at a time, until so much was spent on timing them; building them is not counted."""
-        found: list[tuple[Knob, Advised]] = []
+        results: list[tuple[Knob, Advised]] = []
         for first in range(0, len(knobs), _AT_ONCE):
             now = knobs[first : first + _AT_ONCE]
-            if found and seconds <= 0:
+            if results and seconds <= 0:
                 self.not_tried += [knob.change for knob in now]
                 continue
             _log.info("trying %s on %s", " and ".join(knob.change for knob in now), self._cell.name)
             works = self._build(now)
             started = time.perf_counter()
             num_left = -(-(len(knobs) - first) // _AT_ONCE)
-            found += self._time_few(works, started + seconds / num_left)
+            results += self._time_few(works, started + seconds / num_left)
             seconds -= time.perf_counter() - started
-        return found
+        return results
 
     def combine(self, knobs: Sequence[Knob], *, seconds: float) -> Advised | None:
         """Try several knobs all at once; None for fewer, or where their ranks fail."""
@@ -263,7 +270,7 @@ class _Trying:
 
     def _compute_gain(self, timed_turns: TimedTurns, arm: Arm, error_rate: float) -> Estimate:
         quiet = select_quiet_turns(timed_turns, self._comparison.most_share, (self._plain.name, arm.name))
-        before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
+        before, after = (quiet.list_by_turn(item.name) for item in (self._plain, arm))
         return estimate_ratio([before], [after], confidence=1 - error_rate)
 
     def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Estimate, timed_turns: TimedTurns) -> Advised:
@@ -295,9 +302,9 @@ def _explain_failure(change: str, error: StageError) -> str:
 
 def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, timed_turns: TimedTurns) -> str:
     """Return after how many steps what compiling takes is won back."""
-    once = max(one["warm_up_seconds"] for one in bench.facts(arm))
-    once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
-    before, after = (float(np.mean(timed_turns.list_by_turn(one.name))) for one in (plain, arm))
+    once = max(fact["warm_up_seconds"] for fact in bench.facts(arm))
+    once -= max(fact["warm_up_seconds"] for fact in bench.facts(plain))
+    before, after = (float(np.mean(timed_turns.list_by_turn(item.name))) for item in (plain, arm))
     if once <= 0:
         # What was compiled before on this machine is kept on its disk.
         return "compiling added nothing to the warm-up here"

@@ -70,11 +70,11 @@ def make_wrapped_arm(baseline: Cell) -> Arm | None:
 def make_tuned_arms(baseline: Cell, *, micro_batch_size: int | None, num_threads: int | None) -> list[Arm]:
     """Return the baseline as one process may be faster: without a wrapper, with larger micro-batches and no layer run
     again, and with so many threads; None: that is nothing else."""
-    found, name = list[Arm](), baseline.name
+    results, name = list[Arm](), baseline.name
 
     def add(title: str, kind: Kind, overrides: Mapping[str, Any], **changes: Any) -> None:
         variant = {**changes, "overrides": {**baseline.overrides, **overrides}}
-        found.append(Arm(name=f"{name} {title}", cell=name, kind=kind, variant=variant))
+        results.append(Arm(name=f"{name} {title}", cell=name, kind=kind, variant=variant))
 
     if baseline.strategy != "single":
         add("as a plain process", "tuned", {}, strategy="single")
@@ -83,7 +83,7 @@ def make_tuned_arms(baseline: Cell, *, micro_batch_size: int | None, num_threads
         add(f"with micro-batches of {micro_batch_size}", "tuned", overrides)
     if num_threads is not None:
         add(f"with {num_threads} threads", "threads", {"threads_per_rank": num_threads})
-    return found
+    return results
 
 
 def make_data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:

@@ -64,7 +64,7 @@ class Bench:
 
     def _count_steps(self) -> None:
         """Count the steps of each range that every variant has; in weak scaling some have fewer."""
-        counts = [one["num_steps_of_segments"] for facts in self._facts.values() for one in facts]
+        counts = [fact["num_steps_of_segments"] for facts in self._facts.values() for fact in facts]
         self._num_steps = [min(numbers) for numbers in zip(*counts, strict=True)]
 
     def _hold(self, arm: Arm) -> None:
@@ -123,15 +123,15 @@ class Bench:
 
     def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
-        return max(self.fetch_timers(arm), key=lambda one: one.get("backward_comm", 0.0))
+        return max(self.fetch_timers(arm), key=lambda item: item.get("backward_comm", 0.0))
 
     def fetch_timers(self, arm: Arm) -> list[dict[str, float]]:
         """Return what each rank's strategy timed itself, in seconds; {} where it timed nothing."""
         self.make_ready(arm)
-        found = self._workers[arm.cell].ask(
+        outcome = self._workers[arm.cell].ask(
             "timers", variant=dict(arm.variant), doing=f"asking the ranks of {arm.name}"
         )
-        return [{name: value for name, value in one.items() if name != "rank"} for one in found]
+        return [{name: value for name, value in result.items() if name != "rank"} for result in outcome]
 
     def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
         """Choose the steps of a block so that one of this arm takes about so long, and are at least four; return its
@@ -170,24 +170,24 @@ class Bench:
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
         figures, started_at = None, time.time()
         if self._meter is None:
-            found = group.ask("run", ranks=ranks, **asked)
+            outcome = group.ask("run", ranks=ranks, **asked)
         else:
             with self._meter.span() as span:
-                found = group.ask("run", ranks=ranks, **asked)
+                outcome = group.ask("run", ranks=ranks, **asked)
             figures = span.figures
         gpus = figures.gpus[: group.world_size] if figures else ()
         return Timed(
             arm=arm.name,
             turn=self._turn,
             launch=self._launch,
-            step_seconds=np.array([one["step_seconds"] for one in found]),
-            seconds=max(one["seconds"] for one in found) / len(steps),
-            data_wait_seconds=max(one["data_wait_seconds"] for one in found) / len(steps),
-            num_tokens=sum(one["num_tokens"] for one in found),
-            positions_by_rank=[one["num_positions"] for one in found],
-            num_samples=sum(one["num_samples"] for one in found),
-            others_share=compute_others_share([one["cpu_use"] for one in found]),
-            told={"range": group.ranges[segment], "steps": own, "ranks": found},
+            step_seconds=np.array([result["step_seconds"] for result in outcome]),
+            seconds=max(result["seconds"] for result in outcome) / len(steps),
+            data_wait_seconds=max(result["data_wait_seconds"] for result in outcome) / len(steps),
+            num_tokens=sum(result["num_tokens"] for result in outcome),
+            positions_by_rank=[result["num_positions"] for result in outcome],
+            num_samples=sum(result["num_samples"] for result in outcome),
+            others_share=compute_others_share([result["cpu_use"] for result in outcome]),
+            facts={"range": group.ranges[segment], "steps": own, "ranks": outcome},
             gpus=gpus,
             has_others_on_gpu=self._find_others_on_gpu(arm, gpus),
             metered_seconds=figures.seconds if figures else 0.0,

@@ -48,8 +48,8 @@ def count_needed_launches(num_launches: int, half_width: float, asked: float) ->
 
 def estimate_speedup(numerator: Launches, denominator: Launches) -> Estimate:
     """Return `estimate_ratio` with an interval that is nowhere within the floor."""
-    found, floor = estimate_ratio(numerator, denominator), math.exp(math.asinh(compute_floor(len(numerator))))
-    return Estimate(found.value, min(found.low, found.value / floor), max(found.high, found.value * floor))
+    ratio, floor = estimate_ratio(numerator, denominator), math.exp(math.asinh(compute_floor(len(numerator))))
+    return Estimate(ratio.value, min(ratio.low, ratio.value / floor), max(ratio.high, ratio.value * floor))
 
 
 def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Estimate:
@@ -69,9 +69,9 @@ def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Estimate:
     Raises ValueError for values that are not finite, a confidence outside 0..1, one launch of fewer than
     `FEWEST_TURNS`, or two launches.
     """
-    found = _require_values(values, above_zero=False)
-    mean = _compute_mean(found)
-    half_width = _compute_half_width([one - mean for one in found], confidence)
+    checked = _require_values(values, above_zero=False)
+    mean = _compute_mean(checked)
+    half_width = _compute_half_width([value - mean for value in checked], confidence)
     return Estimate(mean, mean - half_width, mean + half_width)
 
 
@@ -79,7 +79,7 @@ def _compute_half_width(apart: Sequence[NDArray[np.float64]], confidence: float)
     """Return the half-width of the interval of a mean, from each turn's difference from it, launch by launch."""
     widest = _compute_students_half_width(np.concatenate(apart), confidence)
     if len(apart) > 1:
-        widest = max(widest, _compute_students_half_width(np.array([one.mean() for one in apart]), confidence))
+        widest = max(widest, _compute_students_half_width(np.array([item.mean() for item in apart]), confidence))
     return widest
 
 
@@ -97,24 +97,24 @@ def _take_apart(numerator: Launches, denominator: Launches) -> tuple[float, list
     above, below = _require_values(numerator, above_zero=True), _require_values(denominator, above_zero=True)
     value = _compute_mean(above) / _compute_mean(below)
     return value, [
-        (one - value * other) / (value * _compute_mean(below)) for one, other in zip(above, below, strict=True)
+        (item - value * other) / (value * _compute_mean(below)) for item, other in zip(above, below, strict=True)
     ]
 
 
 def _compute_mean(launches: Sequence[NDArray[np.float64]]) -> float:
     """Return the mean of the launches' means: a launch counts once, however many of its turns were quiet."""
-    return float(np.mean([one.mean() for one in launches]))
+    return float(np.mean([launch.mean() for launch in launches]))
 
 
 def _require_values(values: Launches, *, above_zero: bool) -> list[NDArray[np.float64]]:
-    found = [np.asarray(launch, dtype=np.float64) for launch in values if len(launch)]
-    every = np.concatenate(found) if found else np.zeros(0)
+    results = [np.asarray(launch, dtype=np.float64) for launch in values if len(launch)]
+    every = np.concatenate(results) if results else np.zeros(0)
     is_wrong = ~np.isfinite(every) | ((every <= 0) if above_zero else False)
     if is_wrong.any():
         raise ValueError(f"values must be finite{' and above 0' if above_zero else ''}; got {every[is_wrong][0]}")
-    if (len(found) == 1 and len(every) < FEWEST_TURNS) or len(found) in (0, 2):
+    if (len(results) == 1 and len(every) < FEWEST_TURNS) or len(results) in (0, 2):
         raise ValueError(
-            f"{len(every)} turns of {len(found)} launches give no interval; allowed: {FEWEST_TURNS} turns of one "
+            f"{len(every)} turns of {len(results)} launches give no interval; allowed: {FEWEST_TURNS} turns of one "
             f"launch, or at least {FEWEST_LAUNCHES} launches"
         )
-    return found
+    return results

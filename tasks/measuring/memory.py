@@ -19,11 +19,11 @@ def observe_memory(session: Session, workers: Mapping[str, Workers]) -> dict[str
 
     Raises what asking ranks raises.
     """
-    found = {}
+    results = {}
     for name in session.configs:
         _log.info("%s: measuring the memory of a step", name)
-        found[name] = [_make_rank(answer) for answer in workers[name].ask("memory", doing="measuring its memory")]
-    return found
+        results[name] = [_make_rank(answer) for answer in workers[name].ask("memory", doing="measuring its memory")]
+    return results
 
 
 def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) -> list[CellMemory]:
@@ -31,13 +31,13 @@ def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) 
 
     That computes in this process, so nothing may be timed meanwhile.
     """
-    found = []
+    results = []
     for name, ranks in observed.items():
         config = session.configs[name]
         predicted, why = _predict_memory(
             config, parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
         )
-        found.append(
+        results.append(
             CellMemory(
                 cell=name,
                 device=config.device,
@@ -47,7 +47,7 @@ def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) 
                 not_predicted=why,
             )
         )
-    return found
+    return results
 
 
 def _predict_memory(

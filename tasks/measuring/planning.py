@@ -49,14 +49,16 @@ class Session:
     """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
-def tell_training_time(params: Params, measurement: MeasurementFile, num_rows: Mapping[str, int]) -> str:
+def format_training_time(params: Params, measurement: MeasurementFile, num_rows: Mapping[str, int]) -> str:
     """Return how long a whole training of each cell takes as fast as it was timed; `num_rows`: of each range."""
     rows = sum(num_rows[str(part)] for part in params.ranges) * params.train.epochs
-    spans = {cell: timedelta(seconds=round(rows / one.samples_per_second)) for cell, one in measurement.speeds.items()}
-    told = wording.join_names([f"{cell} {span}" for cell, span in spans.items()])
+    spans = {
+        cell: timedelta(seconds=round(rows / speed.samples_per_second)) for cell, speed in measurement.speeds.items()
+    }
+    names = wording.join_names([f"{cell} {span}" for cell, span in spans.items()])
     end = datetime.now() + sum(spans.values(), timedelta())
     return (
-        f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {told}; all of them end about "
+        f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {names}; all of them end about "
         f"{end:%a %H:%M} if none is finished"
     )
 

@@ -75,7 +75,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
     held = _count_held_bytes(session)
-    found = run_preflight(
+    preflight = run_preflight(
         params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=held.num_parameters,
     )  # fmt: skip
@@ -96,7 +96,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
             measured = measure_comparison(session.comparison, bench, advance=advance)
         speeds = compute_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {
-            cell: [[RankDevice(**one) for one in launch] for launch in group.devices] for cell, group in workers.items()
+            cell: [[RankDevice(**item) for item in launch] for launch in group.devices]
+            for cell, group in workers.items()
         }
         settings = {
             cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
@@ -113,7 +114,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
     return MeasurementFile(
         scaling=params.measure.scaling,
-        preflight=found,
+        preflight=preflight,
         noise=compute_noise(comparison, measured),
         speeds=speeds,
         speedups=given,
@@ -137,7 +138,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         devices_of_starts=devices,
         settings=settings,
         left_out=_explain_no_waterfall(comparison, params)
-        + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
+        + _collect_unavailable(params, {waterfall.cell for waterfall in measured.waterfalls})
         + left_out,
     )
 
@@ -146,17 +147,17 @@ def _record_timelines(
     comparison: TimedComparison, bench: Bench, workers: Mapping[str, Workers], left_out: list[str]
 ) -> dict[str, list[RankTimeline]]:
     """Return what each rank of each cell does in one step; what cannot be recorded is added to `left_out`."""
-    found = {}
+    results = {}
     for arm in comparison.trained:
         try:
             bench.make_ready(arm)
             answers = workers[arm.cell].ask("timeline", variant=dict(arm.variant), doing=f"recording {arm.name}")
-            found[arm.cell] = [RankTimeline.model_validate(answer) for answer in answers]
+            results[arm.cell] = [RankTimeline.model_validate(answer) for answer in answers]
         except (DistributedError, ResourceError, ValueError) as error:
             left_out.append(f"The timeline of {arm.cell} was left out: {error}.")
             _log.warning("%s", left_out[-1])
             break
-    return found
+    return results
 
 
 def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[str]:
@@ -177,7 +178,7 @@ def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[s
 
 def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> list[str]:
     """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
-    found = {
+    results = {
         sentence.partition(": ")[2]: sentence
         for name, spread in reversed(params.cells.items())
         if spread.world_size > 1
@@ -185,7 +186,7 @@ def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> lis
             name, spread.strategy, is_exact=params.train.exact, has_waterfall=name in with_waterfall
         )
     }
-    return list(reversed(found.values()))
+    return list(reversed(results.values()))
 
 
 def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall: bool = False) -> list[str]:
@@ -204,7 +205,7 @@ def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall:
 
 def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) -> list[str]:
     """Return what the ranks of cells without a waterfall timed by themselves, in words."""
-    told = []
+    sentences = []
     for cell in comparison.cells:
         if cell.world_size == 1 or cell in comparison.spreading:
             continue
@@ -212,8 +213,8 @@ def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) ->
         if all(timers) and (
             said := find_profile(cell.strategy).explain_timers(timers, options, world_size=cell.world_size)
         ):
-            told.append(f"{cell.name}: {said}.")
-    return told
+            sentences.append(f"{cell.name}: {said}.")
+    return sentences
 
 
 def _count_held_bytes(session: Session) -> HeldBytes:
@@ -255,16 +256,16 @@ def _advise(
         return None, []
     capabilities = [parse_capability(gpu) for gpu in session.machine.gpus]
     try:
-        found = advise(
+        result = advise(
             session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
-            has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
+            has_bf16=all(capability is None or capability >= FIRST_WITH_BF16 for capability in capabilities),
         )  # fmt: skip
     except PreemptedError:
         raise
     except ValueError as error:
         _log.warning("The advice was left out: %s.", error)
         return None, [f"The advice was left out: {error}."]
-    return found, []
+    return result, []
 
 
 def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[str, Workers]) -> list[LinkSpeed]:
@@ -278,8 +279,8 @@ def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[s
         "sweep", variant=variant, doing="measuring the link",
         num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
     )  # fmt: skip
-    found = compute_link_speed(answers[0])
-    return [] if found is None else [found]
+    speed = compute_link_speed(answers[0])
+    return [] if speed is None else [speed]
 
 
 def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:

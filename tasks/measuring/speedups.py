@@ -78,7 +78,7 @@ class Speedups:
     def select_counted(self, arm: str) -> TimedTurns:
         """Return the turns that the arm's figures are of: those of its speedup, the baseline's those of any speedup;
         all where there is none."""
-        counted = list(self.intervals) if arm == self.baseline else [one for one in self.intervals if one == arm]
+        counted = list(self.intervals) if arm == self.baseline else [name for name in self.intervals if name == arm]
         return self.timed_turns.select_turns(self.find_quiet_turns(counted)) if counted else self.timed_turns
 
     def counts(self, arm: str) -> bool:
@@ -109,26 +109,26 @@ def measure_speedups(
     those before, end after it; three are made anyway. `burn_in_seconds`: of each launch, before turns
     count. `of`: seconds of a unit of work. `advance` is told of blocks that have run.
     """
-    found = Speedups(baseline=arms[0].name, most_share=most_share)
+    speedups = Speedups(baseline=arms[0].name, most_share=most_share)
     order = generate_turns([arm.name for arm in arms], seed=seed)
     started = clock()
-    while not found.stopped_because:
-        if found.timed_turns.blocks:
+    while not speedups.stopped_because:
+        if speedups.timed_turns.blocks:
             bench.launch_again(arms)
-            found.num_launches += 1
+            speedups.num_launches += 1
         burning = clock()
         while clock() - burning < burn_in_seconds:
-            bench.run_turn(arms, order, found.burnt)
+            bench.run_turn(arms, order, speedups.burnt)
             advance(len(arms))
-        _run_launch(found, arms, bench, order, lambda: clock() - started > max_seconds, advance)
-        if found.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
+        _run_launch(speedups, arms, bench, order, lambda: clock() - started > max_seconds, advance)
+        if speedups.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
             seconds = clock() - started
-            is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
+            is_spent = seconds * (speedups.num_launches + 1) / speedups.num_launches > max_seconds
             names = [arm.name for arm in arms]
-            found.intervals = estimate_speedups(found.select_quiet, names, of)
-            found.stopped_because = _explain_stop(found, names[1:], half_width, seconds, max_seconds, is_spent)
-    _log.info("speedups: %s", found.stopped_because)
-    return found
+            speedups.intervals = estimate_speedups(speedups.select_quiet, names, of)
+            speedups.stopped_because = _explain_stop(speedups, names[1:], half_width, seconds, max_seconds, is_spent)
+    _log.info("speedups: %s", speedups.stopped_because)
+    return speedups
 
 
 def estimate_speedups(
@@ -138,17 +138,17 @@ def estimate_speedups(
 
     `select`: name of the arm -> the turns of it and of the first that count.
     """
-    found = {}
+    results = {}
     for arm in arms[1:]:
         timed_turns = select(arm)
         first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))
         if len(first) >= FEWEST_LAUNCHES:
-            found[arm] = estimate_speedup(first, other)
-    return found
+            results[arm] = estimate_speedup(first, other)
+    return results
 
 
 def _run_launch(
-    found: Speedups,
+    speedups: Speedups,
     arms: Sequence[Arm],
     bench: TimedBench,
     order: Iterator[list[str]],
@@ -161,39 +161,39 @@ def _run_launch(
     fewest = FEWEST_QUIET_TURNS if len(arms) > 1 else FEWEST_TURNS
     others = arms[1:] or arms
     while num_turns < _MOST_TURNS:
-        bench.run_turn(arms, order, found.timed_turns)
+        bench.run_turn(arms, order, speedups.timed_turns)
         advance(len(arms))
         num_turns += 1
         for other in others:
-            pair = (found.timed_turns.blocks[arm.name][-1] for arm in (arms[0], other))
-            num_quiet[other.name] += all(is_quiet(block, found.most_share) for block in pair)
+            pair = (speedups.timed_turns.blocks[arm.name][-1] for arm in (arms[0], other))
+            num_quiet[other.name] += all(is_quiet(block, speedups.most_share) for block in pair)
         least = min(num_quiet.values())
         if least >= _TURNS or (is_late() and (least >= fewest or num_turns >= _MOST_TURNS_LATE * fewest)):
             return
 
 
 def _explain_stop(
-    found: Speedups, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
+    speedups: Speedups, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
 ) -> str:
     """Return why to stop, after what; empty to go on. `others`: names of the arms without the first."""
-    turns = wording.format_plural(len(found.timed_turns.turns), "turn")
-    spent = f"{turns} in {found.num_launches} starts of every cell and {seconds:.0f} s"
+    turns = wording.format_plural(len(speedups.timed_turns.turns), "turn")
+    spent = f"{turns} in {speedups.num_launches} starts of every cell and {seconds:.0f} s"
     if not others:
         return f"{spent}, of the only cell: there is nothing to compare it with"
     limit = f"the {max_seconds:g} s of max_seconds were spent"
-    missing = [arm for arm in others if arm not in found.intervals]
+    missing = [arm for arm in others if arm not in speedups.intervals]
     loud = (
         f"; for {wording.join_names(missing)} there is no interval: others used more than "
-        f"{wording.format_small_percent(found.most_share)} of the CPUs so often that fewer than {FEWEST_LAUNCHES} "
+        f"{wording.format_small_percent(speedups.most_share)} of the CPUs so often that fewer than {FEWEST_LAUNCHES} "
         f"starts have {FEWEST_QUIET_TURNS} turns that are quiet for it and the first cell"
     ) * bool(missing)
-    if not found.intervals:
+    if not speedups.intervals:
         return f"{spent}: {limit}{loud}" * is_spent
-    widest, arm = max((interval.relative_half_width, arm) for arm, interval in found.intervals.items())
+    widest, arm = max((interval.relative_half_width, arm) for arm, interval in speedups.intervals.items())
     asked = f"±{wording.format_small_percent(half_width)}"
     reached = f"the widest interval is ±{wording.format_small_percent(widest)}"
     _log.info("after %s: %s%s", spent, reached, loud)
     if widest <= half_width:
         return f"{spent}: {reached}, {asked} was asked for" if not missing else f"{spent}: {limit}{loud}" * is_spent
-    needed = count_needed_launches(len(found.select_quiet(arm).list_by_launch(arm)), widest, half_width)
+    needed = count_needed_launches(len(speedups.select_quiet(arm).list_by_launch(arm)), widest, half_width)
     return f"{spent}: {limit}, and {reached}; about {needed} starts are needed for {asked}{loud}" * is_spent

@@ -177,7 +177,9 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns)
             cell=arm.cell,
             kind=arm.kind,
             blocks=[
-                _make_block_work(block, block.told) for block in timed_turns.blocks[arm.name] if block.told is not None
+                _make_block_work(block, block.facts)
+                for block in timed_turns.blocks[arm.name]
+                if block.facts is not None
             ],
         )
         for arm in arms
@@ -185,18 +187,18 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns)
     ]
 
 
-def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
+def _make_block_work(block: Timed, fact: Mapping[str, Any]) -> BlockWork:
     """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
-    found: Sequence[Mapping[str, Any]] = told["ranks"]
+    results: Sequence[Mapping[str, Any]] = fact["ranks"]
 
     def add_up(name: str) -> Any:
-        return sum(one[name] for one in found)
+        return sum(result[name] for result in results)
 
-    used = [one["cpu_use"] for one in found]
-    held = [one["resident_bytes"] for one in used]
-    norm, loss = max(one["grad_norm_sum"] for one in found), add_up("loss_sum")
+    used = [result["cpu_use"] for result in results]
+    held = [item["resident_bytes"] for item in used]
+    norm, loss = max(result["grad_norm_sum"] for result in results), add_up("loss_sum")
     squares = add_up("moment_squares")
-    is_recorded = all(one["exchange_bytes"] is not None for one in found)
+    is_recorded = all(result["exchange_bytes"] is not None for result in results)
     return BlockWork(
         turn=block.turn,
         launch=block.launch,
@@ -208,26 +210,26 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
         gpu_watts=[gpu.power_watts for gpu in block.gpus] or None,
         gpu_memory_gib=[gpu.peak_memory_gib for gpu in block.gpus] or None,
         started_at=block.started_at,
-        cores_used=[one["own_seconds"] / one["seconds"] for one in used],
+        cores_used=[item["own_seconds"] / item["seconds"] for item in used],
         host_gib=None if None in held else [num_bytes / 2**30 for num_bytes in held],
-        range=told["range"],
-        steps=told["steps"],
+        range=fact["range"],
+        steps=fact["steps"],
         step_seconds=block.step_seconds.tolist(),
-        seconds=max(one["seconds"] for one in found),
+        seconds=max(result["seconds"] for result in results),
         num_samples=add_up("num_samples"),
         num_tokens=add_up("num_tokens"),
         num_targets=add_up("num_targets"),
         num_positions=add_up("num_positions"),
         num_micro_batches=add_up("num_micro_batches"),
         rows=f"{add_up('rows_digest') % 2**64:016x}",
-        rows_of_first_rank=f"{found[0]['rows_digest']:016x}",
+        rows_of_first_rank=f"{results[0]['rows_digest']:016x}",
         loss_sum=loss if math.isfinite(loss) else None,
         grad_norm_sum=norm if math.isfinite(norm) else None,
-        updates=[one["updates"] for one in found],
+        updates=[result["updates"] for result in results],
         num_updated=add_up("num_updated"),
         moment_squares=squares if math.isfinite(squares) else None,
-        num_exchanges=[one["num_exchanges"] for one in found],
-        exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
+        num_exchanges=[result["num_exchanges"] for result in results],
+        exchange_bytes=[result["exchange_bytes"] for result in results] if is_recorded else None,
     )
 
 
@@ -240,14 +242,14 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     tuned: list[Arm] = []
-    for one in comparison.tuned:
+    for item in comparison.tuned:
         try:
-            bench.build([one])
-            tuned.append(one)
+            bench.build([item])
+            tuned.append(item)
         except (DistributedError, ResourceError) as error:
             # Its ranks start anew after one that there is no memory for.
-            _log.warning("left out: %s: %s", one.name, error)
-            bench.restart(one.cell, [*comparison.trained[:1], *tuned])
+            _log.warning("left out: %s: %s", item.name, error)
+            bench.restart(item.cell, [*comparison.trained[:1], *tuned])
     if not others and not tuned:
         return timed_turns
     bench.build(others)
@@ -280,18 +282,18 @@ def select_turns_for(comparison: TimedComparison, timed_turns: TimedTurns, cell:
 
 def _compare_beside(comparison: TimedComparison, beside: TimedTurns, arms: Sequence[Arm]) -> dict[str, Estimate]:
     """Return how many times as fast as the baseline each of these arms is; nothing where they were not run."""
-    first, of, found = comparison.trained[0].name, select_seconds(comparison), {}
+    first, of, results = comparison.trained[0].name, select_seconds(comparison), {}
     for arm in arms:
         if arm.name not in beside.blocks:
             continue
         quiet = select_quiet_turns(beside, comparison.most_share, (first, arm.name))
-        found[arm.name] = estimate_ratio(*([quiet.list_by_turn(name, of)] for name in (first, arm.name)))
-    return found
+        results[arm.name] = estimate_ratio(*([quiet.list_by_turn(name, of)] for name in (first, arm.name)))
+    return results
 
 
 def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turns: TimedTurns) -> list[Waterfall]:
     """Return those of the cells whose ranks time how long they wait for each other."""
-    found = []
+    results = []
     for cell in comparison.staged:
         profile = find_profile(cell.strategy)
         said = [
@@ -302,11 +304,11 @@ def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, timed_turn
         while len(said) < _TIMED_WAITS:
             timers = bench.fetch_timers(make_trained_arm(cell))
             said.append(profile.split_waits(timers, cell.options, world_size=cell.world_size))
-        waits = [one[0] for one in said if one is not None]
-        found.append(
+        waits = [item[0] for item in said if item is not None]
+        results.append(
             compute_staged_waterfall(
                 select_turns_for(comparison, timed_turns, cell), baseline=comparison.baseline, cell=cell, waits=waits,
                 theory=said[0][1], is_weak=comparison.is_weak,
             )
         )  # fmt: skip
-    return found
+    return results

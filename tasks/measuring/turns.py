@@ -35,7 +35,7 @@ class Timed:
     """Samples."""
     others_share: float | None = None
     """Share of the CPUs of its ranks that others used meanwhile, 0..1; None where the machine does not tell."""
-    told: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] | None = None
     """What the gates are told of it: range, steps, and under `ranks` each rank's own words."""
     gpus: Sequence[GpuFigures] = ()
     """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
@@ -88,11 +88,11 @@ class TimedTurns:
     @property
     def turns(self) -> dict[int, list[Timed]]:
         """Turn -> its blocks."""
-        found: dict[int, list[Timed]] = {}
+        timeds: dict[int, list[Timed]] = {}
         for blocks in self.blocks.values():
             for block in blocks:
-                found.setdefault(block.turn, []).append(block)
-        return found
+                timeds.setdefault(block.turn, []).append(block)
+        return timeds
 
     def select_quiet(
         self, most_share: float, *, arms: Collection[str] | None = None, fewest_of_launch: int = 1
@@ -110,7 +110,9 @@ class TimedTurns:
 
     def select_turns(self, turns: Collection[int]) -> "TimedTurns":
         """Return the blocks of these turns."""
-        return TimedTurns({arm: [one for one in blocks if one.turn in turns] for arm, blocks in self.blocks.items()})
+        return TimedTurns(
+            {arm: [block for block in blocks if block.turn in turns] for arm, blocks in self.blocks.items()}
+        )
 
     def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm, by default its seconds per step, turn by turn."""
@@ -118,10 +120,10 @@ class TimedTurns:
 
     def list_by_launch(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[list[float]]:
         """Return the same launch by launch."""
-        found: dict[int, list[float]] = {}
+        results: dict[int, list[float]] = {}
         for block in self.blocks.get(arm, ()):
-            found.setdefault(block.launch, []).append(of(block))
-        return list(found.values())
+            results.setdefault(block.launch, []).append(of(block))
+        return list(results.values())
 
 
 def choose_seconds(*, is_per_token: bool) -> Callable[[Timed], float]:

@@ -100,14 +100,16 @@ def compute_waterfall(
             lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
         ),
     ]
-    found = [estimate(link.lost) for link in chain]
-    seconds = _compute_losses(found)
-    parts = [LostPart(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
+    results = [estimate(link.lost) for link in chain]
+    seconds = _compute_losses(results)
+    parts = [
+        LostPart(name=link.name, seconds=second, how=link.how) for link, second in zip(chain, seconds, strict=True)
+    ]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
-    waits = [compute_data_wait_share(timed_turns, make_trained_arm(one)) for one in (baseline, cell)]
+    waits = [compute_data_wait_share(timed_turns, make_trained_arm(item)) for item in (baseline, cell)]
     return _make_waterfall(
-        cell, parts, ideal=ideal, measured=measured, data_wait=max(found[0].low / measured, *waits),
+        cell, parts, ideal=ideal, measured=measured, data_wait=max(results[0].low / measured, *waits),
         exposed=_compute_exposed_seconds(ddp_timers),
     )  # fmt: skip
 
@@ -129,7 +131,7 @@ def compute_staged_waterfall(
         np.array(timed_turns.list_by_turn(arm.name, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
     )
     even = np.array(timed_turns.list_by_turn(copies.name, lambda block: block.first_rank_share))
-    found = [
+    results = [
         (WAITING, waits, f"the passes of all ranks against what each of them computed; {theory}"),
         (
             "contention",
@@ -140,14 +142,14 @@ def compute_staged_waterfall(
     parts = [
         LostPart(
             name=name,
-            seconds=Estimate(value=max(one.value, 0.0), low=max(one.low, 0.0), high=max(one.high, 0.0)),
+            seconds=Estimate(value=max(item.value, 0.0), low=max(item.low, 0.0), high=max(item.high, 0.0)),
             how=how,
         )
-        for name, seconds, how in found
-        for one in [estimate_mean([list(seconds)])]
+        for name, seconds, how in results
+        for item in [estimate_mean([list(seconds)])]
     ]
     mean, least = (estimate_mean([seconds.tolist()]).value for seconds in (measured, ideal))
-    data_wait = max(compute_data_wait_share(timed_turns, make_trained_arm(one)) for one in (baseline, cell))
+    data_wait = max(compute_data_wait_share(timed_turns, make_trained_arm(item)) for item in (baseline, cell))
     return _make_waterfall(cell, parts, ideal=least, measured=mean, data_wait=data_wait, exposed=None)
 
 
@@ -178,7 +180,7 @@ def settle(waterfall: Waterfall, *, measured: float, efficiency: float) -> Water
     )  # fmt: skip
 
 
-def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
+def _compute_losses(estimates: Sequence[Estimate]) -> list[Estimate]:
     """Return the parts as losses, none below 0.
 
     Neighbours in the chain share an arm: noise in it makes one part too small and the other too large by as much. Where
@@ -186,14 +188,14 @@ def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
     regression; Barlow et al. 1972); the interval then reaches over both values. One that is below 0 beyond doubt is an
     effect that the chain does not know; it is no loss, and stays unexplained.
     """
-    values = np.array([0.0 if one.high < 0 else one.value for one in found])
+    values = np.array([0.0 if result.high < 0 else result.value for result in estimates])
     # The two ends are the ideal step and the measured one, which stand.
     weights = np.concatenate([[_STANDS], np.ones(len(values) - 1), [_STANDS]])
     levels = isotonic_regression(np.concatenate([[0.0], values]).cumsum(), weights=weights).x
     losses = []
-    for one, loss in zip(found, np.diff(levels).tolist(), strict=True):
-        moved = 0.0 if one.high < 0 else loss - one.value
-        low, high = min(one.low, one.low + moved), max(one.high, one.high + moved)
+    for item, loss in zip(estimates, np.diff(levels).tolist(), strict=True):
+        moved = 0.0 if item.high < 0 else loss - item.value
+        low, high = min(item.low, item.low + moved), max(item.high, item.high + moved)
         losses.append(Estimate(value=loss, low=max(low, 0.0), high=max(high, 0.0)))
     return losses
 
@@ -214,7 +216,7 @@ def _compute_figures(
     def scale_first_rank(arm: str, share: np.ndarray = share) -> np.ndarray:
         return np.asarray(np.array(timed_turns.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
 
-    found = {
+    results = {
         "baseline": scale_baseline(make_trained_arm(baseline).name),
         "baseline_host": scale_baseline(name_data_arm(baseline, host)),
         "baseline_device": scale_baseline(name_data_arm(baseline, "device")),
@@ -227,14 +229,15 @@ def _compute_figures(
         "alone": scale_first_rank(alone),
         "update": scale_first_rank(update, np.ones(1)),
     }
-    return {name: np.asarray(figures) for name, figures in found.items()}
+    return {name: np.asarray(figures) for name, figures in results.items()}
 
 
 def compute_relative_tokens(timed_turns: TimedTurns, baseline: Cell, cell: Cell) -> np.ndarray:
     """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
     mine, theirs = (
-        np.array(timed_turns.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens)) / one.world_size
-        for one in (cell, baseline)
+        np.array(timed_turns.list_by_turn(make_trained_arm(item).name, lambda block: block.num_tokens))
+        / item.world_size
+        for item in (cell, baseline)
     )
     return np.asarray(mine / theirs)
 

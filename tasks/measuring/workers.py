@@ -115,7 +115,7 @@ class Workers:
                 line, _ = self._door.accept()
                 line.setblocking(True)
                 connection = Connection(line.detach())
-                said = self._hear(connection, deadline, doing="starting")
+                said = self._receive(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
                 devices[said["rank"]] = said.get("device", {})
         self.devices.append([devices[rank] for rank in sorted(devices)])
@@ -138,7 +138,7 @@ class Workers:
                 self._lines[rank].send_bytes(message)
             except OSError:
                 self._check(deadline, doing=doing)
-        answers = [self._hear(self._lines[rank], deadline, doing=doing) for rank in asked]
+        answers = [self._receive(self._lines[rank], deadline, doing=doing) for rank in asked]
         if command == "facts" and "setting" in answers[0]:
             known = self._settings.setdefault(json.dumps(details.get("variant", {}), sort_keys=True), [])
             if answers[0]["setting"] not in known:
@@ -164,7 +164,7 @@ class Workers:
         """
         restart_together([self])
 
-    def _hear(self, line: Connection, deadline: float, *, doing: str) -> Answer:
+    def _receive(self, line: Connection, deadline: float, *, doing: str) -> Answer:
         while True:
             self._check(deadline, doing=doing)
             try:

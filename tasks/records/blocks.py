@@ -122,12 +122,12 @@ def read_blocks(path: Path) -> list[ArmBlocks]:
     import pyarrow.parquet as pq
 
     try:
-        found: dict[tuple[str, ...], list[BlockWork]] = {}
+        works: dict[tuple[str, ...], list[BlockWork]] = {}
         for row in pq.read_table(path).to_pylist():
-            found.setdefault(tuple(row.pop(name) for name in _OF_ARM), []).append(BlockWork.model_validate(row))
+            works.setdefault(tuple(row.pop(name) for name in _OF_ARM), []).append(BlockWork.model_validate(row))
         return [
             ArmBlocks.model_validate({**dict(zip(_OF_ARM, arm, strict=True)), "blocks": blocks})
-            for arm, blocks in found.items()
+            for arm, blocks in works.items()
         ]
     except (OSError, KeyError, ValidationError, pa.ArrowException) as error:
         raise damaged(path, error) from None

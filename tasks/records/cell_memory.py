@@ -62,4 +62,4 @@ class CellMemory(Record):
     @property
     def largest(self) -> RankMemory:
         """The rank that has most."""
-        return max(self.ranks, key=lambda one: one.allocated_gib or 0.0)
+        return max(self.ranks, key=lambda item: item.allocated_gib or 0.0)

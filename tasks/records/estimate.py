@@ -61,7 +61,7 @@ class Speedup(Estimate):
 
 
 def make_speedup(
-    found: Estimate,
+    estimate: Estimate,
     *,
     of_all_turns: Estimate,
     of_medians: float,
@@ -79,12 +79,12 @@ def make_speedup(
         raise ValueError(f"world_size must be at least 1; got {world_size} and {baseline_world_size}")
     has_fraction = world_size > 1 and baseline_world_size == 1
     return Speedup(
-        found.value,
-        found.low,
-        found.high,
+        estimate.value,
+        estimate.low,
+        estimate.high,
         of_all_turns=of_all_turns,
         of_medians=of_medians,
         baseline_step_seconds=baseline_step_seconds,
-        parallel_efficiency=found.times(baseline_world_size / world_size),
-        karp_flatt=(1 / found.value - 1 / world_size) / (1 - 1 / world_size) if has_fraction else None,
+        parallel_efficiency=estimate.times(baseline_world_size / world_size),
+        karp_flatt=(1 / estimate.value - 1 / world_size) / (1 - 1 / world_size) if has_fraction else None,
     )

@@ -61,7 +61,7 @@ class Gate(BaseModel):
     @property
     def verdict(self) -> Verdict:
         """`failed` if one cell failed, `passed` if there are findings and all passed; it follows from `findings`."""
-        verdicts = {found.verdict for found in self.findings}
+        verdicts = {finding.verdict for finding in self.findings}
         if "failed" in verdicts:
             return "failed"
         return "passed" if verdicts == {"passed"} else "not checked"
@@ -69,18 +69,18 @@ class Gate(BaseModel):
     @property
     def compared(self) -> str:
         """What was compared of the cells that decided the verdict."""
-        deciding = [found.compared for found in self.findings if found.verdict == self.verdict]
+        deciding = [finding.compared for finding in self.findings if finding.verdict == self.verdict]
         return "; ".join(dict.fromkeys(deciding)) or "no cell that it could say anything about"
 
     @property
     def hints(self) -> list[str]:
         """What else is to be known of the cells that failed: true figures and remedies, each once."""
-        said = [hint for found in self.findings for hint in (found.true_figure, found.remedy) if hint]
+        said = [hint for finding in self.findings for hint in (finding.true_figure, finding.remedy) if hint]
         return list(dict.fromkeys(said))
 
     def find_cell_finding(self, cell: str) -> CellFinding | None:
         """Return what was found of the cell; None if the gate says nothing about it."""
-        return next((found for found in self.findings if found.cell == cell), None)
+        return next((finding for finding in self.findings if finding.cell == cell), None)
 
 
 class Standing(BaseModel):

@@ -82,9 +82,9 @@ class OtherSteps:
 
 def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps:
     """Return how two ledgers with different steps_digest differ."""
-    one, other = (_join(_pack_step_row(part.step, part.row_id) for part in parts) for parts in (mine, its))
-    values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
-    excess = np.abs(np.bincount(places, np.repeat([1.0, -1.0], [one.size, other.size])))
+    item, other = (_join(_pack_step_row(part.step, part.row_id) for part in parts) for parts in (mine, its))
+    values, places = np.unique(np.concatenate([item, other]), return_inverse=True)
+    excess = np.abs(np.bincount(places, np.repeat([1.0, -1.0], [item.size, other.size])))
     first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
     return OtherSteps(int(excess.sum()), *first)
 

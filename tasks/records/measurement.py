@@ -54,7 +54,9 @@ class Waterfall(Record):
     def unexplained_seconds(self) -> float:
         """measured - ideal - all parts, to the nanosecond; negative if the parts are more than was lost."""
         # What is less than a nanosecond is rounding, which would be shown as -0.
-        return round(self.measured_seconds - self.ideal_seconds - sum(one.seconds.value for one in self.parts), 9) + 0.0
+        return (
+            round(self.measured_seconds - self.ideal_seconds - sum(part.seconds.value for part in self.parts), 9) + 0.0
+        )
 
     @property
     def lost_efficiency(self) -> float:
@@ -205,12 +207,12 @@ class PreflightCheck(Record):
     """What to do about a warning."""
 
     @classmethod
-    def judge(cls, name: str, found: Reason, *, remedy: str | None = None) -> Self:
+    def judge(cls, name: str, reason: Reason, *, remedy: str | None = None) -> Self:
         """Return a warning where there is something to change, `ok` where nothing is."""
-        code = found.code if remedy else "ok"
+        code = reason.code if remedy else "ok"
         verdict: Literal["warning", "ok"] = "warning" if remedy else "ok"
         return cls(
-            name=name, verdict=verdict, code=code, found=found.sentence, numbers=found.numbers, remedy=remedy
+            name=name, verdict=verdict, code=code, found=reason.sentence, numbers=reason.numbers, remedy=remedy
         )  # fmt: skip
 
     @classmethod
@@ -326,7 +328,7 @@ class MeasurementFile(Measurement, StageFile):
     @property
     def is_per_token(self) -> bool:
         """Whether speedups are of seconds per token: the steps of the cells have other numbers of samples."""
-        return self.scaling == "weak" or len({one.global_batch_size for one in self.speeds.values()}) > 1
+        return self.scaling == "weak" or len({speed.global_batch_size for speed in self.speeds.values()}) > 1
 
     def publish(self, withheld: Collection[str]) -> Measurement:
         """Return what results.json has of it: nothing that compares one of these cells, or rests on what does.
@@ -334,19 +336,19 @@ class MeasurementFile(Measurement, StageFile):
         A change rests on the cell that it was tried on.
         """
         advice, left_out = self.advice, list(self.left_out)
-        tried = [] if advice is None else [one.cell for one in advice.tried]
-        for what, cells in (("Waterfall", [one.cell for one in self.waterfalls]), ("Advice", tried)):
+        tried = [] if advice is None else [item.cell for item in advice.tried]
+        for what, cells in (("Waterfall", [waterfall.cell for waterfall in self.waterfalls]), ("Advice", tried)):
             if hidden := [cell for cell in self.speeds if cell in cells and cell in withheld]:
                 left_out.append(f"{what} is withheld for {join_names(hidden)}, as the speedup is.")
         if advice is not None and set(tried) & set(withheld):
-            kept = [one for one in advice.tried if one.cell not in withheld]
+            kept = [item for item in advice.tried if item.cell not in withheld]
             combined = None if advice.combined is None or advice.combined.cell in withheld else advice.combined
             advice = advice.model_copy(update={"tried": kept, "combined": combined}) if kept else None
         return Measurement.model_construct(
             **{name: getattr(self, name) for name in Measurement.model_fields}
             | {
                 "beside": {} if next(iter(self.speeds)) in withheld else self.beside,
-                "waterfalls": [one for one in self.waterfalls if one.cell not in withheld],
+                "waterfalls": [waterfall for waterfall in self.waterfalls if waterfall.cell not in withheld],
                 "advice": advice,
                 "left_out": left_out,
             }
@@ -361,10 +363,10 @@ class MeasurementFile(Measurement, StageFile):
     @classmethod
     def read(cls, place: Path) -> Self:
         """Return both; raises DataError in one line if one is missing or damaged, or the blocks are of another file."""
-        found, beside = super().read(place), cls.path_in(place).with_name(BLOCKS_FILE)
+        result, beside = super().read(place), cls.path_in(place).with_name(BLOCKS_FILE)
         blocks = read_blocks(beside)
-        if found.blocks_sha256 not in ("", sha256 := digest_file(beside)):
+        if result.blocks_sha256 not in ("", sha256 := digest_file(beside)):
             raise damaged(
-                beside, ValueError(f"its sha256 is {sha256[:12]}, {cls.NAME} says {found.blocks_sha256[:12]}")
+                beside, ValueError(f"its sha256 is {sha256[:12]}, {cls.NAME} says {result.blocks_sha256[:12]}")
             )
-        return found.model_copy(update={"blocks": blocks})
+        return result.model_copy(update={"blocks": blocks})

@@ -116,8 +116,12 @@ class SegmentOutputs:
         require_sealed(path)
         try:
             with path.open(encoding="utf-8") as lines:
-                found = [json.loads(line) for line in lines if "heldout_loss" in line]
-            return [(int(one["step"]), float(one["heldout_loss"])) for one in found if one["heldout_rows"] == rows]
+                results = [json.loads(line) for line in lines if "heldout_loss" in line]
+            return [
+                (int(result["step"]), float(result["heldout_loss"]))
+                for result in results
+                if result["heldout_rows"] == rows
+            ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
 
@@ -146,12 +150,12 @@ class RunOutputs:
     @cached_property
     def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFacts]]:
         """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
-        found: dict[tuple[str | None, int | None], list[SegmentFacts]] = {}
+        results: dict[tuple[str | None, int | None], list[SegmentFacts]] = {}
         for facts in (segment.facts for segment in self.segments):
             for part in (None, facts.range):
                 for epoch in (None, facts.epoch):
-                    found.setdefault((part, epoch), []).append(facts)
-        return found
+                    results.setdefault((part, epoch), []).append(facts)
+        return results
 
     @cached_property
     def steps(self) -> Steps:
@@ -275,7 +279,7 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
     measurement = MeasurementFile.read_if_there(folder)
     if measurement is None:
         return None
-    measured = [f"{one.cell} ({one.world_size})" for one in measurement.speeds.values()]
+    measured = [f"{speed.cell} ({speed.world_size})" for speed in measurement.speeds.values()]
     wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
     if measured != wanted:
         raise DataError(
@@ -288,10 +292,10 @@ def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
 def _read_run_of(folder: Path, cell: str, params: Params) -> RunOutputs:
     """Return the run in that folder; raises DataError if it is another cell's, or of ranks that this cell has not."""
     run, spread = read_run(folder), params.cells[cell]
-    found = [(run.facts.cell, run.facts.strategy, run.facts.world_size)]
-    found += [(part.facts.cell, *found[0][1:]) for part in run.segments]
+    results = [(run.facts.cell, run.facts.strategy, run.facts.world_size)]
+    results += [(part.facts.cell, *results[0][1:]) for part in run.segments]
     wanted = (cell, spread.strategy, spread.world_size)
-    if other := next((one for one in found if one != wanted), None):
+    if other := next((result for result in results if result != wanted), None):
         name, strategy, world_size = other
         raise DataError(
             f"{RunFile.path_in(folder)}: the training of {name} ({strategy}, {world_size}), params.yaml has {cell} "
@@ -308,9 +312,9 @@ def read_run(folder: Path) -> RunOutputs:
         raise DataError(f"{RunFile.path_in(folder)}: no segments; run the stage train again")
     segments = [SegmentOutputs(place, read_segment(place)) for place in places]
     for entry, segment in zip(facts.segments, segments, strict=True):
-        if (found := segment.facts.fingerprint) != entry.fingerprint:
+        if (fingerprint := segment.facts.fingerprint) != entry.fingerprint:
             other = ValueError(
-                f"fingerprint is {found}, run.json names {entry.fingerprint}: another training's segment"
+                f"fingerprint is {fingerprint}, run.json names {entry.fingerprint}: another training's segment"
             )
             raise damaged(segment.folder / SEGMENT_FILE, other)
     return RunOutputs(facts, segments)

@@ -53,8 +53,8 @@ def require_sealed(file: Path) -> None:
     """Raise DataError, naming the file, unless its bytes are those that the receipt beside it vouches for."""
     files = read_receipt(file.parent).files
     try:
-        if (found := digest_file(file)) != (wanted := files[file.name].sha256):
-            raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
+        if (result := digest_file(file)) != (wanted := files[file.name].sha256):
+            raise ValueError(f"sha256 is {result}, its receipt says {wanted}")
     except (OSError, ValueError, KeyError) as error:
         raise damaged(file, error) from None
 
@@ -157,8 +157,8 @@ class PublicationManifest(StageFile):
     def describe(cls, folder: Path, *, comparison: str, cell: str, final: str) -> Self:
         """Return the manifest of the files that the folder holds."""
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / cls.NAME)
-        found = {file.relative_to(folder).as_posix(): SealedFile.describe(file) for file in files}
-        return cls(comparison=comparison, cell=cell, final=final, files=found)
+        results = {file.relative_to(folder).as_posix(): SealedFile.describe(file) for file in files}
+        return cls(comparison=comparison, cell=cell, final=final, files=results)
 
     @property
     def extent(self) -> str:

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tasks.measuring.planning import tell_training_time
+from tasks.measuring.planning import format_training_time
 from tasks.params import load_params
 from tasks.records.measurement import CellSpeed, MeasurementFile
 
@@ -15,7 +15,7 @@ def test_training_time_is_that_of_all_rows_epochs_and_seeds_of_each_cell(project
     rows = {str(part): 3600 for part in params.ranges}
     hours = len(params.ranges) * params.train.epochs / 10
     assert (len(params.ranges), params.train.epochs) == (2, 2)
-    told = tell_training_time(params, MeasurementFile.model_construct(speeds=speeds), rows)
+    told = format_training_time(params, MeasurementFile.model_construct(speeds=speeds), rows)
     end = datetime.now() + timedelta(hours=1.5 * hours)
     assert told == (
         "as timed, a whole training takes, beside the starts of its ranks (h:min:s): "
