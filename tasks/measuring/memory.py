@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks.machine.usable_gpus import parse_capability
@@ -19,11 +20,15 @@ def observe_memory(session: Session, workers: Mapping[str, Workers]) -> dict[str
 
     Raises what asking ranks raises.
     """
-    results = {}
-    for name in session.configs:
+
+    def observe(name: str) -> list[RankMemory]:
         _log.info("%s: measuring the memory of a step", name)
-        results[name] = [_make_rank(answer) for answer in workers[name].ask("memory", doing="measuring its memory")]
-    return results
+        return [_make_rank(answer) for answer in workers[name].ask("memory", doing="measuring its memory")]
+
+    # Cells share a GPU's memory, and may not have room beside each other.
+    is_shared = any(config.device == "cuda" for config in session.configs.values())
+    with ThreadPoolExecutor(max_workers=1 if is_shared else None) as threads:
+        return dict(zip(session.configs, threads.map(observe, session.configs), strict=True))
 
 
 def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) -> list[CellMemory]:

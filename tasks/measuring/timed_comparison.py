@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 _TIMED_WAITS = 5
 """How often ranks are asked how long they waited for each other."""
-_FEWEST_PARTS_TURNS = 6
-"""Turns of the counterfactuals, whatever the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +237,10 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
 
 
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
-    """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
+    """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent.
+
+    An interval takes `FEWEST_TURNS`, whatever the time.
+    """
     others, timed_turns = [*comparison.wrapped, *comparison.counterfactuals], TimedTurns()
     tuned: list[Arm] = []
     for item in comparison.tuned:
@@ -256,9 +257,7 @@ def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: 
     arms = [*comparison.trained, *others, *tuned]
     order = generate_turns([arm.name for arm in arms], seed=comparison.seed + 2)
     started, num_turns, mean_seconds = time.perf_counter(), 0, 0.0
-    while num_turns < _FEWEST_PARTS_TURNS or (
-        time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds
-    ):
+    while num_turns < FEWEST_TURNS or (time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds):
         bench.run_turn(arms, order, timed_turns)
         num_turns += 1
         mean_seconds = (time.perf_counter() - started) / num_turns
