@@ -9,7 +9,6 @@ from pathlib import Path
 LONG = (
     # Whole comparisons of workloads and strategies: the contracts hold them at the step.
     "integration/test_odd_folder.py",
-    "integration/test_notebook.py::test_the_cells*",
     "integration/test_rebench.py",
     # The oldest torch and transformers: as long as an environment of theirs takes to be made.
     "integration/test_oldest_torch.py",
@@ -26,6 +25,8 @@ LONG = (
     "integration/test_prefect_serve.py::test_cron_waits*",
     "integration/test_prefect_serve.py::test_kill_of*",
     "integration/test_prefect_serve.py::test_flow_that_loses*",
+    # Benchmarks, which are no part of a comparison.
+    "benchmarks/test_growth.py::test_every_part*",
     # Inputs that are edited meanwhile, beyond one of each stage and kind.
     "integration/test_snapshot.py::test_a_param_edited_between*",
     "integration/test_hub_upload.py::test_publishing_converges*",
@@ -37,7 +38,6 @@ LONG = (
     "phantom/test_training.py::test_a_training_over_nccl*compiled]",
     "phantom/test_waits.py::test_a_step_waits*[[]zero stage*",
     "phantom/test_waits.py::test_a_step_waits*[[]stages *",
-    "phantom/test_shapes.py::*[[]compiled*",
     "phantom/test_gpu_day.py",
     "phantom/test_comparison.py",
     # Killed and hung at random; each step and each section are tried in training/ and tasks/ranks/.

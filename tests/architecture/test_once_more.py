@@ -53,12 +53,3 @@ def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
     out = capfd.readouterr().out
     assert "Once more, with nothing beside: test_0.py::test_fails" in out
     assert "UNSTEADY" not in out
-
-
-@pytest.mark.parametrize("arguments", [(), ("-n", "1")])
-def test_a_file_that_cannot_be_imported_is_not_run_once_more(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    # Beside workers pytest goes on, and says of all that tests have failed.
-    assert run_on("import no_such_module\n", _ONCE, arguments=arguments) in (1, 2)
-    assert "nce more" not in capfd.readouterr().out

@@ -9,6 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pydantic import BaseModel, ValidationError
 
+from flows.command import app
 from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.params import Params
 from tasks.params.section import describe_first_complaint
@@ -26,6 +27,8 @@ _TESTS_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)")
 _FOLDERS_NAMED = re.compile(rf"(?<![\w/.-])((?:{_TOPS})/(?:[\w-]+/)*)(?![\w<*{{-])")
 _MODULES_NAMED = re.compile(r"python -m ((?:flows|tasks|training|tests|benchmarks)(?:\.\w+)*)")
 _TARGETS_NAMED = re.compile(r"(?:`|^ {4})make ([a-z][a-z-]*)", flags=re.MULTILINE)
+_COMMANDS_NAMED = re.compile(r"^ {4}ddp-compare ([a-z-]+)", flags=re.MULTILINE)
+_COMMANDS = {one.callback.__name__ for one in app.registered_commands if one.callback}
 _KEYS_NAMED = re.compile(
     r"`((?:model|dataset|train|measure|verify|quality|cost|ray|search|tracking|upload)"
     r"\.(?!(?:json|html|md|safetensors)`)[a-z_.]+)[`:]"
@@ -92,6 +95,7 @@ def _find_gone(page: Path, project: Path) -> set[str]:
         *(name for name in _FOLDERS_NAMED.findall(text) if not (project / name).is_dir()),
         *(at for at in modules if not any((project / f"{at}{end}").is_file() for end in (".py", "/__main__.py"))),
         *(f"make {name}" for name in _TARGETS_NAMED.findall(text) if name not in targets),
+        *(f"ddp-compare {name}" for name in _COMMANDS_NAMED.findall(text) if name not in _COMMANDS),
         *(key for key in _KEYS_NAMED.findall(text) if not _is_key(key)),
     }
 
@@ -99,6 +103,13 @@ def _find_gone(page: Path, project: Path) -> set[str]:
 def test_whatever_a_page_points_at_is_there(project: Path) -> None:
     assert {page.name: gone for page in _pages(project) if (gone := _find_gone(page, project))} == {}
     assert sum(page.read_text().count("](") for page in _pages(project)) > 60
+
+
+def test_the_notebook_types_what_is_there(project: Path) -> None:
+    text = (project / "presets" / "qwen2-arxiv-t4.ipynb").read_text()
+    typed = re.findall(r"!make ([a-z-]+)", text)
+    assert typed
+    assert all(f"\n{name}:" in (project / "Makefile").read_text() for name in typed)
 
 
 def _lay_over(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

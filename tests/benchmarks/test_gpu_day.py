@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,12 @@ import pytest
 from benchmarks.gpu_day import resuming, two_ranks
 from benchmarks.gpu_day.__main__ import PARTS, run_part
 from benchmarks.gpu_day.day import Day
-from benchmarks.gpu_day.profiles import summarize
-from benchmarks.gpu_day.summary import RUNNING, Ended, format_summary, write_archive
+from benchmarks.gpu_day.summary import RUNNING, Ended
 from benchmarks.throughput.groups import Setup
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from tests.benchmarks.bare_python import make_bare_python
 from training.process.files import write_json
 
-_CARD = {
-    "card": "NVIDIA H100 80GB HBM3", "num_cards": 1, "memory_gib": 79.2, "versions": {"torch": "2"},
-    "copied_tb_per_second": 3.0, "product_tflops": 798.0,
-}  # fmt: skip
-_RANKS_FAIL = """
-print("Traceback (most recent call last):\\n  in a rank")
-print("torch.OutOfMemoryError: CUDA out of memory", flush=True)
-raise SystemError("a rank failed")
-"""
 _FINDS_AND_HANGS = """
 import pathlib, sys, time
 pathlib.Path(sys.argv[1], "found.json").write_text('{"first": 1}')
@@ -51,12 +40,6 @@ def _run(day: Day, program: str) -> tuple[Ended, list[Ended]]:
     return run_part(day, [sys.executable, "-c", program, str(day.out)], kept.append), kept
 
 
-def test_of_several_errors_the_first_is_the_reason(tmp_path: Path) -> None:
-    day = _make_day(tmp_path)
-    assert _run(day, _RANKS_FAIL)[0].how == "failed: torch.OutOfMemoryError: CUDA out of memory"
-    assert _run(day, "raise SystemExit(3)")[0].how == "failed: it said nothing"
-
-
 def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,67 +48,6 @@ def test_what_a_part_found_before_its_time_was_over_is_kept_at_once(
     assert (ended.how, ended.results) == ("ended after its 3 s", {"first": 1})
     assert [(one.how, one.results) for one in kept] == [(RUNNING, {"first": 1})]
     assert ended.seconds < 30
-
-
-def test_a_part_is_not_begun_with_no_time_left(tmp_path: Path) -> None:
-    assert _run(_make_day(tmp_path, seconds=5.0), "")[0].how.startswith("not begun")
-
-
-_ENDED = [
-    Ended(name="card", how="finished", seconds=3.0, results=_CARD),
-    Ended(
-        name="eager", how="finished", seconds=30.0,
-        results={
-            "lines": ["a line"],
-            "settings": {
-                "packed": {"tokens_per_second": 1000.0, "mfu": 0.5, "loss": 2.0, "allocated_gib": 2.5},
-                "padded": {"failed": "a | b"},
-            },
-        },
-    ),
-]  # fmt: skip
-_FORETOLD = {
-    "NVIDIA H100 80GB HBM3": {
-        "packed": {"peak_gib": 2.25, "lowest_tokens_per_second": 900.0, "highest_tokens_per_second": 1900.0}
-    }
-}
-
-
-def _find_row(summary: str, name: str) -> str:
-    (row,) = [line for line in summary.splitlines() if line.startswith(f"| {name}")]
-    return row
-
-
-def test_the_summary_has_what_was_found_beside_what_was_foretold_and_no_others() -> None:
-    summary = format_summary(_ENDED, _FORETOLD, is_phantom=False)
-    assert (
-        _find_row(summary, "packed")
-        == "| packed | 1,000 | 900 to 1,900 | 50.0% |  |  |  | 2.50 | 2.25 |  |  | 2.0000 |"
-    )
-    assert _find_row(summary, "padded") == "| padded: a / b |  |  |  |  |  |  |  |  |  |  |  |"
-    assert "- a line" in summary.splitlines()
-    assert "product of 8192 in bf16 798 TFLOP/s" in summary
-
-
-def test_the_archive_has_what_each_part_found_and_the_end_of_its_log(tmp_path: Path) -> None:
-    part = tmp_path / "results" / "eager"
-    part.mkdir(parents=True)
-    (part / "found.json").write_text("{}")
-    (part / "log.txt").write_text("x" * 300_000 + "the end")
-    write_archive(tmp_path / "day.tgz", tmp_path / "results", _ENDED, "text")
-    with tarfile.open(tmp_path / "day.tgz") as packed:
-        assert {file.name: file.size for file in packed if file.name.endswith("log-end.txt")} == {
-            "gpu-day/eager/log-end.txt": 200_000
-        }
-        names = {"summary.json", "summary.md", "eager/found.json", "eager/log-end.txt"}
-        assert set(packed.getnames()) == {f"gpu-day/{name}" for name in names}
-
-
-def test_kernels_that_overlap_are_busy_once() -> None:
-    # 0 to 10 and 5 to 12 on two streams, then nothing until 20, then 5: 12 + 5 of 25 microseconds.
-    found = summarize([("a", 0.0, 10.0), ("b", 5.0, 7.0), ("a", 20.0, 5.0)])
-    assert (found["num_kernels"], found["span_ms"], found["idle_ms"]) == (3, 0.025, pytest.approx(0.008))
-    assert found["longest"][0] == {"kernel": "a", "number": 2, "ms": 0.015}
 
 
 def test_every_part_can_be_imported_where_only_five_packages_are(tmp_path: Path, project: Path) -> None:

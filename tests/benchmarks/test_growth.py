@@ -9,26 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.growth import __main__ as growth
-from benchmarks.growth.finished import outputs_of, write_finished
 from benchmarks.growth.parts import PARTS, rows_file
-from tasks.reporting.collect import collect_results
 from training.data.batches import open_slice
-
-
-def test_the_exponent_of_a_power_is_that_power() -> None:
-    assert growth.exponent([1, 10, 100], [2.0, 20.0, 200.0]) == pytest.approx(1)
-    assert growth.exponent([10, 100, 1_000], [3.0, 300.0, 30_000.0]) == pytest.approx(2)
-    assert growth.exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
-    with pytest.raises(ValueError, match="two or more"):
-        growth.exponent([10, 10], [1.0, 2.0])
-
-
-def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:
-    write_finished(tmp_path, num_rows=50, epochs=3)
-    results = collect_results(outputs_of(tmp_path))
-    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == []
-    assert [len(cell.epochs) for cell in results.cells] == [3, 3]
-    assert not any(cell.is_withheld for cell in results.cells)
 
 
 @pytest.mark.slow

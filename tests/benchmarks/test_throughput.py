@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.throughput.contest import Found, hold_contest, judge_contest
-from benchmarks.throughput.groups import Blocks, Setup, write_job
-from benchmarks.throughput.job import Job, padded
+from benchmarks.throughput.contest import hold_contest
+from benchmarks.throughput.groups import Setup
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.trying import list_settings
-from tasks.records.estimate import Estimate
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -38,77 +36,6 @@ def setup(tmp_path_factory: pytest.TempPathFactory, rows: list[np.ndarray]) -> S
         slice_dir=write_rows(folder / "rows", rows), num_rows=_NUM_ROWS, world_size=1, global_batch_size=8,
         seq_len=_SEQ_LEN, steps_per_block=2,
     )  # fmt: skip
-
-
-def _job(setup: Setup, folder: Path) -> Job:
-    return write_job(setup, "ours", folder)
-
-
-def test_every_peer_is_given_the_same_rows_in_a_block_however_it_orders_them(setup: Setup, tmp_path: Path) -> None:
-    job = _job(setup, tmp_path)
-    assert (job.num_blocks, job.steps_of(1), job.steps_of(2)) == (2, [4, 5, 6], [1, 2, 3])
-    plain, grouped = job.sequence(by_length=False), job.sequence(by_length=True)
-    assert plain != grouped
-    assert plain[:8] == grouped[:8]  # the step that is not timed
-    assert sorted(plain[8:24]) == sorted(grouped[8:24])
-    lengths = [len(job.tokens(row)) for row in grouped[8:24]]
-    assert lengths == sorted(lengths, reverse=True)
-    ours = np.concatenate([job.rows_of(step) for step in job.steps_of(0)])
-    assert plain[:24] == ours.tolist()
-
-
-def test_tokens_of_a_block_are_counted_without_padding_and_after_cutting(
-    setup: Setup, rows: list[np.ndarray], tmp_path: Path
-) -> None:
-    job = _job(setup, tmp_path)
-    timed = [int(row) for step in job.steps_of(1)[1:] for row in job.rows_of(step)]
-    assert job.num_units(1) == sum(min(len(rows[row]), _SEQ_LEN) for row in timed)
-    assert job.num_targets(1) == job.num_units(1) - len(timed)
-    assert max(len(row) for row in rows) > _SEQ_LEN
-
-
-def test_a_padded_micro_batch_masks_its_padding_in_labels_and_attention() -> None:
-    found = padded([np.array([5, 6, 7]), np.array([8])], length=3, multiple_of=4)
-    assert found["input_ids"].tolist() == [[5, 6, 7, 0], [8, 0, 0, 0]]
-    assert found["labels"].tolist() == [[5, 6, 7, -100], [8, -100, -100, -100]]
-    assert found["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
-
-
-def _make_found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list[float] | None = None) -> Found:
-    """Return a contest against the published loop with these seconds per block, 1,000 tokens in each."""
-    tokens, expected = [1_000] * len(ours), [2.0] * len(ours)
-    blocks = {
-        "ours": Blocks(ours, expected, tokens, ours, peak_memory_bytes=300 * 2**20),
-        "published": Blocks(theirs, losses or expected, tokens, theirs, peak_memory_bytes=400 * 2**20),
-    }
-    found = Found(
-        setup=setup, peer="published", settings={name: {} for name in blocks}, blocks=blocks, ratio=None,
-        stopped_because="", load=1.0,
-    )  # fmt: skip
-    # Of blocks whose CPU seconds are their seconds.
-    return dataclasses.replace(found, ratio=found.cpu_ratio)
-
-
-def _get_ratio(found: Found) -> Estimate:
-    assert found.ratio is not None
-    return found.ratio
-
-
-def test_figures_of_a_contest_are_those_worked_out_by_hand(setup: Setup) -> None:
-    found = _make_found(setup, ours=[0.5] * 12, theirs=[1.5] * 12)
-    assert (_get_ratio(found).low, _get_ratio(found).high) == pytest.approx((3.0, 3.0))
-    assert found.num_rounds == 6
-    assert found.units_per_second("ours") == 2_000
-    assert found.units_per_second("published") == pytest.approx(666.67, abs=0.01)
-    speed, loss = judge_contest(found)
-    assert speed.row()[1:] == [">= 2.5x", "3.00x (3.00 to 3.00)", "reached"]
-    assert loss.is_reached
-
-
-def test_no_speed_counts_where_the_losses_differ(setup: Setup) -> None:
-    found = _make_found(setup, ours=[0.5] * 12, theirs=[5.0] * 12, losses=[2.0] * 11 + [2.001])
-    assert found.largest_loss_difference == pytest.approx(5e-4)
-    assert [one.is_reached for one in judge_contest(found)] == [False, False]
 
 
 @pytest.mark.slow

@@ -42,17 +42,6 @@ def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(
         assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
 
 
-def test_only_transfers_are_tried_again_and_every_stage_has_its_time(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = {stage: this for stage, (this, _) in _run(project, monkeypatch).items()}
-    assert {stage for stage, this in asked.items() if this.retries} == {"download", "upload"}
-    assert all(this.timeout_seconds for this in asked.values())
-    waits = asked["download"].retry_delay_seconds
-    assert isinstance(waits, list)
-    assert waits == sorted(set(waits)), "each wait is longer than the last"
-
-
 def _write_results(folder: Path, speedup: float) -> Path:
     before, now = pair(2.0, speedup, width=0.01)
     path = folder / "results.json"

@@ -90,13 +90,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_first_run_runs_all_and_knows_no_times(empty_folder: Path) -> None:
-    assert describe_plan(STAGES, {}) == (
-        "9 of 9 stages to run, some for the first time (`measure` will tell how long the trainings take): "
-        "fingerprint, download, slice, measure, train@1proc, train@2proc, evaluate, report, upload"
-    )
-
-
 def test_later_run_goes_on_from_the_first_that_changed_and_says_how_long_those_took(empty_folder: Path) -> None:
     for stage in STAGES:
         remember_seconds(stage, 3600.0 if stage == "measure" else 30.0)
@@ -108,11 +101,6 @@ def test_later_run_goes_on_from_the_first_that_changed_and_says_how_long_those_t
         describe_plan(STAGES, changes),
     )
     assert "7200" not in STAGE_SECONDS.read_text()
-
-
-def test_where_nothing_has_changed_nothing_is_announced() -> None:
-    changes = {stage: [] for stage in STAGES} | {"fingerprint": ["always changed"]}
-    assert describe_plan(STAGES, changes) == "9 stages, in none of which anything has changed so far"
 
 
 def test_a_damaged_file_of_times_is_none(empty_folder: Path) -> None:

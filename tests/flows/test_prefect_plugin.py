@@ -43,14 +43,6 @@ def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
     assert expand_deployment_name(typed.split()) == typed.split()
 
 
-def test_a_name_that_is_nearly_ours_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^2$"):
-        expand_deployment_name(["prefect", "deployment", "run", "rebenc"])
-    assert capsys.readouterr().err == (
-        "ddp-compare: got 'rebenc' (did you mean rebench?); allowed: ddp-compare, rebench\n"
-    )
-
-
 def test_credentials_are_used_while_serve_runs_and_not_those_that_a_killed_one_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flows import trials
 from flows.search import choose_promoted, rank
-from flows.trials import Stage, Trial, find_path, read_command
+from flows.trials import Stage, Trial
 from tasks.params import Params
 from tasks.params.search import Configuration
 from tasks.process.failure import ResourceError
@@ -25,21 +25,6 @@ def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
     assert choose_promoted(losses, eta=2) == [1, 2, 4]
     # In whatever order they ended.
     assert choose_promoted(dict(reversed(losses.items())), eta=2) == [1, 2, 4]
-
-
-@pytest.mark.parametrize(("num_trials", "promoted"), [(1, 1), (2, 1), (5, 1), (6, 2), (9, 3)])
-def test_one_in_eta_goes_on_and_at_least_one(num_trials: int, promoted: int) -> None:
-    losses = dict.fromkeys(range(num_trials), 1.0)
-    assert choose_promoted(losses, eta=3) == list(range(promoted))
-
-
-def test_paths_of_trials_are_those_of_dvc_yaml(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    assert find_path("train", "slices", "2proc") == Path("data/slices")
-    assert find_path("train", "inputs", "2proc") == Path("data/fingerprint/stages/train@2proc.json")
-    command = read_command("train", "2proc", {"run": Path("elsewhere"), "segments": 3})
-    assert command[1:4] == ["-m", "tasks.train", "2proc"]
-    assert command[-4:] == ["--run", "elsewhere", "--segments", "3"]
 
 
 def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(

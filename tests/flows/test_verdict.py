@@ -43,12 +43,3 @@ def test_each_cell_has_its_line(
             "3proc 20.0 s not measured – – not measured",
             "4proc 20.0 s withheld – – withheld",
         ]
-
-
-def test_seconds_are_those_that_the_measured_speedup_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    rates = {"1proc": 100.0, "2proc": 158.0}
-    timed = [cell | {"speed": {"samples_per_second": rates[cell["cell"]]}} for cell in RESULTS["cells"][:2]]
-    print_verdict({**RESULTS, "cells": timed})
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][1:3] == ["1,000", "samples"]
-    assert [row[1:4] for row in rows[1:3]] == [["10.0", "s", "baseline"], ["6.33", "s", "1.58x"]]

@@ -33,60 +33,30 @@ WHOLE = GOOD + REST
 
 # What is changed in WHOLE, and what the line must name.
 MORE_BAD = {
-    "number of 5,000 digits": ("epochs: 2", f"epochs: {'9' * 5000}", ["digits"]),
     "number beyond every float": ("5e-5", "1e999", ["train.learning_rate", "inf"]),
-    "number with a thousands comma": ("seq_len: 64", 'seq_len: "1,024"', ["train.seq_len", "'1,024'"]),
-    "date for a word": ("name: test", "name: 2026-11-21", ["name"]),
-    "null section": ("measure: {max_seconds: 5.0}", "measure: null", ["measure", "None"]),
     "merge key": ("name: test", "<<: {name: test}", ["<<"]),
-    "key that is a number": ("name: test", "7: test", ["7"]),
-    "key that is a list": ("name: test", "[a, b]: test", ["no word"]),
-    "two documents": ("name: test", "name: test\n---\nname: test", ["YAML"]),
-    "older YAML": ("name: test", "%YAML 1.1\n---\nname: test", ["directive"]),
     "python call": ("name: test", "name: !!python/object/apply:os.system ['touch canary']", ["tag"]),
-    "range in other digits": ("0-100,", "'0-١٠٠',", ["ranges.0", "start-end"]),
-    "range as a pair": ("0-100,", "[0, 100],", ["ranges.0", "start-end"]),
     "infinite world size": ("world_size: 2", "world_size: .inf", ["cells.2proc.world_size", "inf"]),
-    "unknown option": ("strategy: ddp, ", "strategy: ddp, options: {fast: true}, ", ["options", "fast"]),
     "cell name with a terminal code": ("2proc:", '"\\e[31m":', ["cells", "\\x1b[31m"]),
     "model name that climbs": ("name: tiny", "name: ../x", ["model.name", "'../x'"]),
-    "model path of 300 characters": ("builtin:tiny-qwen2", f"path:{'a' * 300}", ["aaa"]),
     "model path with a NUL": ("builtin:tiny-qwen2", '"path:a\\0b"', ["model.source"]),
-    "data path of 5,000 characters": ("builtin:docstrings", f"path:{'a/' * 2500}x.jsonl", ["a/a/"]),
-    "data from a folder": ("builtin:docstrings", "path:.", ["dataset.source", ".parquet, .jsonl"]),
-    "Hub id with a NUL": ("builtin:docstrings", '"hub:a/b\\0"\n  revision: main', ["dataset.source", "\\x00"]),
     "lone surrogate": ("name: test", 'name: "\\ud800"', ["Unicode"]),
-    "description of 2,000 characters": ("A test.", "a" * 2000, ["description", "1000"]),
     "token of the Hub": ("experiment: test", f"experiment: {TOKEN}", ["line", "HF_TOKEN"]),
     "password in an address": ("http://127.0.0.1", "http://me:secret-word@127.0.0.1", ["tracking.uri", "password"]),
-    "experiment with a newline": ("experiment: test", 'experiment: "a\\nb"', ["tracking.experiment"]),
     "tracker that is none of ours": ("  uri:", "  kind: mlfow\n  uri:", ["tracking.kind", "mlflow?"]),
-    "tracker beside none": ("  uri:", "  kind: [mlflow, none]\n  uri:", ["tracking.kind", "none alone"]),
-    "tracker twice": ("  uri:", "  kind: [mlflow, mlflow]\n  uri:", ["tracking.kind", "once"]),
-    "no tracker in the list": ("  uri:", "  kind: []\n  uri:", ["tracking.kind", "list of such names"]),
-    "address without MLflow": ("  uri:", "  kind: none\n  uri:", ["tracking.uri", "MLflow's"]),
     "cell that is none, published": ("repo_id: owner/name", "repo_id: owner/name, cell: 9gpu", ["upload.cell", "9gpu"]),
-    "word for yes": ("private: true", "private: yes", ["upload.private", "'yes'"]),
     "unknown key with a terminal code": ("name: test", '"\\e[2J": 1\nname: test', ["unknown key"]),
     "unknown key of 10,000 characters": ("name: test", f"{'k' * 10_000}: 1\nname: test", ["YAML|unknown key"]),
 }  # fmt: skip
 
 MORE_FILES = {
-    "null document": b"---\n...\n",
-    "empty mapping": b"{}",
     "UTF-16": WHOLE.encode("utf-16"),
-    "Latin 1": WHOLE.replace("A test", "Größe").encode("latin-1"),
-    "gzip": b"\x1f\x8b\x08\x00" + b"\0" * 100,
     "pickle": b"cos\nsystem\n(S'touch canary'\ntR.",
     "billion laughs": b"a: &a ['lol','lol','lol']\n"
     + b"".join(b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(9)),
     "merges without end": b"a: &a {x: 1}\n" + b"".join(b"b%d: {<<: [*a, *a, *a]}\n" % n for n in range(500)),
     "flow without end": b"{" * 31_000,
-    "keys without end": b"\n".join(b"k%d: 1" % n for n in range(3_500)),
-    "ones without end": b"[" + b"1," * 15_900 + b"]",
-    "one line of 31 kB": b"name: " + b"x" * 31_000,
     "32,001 bytes": WHOLE.encode() + b"#" * (32_001 - len(WHOLE)),
-    "escapes of a terminal": WHOLE.encode() + b"\x1b[2J",
     "every byte": bytes(range(256)),
 }
 
@@ -215,7 +185,7 @@ def test_any_garbage_in_the_text_is_accepted_or_refused_in_one_line(content: byt
 """What a section may hold, and names of sections."""
 
 
-SAMPLE = ["unknown key", "learning rate nan", "python call", "billion laughs", "every byte", "ten megabytes"]
+SAMPLE = ["python call", "billion laughs"]
 
 
 @pytest.mark.parametrize("case", SAMPLE)

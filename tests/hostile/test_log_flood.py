@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_audit.process import torchrun
-from ddp_audit.process.torchrun import LogCap, cut_middle
+from ddp_audit.process.torchrun import LogCap
 from flows.output import StageOutput
 from tasks.ranks.launchers.torchrun import LocalRanks
 from tests.conftest import PROJECT
@@ -36,13 +36,6 @@ def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path: Path) -> None:
     LogCap(tmp_path, max_bytes=MAX_BYTES).close()
     assert _size(tmp_path) <= MAX_BYTES
     assert torchrun.MAX_BYTES * 5 <= 100_000_000  # the launches that are kept
-
-
-def test_a_short_log_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("short\n")
-    cut_middle(tmp_path / "a.log", max_bytes=100)
-    cut_middle(tmp_path / "none.log", max_bytes=100)
-    assert (tmp_path / "a.log").read_text() == "short\n"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.process.failure import DataError
-from tasks.reporting import data_files, history_file
+from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
 from tests.conftest import PROJECT
@@ -29,9 +29,8 @@ from tests.tasks.reporting.rendered import drawn_html_of, markdown_of
 from tests.tiny import make_tiny_model
 
 OUTSIDE = [
-    "../x", "/abs", "a/../../b", "~", "~root", "a\0b", "a\nb", "https://evil.example/x", "x" * 300, ".", "..", "...",
-    "-rf", "a\\b", "C:\\x", "a:b", "$HOME", "`id`", "a b", " a", "a ", "\u202egpj.exe", "%2e%2e%2f", "<script>", "=1+1",
-    "a|b", "@a", "", "con/../..", "\ufeffa",
+    "../x", "/abs", "~", "a\0b", "a\nb", "https://evil.example/x", "x" * 300, "..", "-rf", "a\\b", "a:b", "$HOME",
+    "a b", "\u202egpj.exe", "%2e%2e%2f", "<script>", "=1+1", "@a", "",
 ]  # fmt: skip
 """What no file of ours may be called."""
 
@@ -179,22 +178,3 @@ def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, t
     assert len({len(row) for row in rows}) == 1
     names = {row[0] for row in rows[1:]}
     assert names == {NAMES["1proc"], "'" + NAMES["2proc"]}
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start: str) -> None:
-    for text in (f"{start}1", f"'{start}1", "a=b", "'quoted'", ""):
-        written = data_files.escape_formula(text)
-        assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert data_files.unescape_formula(written) == text
-
-
-def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path) -> None:
-    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
-    records = history_file.make_records(collect_results(outputs), outputs)
-    changed = [records[0].model_copy(update={"cpu": "=HYPERLINK(1)", "cell": "@a|b", "name": "-x"})]
-    history_file._write(tmp_path / "history.csv", changed)
-    with (tmp_path / "history.csv").open(newline="") as file:
-        fields = [field for line in list(csv.reader(file))[1:] for field in line]
-    assert not [field for field in fields if field.startswith(("=", "+", "-", "@"))]
-    assert history_file.read_history(tmp_path / "history.csv") == changed

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from ddp_audit.process.redaction import MAX_CHARACTERS, redact, shorten
+from ddp_audit.process.redaction import MAX_CHARACTERS, redact
 from tests.canaries import SECRETS, WORD
 
 TOKEN = SECRETS["HF_TOKEN"]
@@ -108,20 +107,10 @@ def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monk
                 )
 
 
-def test_the_current_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PWD", "/home/somebody/project")
-    assert redact("in /home/somebody/project") == "in /home/somebody/project"
-
-
 @pytest.mark.parametrize("name", ["HF_TOKEN_PATH", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_AUTH_SOCK"])
 def test_a_variable_that_holds_no_secret_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/run/user/100000")
     assert redact("in /run/user/100000") == "in /run/user/100000"
-
-
-def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "no")
-    assert redact("there is no file") == "there is no file"
 
 
 _BODY = """
@@ -197,16 +186,3 @@ def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path
     assert WORD not in said
     assert said.count("refused hf_***") == 2
     assert len(said) < 2 * MAX_CHARACTERS
-
-
-def test_the_middle_of_a_long_text_is_left_out_and_counted() -> None:
-    text = "a" * 600 + "b" * 600
-    assert shorten(text, limit=100) == "a" * 50 + " ... [1,100 characters left out] ... " + "b" * 50
-    assert shorten("short", limit=100) == "short"
-
-
-def test_arguments_that_do_not_fit_are_still_a_complaint_of_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    from ddp_audit.process.redaction import _make_redacted_record
-
-    record = _make_redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
-    assert record.msg == "%d %d"

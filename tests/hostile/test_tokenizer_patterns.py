@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 BODY = """
@@ -41,9 +40,3 @@ def test_a_pattern_that_takes_too_long_is_one_line_and_ends(tmp_path: Path) -> N
     done = _tokenise(tmp_path, r"(?:x{0,900}x{0,900})(?=\d)", "x" * 1_500 + "q1", seconds=0.5)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
     assert "tokenizer of the base model, rows 5 to 8: takes over" in done.stderr
-
-
-@pytest.mark.parametrize("text", ["a", "aaaa"])
-def test_what_is_written_meanwhile_is_not_lost(tmp_path: Path, text: str) -> None:
-    done = _tokenise(tmp_path, "a", text, seconds=50)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

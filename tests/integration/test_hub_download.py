@@ -144,31 +144,6 @@ def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Read
     assert reader.found == TAKEN
 
 
-def test_licence_and_languages_are_those_that_the_card_names_and_what_cannot_be_told_is_none(reader: Reader) -> None:
-    program = (
-        "import sys\nfrom tasks.services import hub\n"
-        "for at in sys.argv[2].split():\n"
-        "    where = {'repo_id': sys.argv[1], 'commit': at, 'kind': 'model'}\n"
-        "    license_id, languages = hub.read_card(**where)\n"
-        "    print(license_id, *languages)\n"
-    )
-    repo, card = reader.hub.repos["model", "owner/model"], reader.folder / "source/README.md"
-    cards = {
-        "---\nlicense: mit\nlanguage: [en, pt-BR, 7, '<script>', {a: b}]\n---\n": "mit en pt-BR",
-        "# A model without metadata": "None",
-        "---\nlicense: [mit, other]\n---\n": "None",
-        "---\nlicense: {a: [\n---\n": "None",
-    }
-    heads = []
-    for text in cards:
-        card.unlink()
-        card.write_text(text)
-        repo.add_folder(reader.folder / "source")
-        heads.append(repo.head)
-    said = reader.fetch("owner/model", " ".join(heads), program=program)
-    assert said.stdout.splitlines() == list(cards.values()), said.stderr
-
-
 def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader: Reader) -> None:
     reader.hub.fail("drop", ".", times=1000)
     ended = reader.fetch(program=IN_HASTE + FETCH)

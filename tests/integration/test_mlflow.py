@@ -77,19 +77,12 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
     assert set(runs) == set(place.params.cells)
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert {run.info.status for run in (parent, *runs.values())} == {"FINISHED"}
-    assert parent.data.params["train.learning_rate"] == "0.002"
-    assert parent.data.params["machine.versions.torch"] == "2.15"
-    assert parent.data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
-    assert (parent.data.tags["speedup.1proc"], parent.data.tags["speedup.2proc"]) == ("proven", "proven")
-    assert runs["2proc"].data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
-    assert runs["2proc"].data.tags["speedup"] == "proven"
+    assert (parent.data.tags["speedup.2proc"], runs["2proc"].data.tags["speedup"]) == ("proven", "proven")
     assert "gate.Same rows same work" not in runs["1proc"].data.tags
     inputs = {one.dataset.name: (one.tags[0].value, one.dataset.profile) for one in parent.inputs.dataset_inputs}
     ranges = [f"{place.params.dataset.source} {part}" for part in (*place.params.ranges, place.params.heldout)]
     assert list(inputs) == ranges
     assert [context for context, _ in inputs.values()] == ["training"] * (len(ranges) - 1) + ["evaluation"]
-    assert runs["2proc"].data.params["world_size"] == "2"
-    assert runs["2proc"].data.metrics["final/speedup"] == 1.5
     page = find_runs_page(f"sqlite:///{place.store}", "ddp-compare")
     key = f"mlflow.sharedViewState.{page.rpartition('viewStateShareKey=')[2]}"
     view = json.loads(place.client.get_experiment_by_name("ddp-compare").tags[key])

@@ -7,20 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command import app
 from tests.integration.test_cache import STAGES
 from tests.workspace import Workspace
-
-
-def test_every_command_that_a_page_types_is_one_of_ours(project: Path) -> None:
-    pages = [project / "README.md", project / "CONTRIBUTING.md", *(project / "docs").glob("*.md")]
-    typed = {
-        words for page in pages for words in re.findall(r"^ {4}(make|ddp-compare) ([a-z-]+)", page.read_text(), re.M)
-    }
-    targets = re.findall(r"^([a-z-]+):", (project / "Makefile").read_text(), re.M)
-    commands = [command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert len(typed) > 10
-    assert typed <= {("make", name) for name in targets} | {("ddp-compare", name) for name in commands}
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-import flows.search
-from flows.search import Search, require_comparable
+from flows.search import Search
 from flows.trials import TRIALS
 from tasks.params import load_params
-from tasks.process.failure import ConfigurationError, DataError, ExitCode
+from tasks.process.failure import ConfigurationError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
 from tests.faults import plan_faults
 from tests.processes import left_of, new_mark, none_left_of
@@ -155,18 +154,6 @@ def test_a_search_that_is_finished_trains_nothing_and_its_best_goes_on_as_an_ord
     said = again.repro("train@1proc").stdout
     assert "1proc: 2 of 2 segments are finished already; nothing to train" in said
     assert again.launches("1proc") == launches
-
-
-def test_a_schedule_of_another_span_and_other_tokens_are_refused(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(DataError, match=r"learning rate .* in step \d+, by one schedule over \d+ steps .*; allowed"):
-        require_comparable(search.trials, 1, span=3)
-    read, best = flows.search.read_epochs, _read(Workspace(Path.cwd()))["best"]
-    longer = search.trials[best].name
-    monkeypatch.setattr(flows.search, "read_epochs", lambda one, num: read(one, 2 if one.name == longer else num))
-    with pytest.raises(DataError, match=r"learned from [\d,]+ tokens and .*; allowed: as many in all"):
-        require_comparable(search.trials, 1, span=RUNGS[-1])
 
 
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tasks.services import follower as following
 from tasks.services.tracker import PENDING, PendingReport
 from tasks.services.tracker_ui import send_pending
+from tasks.services.trackers import wandb
 from tests.flows.toy_project import wait_for
 from tests.integration.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
 from tests.tracked_run import ALL_STEPS, NUM_STEPS, Place, step_event
@@ -195,19 +198,31 @@ def test_a_speedup_has_the_name_of_what_it_is_now_and_withheld_it_vanishes_with_
         assert "passed: 1,600 rows" not in said
 
 
-def test_two_at_once_are_each_whole_and_one_that_is_away_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path
+def test_a_run_of_wb_is_sent_once_and_deleted_there_where_what_it_showed_is_withheld_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_tracker("tensorboard")
-    shutil.copy(empty_store, tmp_path)
-    place = Place(tmp_path, ["mlflow", "tensorboard"])
-    with monkeypatch.context() as patch:
-        STORES["mlflow"].take_away(tmp_path, patch)
-        with place.follow() as follower:
-            follower.send(place.events(1, 2))
+    require_tracker("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "canary".ljust(40, "0"))
+    sent, deleted = list[str](), set[str]()
+
+    def sync(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        folders = [Path(word) for word in command[5:]]
+        for folder in folders:
+            (folder / "run.synced").touch()
+        sent.extend(folder.name for folder in folders)
+        return subprocess.CompletedProcess(command, 0)
+
+    def find_run(name: str) -> SimpleNamespace:
+        return SimpleNamespace(delete=lambda: deleted.add(name.partition("/")[2]))
+
+    monkeypatch.setattr(wandb, "subprocess", SimpleNamespace(run=sync))
+    monkeypatch.setattr(wandb, "_require_answer", lambda: None)
+    monkeypatch.setattr("wandb.Api", lambda **_: SimpleNamespace(run=find_run))
+    place = Place(tmp_path, ["wandb"])
+    for _ in range(2):
         place.report(speedup=1.5)
-        _require_every_value_once("tensorboard", tmp_path)
-        assert PendingReport.read(PENDING).trackers == ["mlflow"]
-    assert send_pending(place.params) is True
-    for tracker in ("mlflow", "tensorboard"):
-        _require_every_value_once(tracker, tmp_path)
+        assert len(sent) == 3
+    place.report(speedup=None)
+    # Both that showed the speedup, or the gate that has failed since, have gone, and others are there.
+    assert (len(deleted), len(sent)) == (2, 5)
+    assert all(any(name.endswith(run) for name in sent[:3]) for run in deleted)

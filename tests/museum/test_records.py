@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.gates.checks import compute_standings
+from tests.museum.exhibits import BY_KEY, EXHIBITS
 from tests.museum.records import CELLS, RECORDS, judge, list_codes
 
 _LATE = (
@@ -12,6 +13,16 @@ _LATE = (
     "another order per cell",
 )  # fmt: skip
 """Tried from the last step on as well: a gate for each kind of record."""
+
+
+def test_the_page_has_every_exhibit_at_its_gate(project: Path) -> None:
+    text = (project / "docs" / "museum.md").read_text()
+    for gate, keys in RECORDS.items():
+        shown = "; ".join(f"**{key}**" if key in BY_KEY else key for key in keys)
+        assert f"| {gate} | {shown} |" in text
+    for exhibit in EXHIBITS:
+        stage, _, words = exhibit.caught_by.partition(": ")
+        assert not words or f"| `{stage}` refuses: “{words}” | **{exhibit.key}** |" in text
 
 
 @pytest.mark.parametrize(

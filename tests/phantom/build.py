@@ -79,11 +79,6 @@ def build(folder: Path) -> Phantom:
     return Phantom(library=library)
 
 
-def find_unknown(phantom: Phantom) -> set[str]:
-    """Return the functions that the installed torch wants and the library does not define."""
-    return list_wanted(_find_torch()) - list_defined(phantom.library)
-
-
 def _compile(source: Path, folder: Path) -> Path:
     target = folder / f"{source.stem}.o"
     includes = [f"-I{path}" for path in (_HERE, folder, *_find_include_folders())]

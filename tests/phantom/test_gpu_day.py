@@ -2,22 +2,17 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from benchmarks.gpu_day.__main__ import PARTS
-from benchmarks.gpu_day.summary import RUNNING
 from benchmarks.throughput.rows import small_qwen2, write_rows
 from tests.conftest import PROJECT
 from tests.phantom.build import Phantom
@@ -118,30 +113,3 @@ def test_every_part_of_a_day_ends_well_and_no_figure_is_named_that_nobody_measur
     # The summary stands last in the output, and is that of the archive.
     assert log.endswith(files["summary.md"].decode())
     assert "neither times nor losses" in log
-
-
-@pytest.mark.timeout(2400)
-def test_a_day_that_is_killed_leaves_a_whole_archive_of_all_before_and_no_process(lent: Lent, tmp_path: Path) -> None:
-    part = random.choice([name for name in PARTS if name != "card"])
-    day = lent.start(tmp_path, "--only", part)
-    archive = tmp_path / "day.tgz"
-    while day.poll() is None and not (archive.exists() and part in _read_parts(dict(_read(archive)))):
-        time.sleep(0.2)
-    time.sleep(random.uniform(0.0, 3.0))
-    day.send_signal(signal.SIGKILL)
-    day.wait()
-    files = dict(_read(archive))
-    parts = _read_parts(files)
-    assert parts["card"]["how"] == "finished"
-    assert parts["card"]["results"]["card"] == "NVIDIA H100 80GB HBM3"
-    assert parts[part]["how"] in (RUNNING, "finished"), part
-    assert "card/found.json" in files
-    deadline = time.monotonic() + 60
-    while left := [one for one in psutil.process_iter(["environ"]) if _is_of(one, tmp_path)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
-
-
-def _is_of(process: psutil.Process, folder: Path) -> bool:
-    """Whether it was started by the day whose files stand in the folder, and still runs."""
-    return (process.info["environ"] or {}).get("TMPDIR") == str(folder / "tmp") and process.status() != "zombie"

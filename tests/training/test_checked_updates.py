@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.images import make_image_slice
 from tests.training.conftest import Toy, are_bitwise_equal, facts_of, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.replays import check, launch_checked, list_checked, list_verdicts, train_checked
@@ -17,43 +16,25 @@ _IMAGES: dict[str, Any] = {
     "augment": "flip_shift",
 }  # fmt: skip
 _TEXTS: dict[str, Any] = {"workload": "sequence_classification"}
-ARCHITECTURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "qwen2, tied": ({"model": "tiny"}, ("fp32",)),
-    "gpt2": ({"model": "gpt2"}, ("fp32", "bf16", "fp16")),
-    "opt": ({"model": "opt"}, ("fp32", "bf16", "fp16")),
-    "bloom": ({"model": "bloom"}, ("fp32", "bf16")),
-    "llama": ({"model": "llama"}, ("fp32", "bf16")),
-    "bert": ({"model": "bert, dropout", **_TEXTS}, ("fp32", "bf16", "fp16")),
-    "bert, packed": ({"model": "bert, dropout", "packing": True, **_TEXTS}, ("fp32",)),
-    "resnet18": ({"model": "resnet18", **_IMAGES}, ("fp32",)),
-    "instruction": ({"model": "opt", "workload": "instruction"}, ("fp32",)),
-    "sgd": ({"model": "gpt2", "optimizer": "sgd", "learning_rate": 0.05}, ("fp32",)),
-    "sgd without momentum": ({"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.05}, ("fp32",)),
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "opt": {"model": "opt", "precision": "fp16"},
+    "bloom": {"model": "bloom"},
+    "llama": {"model": "llama", "precision": "bf16"},
+    "bert": {"model": "bert, dropout", "precision": "bf16", **_TEXTS},
+    "bert, packed": {"model": "bert, dropout", "packing": True, **_TEXTS},
+    "resnet18": {"model": "resnet18", **_IMAGES},
+    "instruction": {"model": "opt", "workload": "instruction"},
+    "sgd": {"model": "gpt2", "optimizer": "sgd", "learning_rate": 0.05},
+    "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.05},
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"), [(name, precision) for name, (_, each) in ARCHITECTURES.items() for precision in each]
-)
-def test_updates_of_right_ranks_pass_whatever_is_trained(
-    name: str, precision: str, ranks: ForkedRanks, toy: Toy
-) -> None:
-    told = {"strategy": "ddp", "world_size": 2, "precision": precision, **ARCHITECTURES[name][0]}
-    updates = train_checked(ranks, check(toy.tell(**told), 1, 4))
+@pytest.mark.parametrize("changes", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_updates_of_right_ranks_pass_whatever_is_trained(changes: dict[str, Any], ranks: ForkedRanks, toy: Toy) -> None:
+    updates = train_checked(ranks, check(toy.tell(world_size=2, **changes), 1, 4))
     assert list_verdicts(updates) == [("passed", None)] * 2
     assert updates[0]["start_problem"] is None
     assert {"gradient", "loss", "norm", "rows"} <= updates[0]["compared"].keys()
-
-
-def test_a_gradient_of_millions_of_elements_may_be_clipped_by_a_norm_summed_in_fp32(
-    ranks: ForkedRanks, toy: Toy, tmp_path: Path
-) -> None:
-    told = {**ARCHITECTURES["resnet18"][0], "slices": [make_image_slice(tmp_path / "images", num_rows=22, size=64)]}
-    updates = train_checked(ranks, check(toy.tell(strategy="ddp", world_size=2, **told), 1, 3))
-    assert list_verdicts(updates) == [("passed", None)] * 2
-    norm = updates[0]["compared"]["norm"]
-    # Ten times what another order of the sums makes would not allow it.
-    assert 1.2e-6 < norm["difference"] < norm["tolerance"] < 1e-3
 
 
 def test_checking_changes_no_bit_of_a_training_and_is_told_from_its_seconds(ranks: ForkedRanks, toy: Toy) -> None:
@@ -81,12 +62,11 @@ def test_optional_checks_are_made_as_long_as_they_take_little(ranks: ForkedRanks
     ]
 
 
-@pytest.mark.parametrize("kind", ["sigterm", "sigkill"])
-def test_stopped_or_killed_at_any_step_no_update_is_passed_over(kind: str, ranks: ForkedRanks, toy: Toy) -> None:
+def test_stopped_or_killed_at_any_step_no_update_is_passed_over(ranks: ForkedRanks, toy: Toy) -> None:
     told = {"model": "dropout", "strategy": "ddp", "world_size": 2, "checkpoint_every_steps": 2}
     clean = train_checked(ranks, check(toy.tell("clean", **told), 1, 3, 4, 6))
     config = check(toy.tell("disturbed", **told), 1, 3, 4, 6)
-    for step in (1, 3, 4, 5):
+    for step, kind in ((1, "sigterm"), (3, "sigkill"), (4, "sigterm"), (5, "sigkill")):
         launch_checked(ranks, config, fault=f"rank=1,step={step},kind={kind}", ends_others=kind == "sigkill")
     found = train_checked(ranks, config)
     keys = ("step", "verdict", "compared")

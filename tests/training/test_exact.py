@@ -1,34 +1,25 @@
 """Exact mode: the same bits on any number of ranks, on ragged text; and how near the fast mode comes."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tokenizers import ByteLevelBPETokenizer
 
-from tasks.data.builtin.corpus import read_corpus
-from tests.tiny import make_tiny_model, write_slice
+from tests.tiny import make_slice
 from tests.training.conftest import Trained, facts_of, sha256_of, steps_of, weights_at_end
 from training.strategies.ddp.exact import split_into_parcels
 
 _NUM_ROWS = 197
 """25 steps of 8, the last of 5 rows: two epochs are 50 steps, two of them partial."""
-_VOCAB_SIZE = 512
 _MAX_GRAD_NORM = 0.5
 
 
 @pytest.fixture(scope="module")
 def train(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """Return `train(world_size, **changes)`: 50 steps on built-in text, with accumulation, clipping and a schedule."""
-    folder = tmp_path_factory.mktemp("builtin")
-    texts = list(itertools.islice(read_corpus(), _NUM_ROWS))
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(texts, vocab_size=_VOCAB_SIZE - 1, show_progress=False)
-    rows = [[*tokenizer.encode(text).ids, _VOCAB_SIZE - 1] for text in texts]
-    model, slices = make_tiny_model(folder / "model", vocab_size=_VOCAB_SIZE), [write_slice(folder / "slice", rows)]
+    """Return `train(world_size, **changes)`: 50 steps, with accumulation, clipping and a schedule."""
+    slices = [make_slice(tmp_path_factory.mktemp("exact") / "slice", num_rows=_NUM_ROWS, max_len=64)]
     return lambda world_size, **changes: trained(
-        model=model, slices=slices, epochs=2, world_size=world_size, micro_batch_size=1, seq_len=192,
+        slices=slices, epochs=2, world_size=world_size, micro_batch_size=1, seq_len=64,
         max_grad_norm=_MAX_GRAD_NORM, schedule="cosine", warmup_steps=5, log_every_steps=25, **changes,
     )  # fmt: skip
 
@@ -41,7 +32,7 @@ def test_exact_weights_after_50_steps_are_the_same_bits_on_1_2_and_4_ranks(train
     assert [step["num_samples"] for step in steps] == ([8] * 24 + [5]) * 2
     norms = [step["grad_norm"] for step in steps]
     assert sum(norm > _MAX_GRAD_NORM for norm in norms) >= 10, "clipping has to bite"
-    assert len({step["num_tokens"] for step in steps}) > 40, "ragged"
+    assert len({step["num_tokens"] for step in steps}) > 30, "ragged"
     for world_size, config in configs.items():
         assert [step["grad_norm"] for step in steps_of(config)] == norms, world_size
     facts, alone = facts_of(configs[4]), facts_of(configs[1])
@@ -61,12 +52,10 @@ def _count_bytes(config: dict[str, Any]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [{"precision": "bf16"}, {"precision": "fp16"}, {"packing": True},
-     {"packing": True, "workload": "sequence_classification", "model": "modernbert, mean"},
-     {"workload": "image_classification", "model": "resnet18", "augment": "flip_shift"}],
+    [{"precision": "bf16"}, {"packing": True, "workload": "sequence_classification", "model": "modernbert, mean"}],
     ids=str,
 )  # fmt: skip
-def test_exact_holds_in_16_bit_in_packs_and_for_images(changes: dict[str, Any], trained: Trained) -> None:
+def test_exact_holds_in_16_bit_and_in_packs(changes: dict[str, Any], trained: Trained) -> None:
     assert len({sha256_of(trained(world_size=size, exact=True, **changes)) for size in (1, 2)}) == 1
 
 

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from tests.tiny import make_tiny_model, write_slice
 from tests.training.conftest import (
-    Launch,
     Toy,
-    learned_rows,
     relative_l2,
-    weights_at_end,
 )
 from tests.training.models import build
 from training.data.batches import MicroBatch, open_slice
@@ -96,24 +93,6 @@ def test_each_row_has_the_loss_and_the_gradient_that_it_has_alone(kind: str, toy
     loss_alone, gradient_alone = _gradients(model, [source.collate([row], seq_len=32) for row in range(12)])
     assert loss == pytest.approx(loss_alone, rel=1e-6)
     assert relative_l2(gradient, gradient_alone) < 1e-6
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"workload": "sequence_classification", "model": "modernbert, mean"}], ids=["words", "classes"]
-)
-def test_a_packed_training_is_the_unpacked_one_in_fewer_positions(
-    changes: dict[str, Any], toy: Toy, train_here: Launch
-) -> None:
-    configs = [toy.tell(str(packing), packing=packing, micro_batch_size=4, **changes) for packing in (False, True)]
-    steps = [[event for event in train_here(config) if event["event"] == "step"] for config in configs]
-    for plain, packed in zip(*steps, strict=True):
-        assert (packed["num_tokens"], packed["num_samples"]) == (plain["num_tokens"], plain["num_samples"])
-        assert packed["loss"] == pytest.approx(plain["loss"], rel=1e-5)
-    assert relative_l2(weights_at_end(configs[1]), weights_at_end(configs[0])) < 2e-6
-    padding, packed_padding = (sum(step["num_padding_tokens"] for step in run) for run in steps)
-    assert packed_padding < padding / 3
-    assert len(learned_rows(configs[0])) == 45
-    assert learned_rows(configs[0]) == learned_rows(configs[1])
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any],
     assert relative_l2(mine[WEIGHTS], plain[WEIGHTS]) < 2e-6
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": "dropout"}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
+@pytest.mark.parametrize("changes", [{"model": "dropout"}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str)
 def test_any_update_of_a_training_is_what_one_process_computes(
     changes: dict[str, Any], cell: Cell, ranks: ForkedRanks, toy: Toy
 ) -> None:
@@ -306,23 +306,16 @@ def test_however_it_is_disturbed_its_checkpoints_are_whole_and_it_goes_on_with_t
             assert facts_of(config, index)[what] == facts_of(clean, index)[what]
 
 
-DEEPSPEED = {stage: {"strategy": "deepspeed", "options": {"stage": stage}} for stage in (1, 2, 3)}
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp2 recomputed": ({"model": "opt", "activation_checkpointing": "layers"}, {"strategy": "fsdp2"}),
     "fsdp2 gathered once": (
         {"model": "llama"}, {"strategy": "fsdp2", "options": {"reshard_after_forward": False, "offload": "cpu"}}
     ),
-    "fsdp2 without a fused attention": ({"model": "bloom"}, {"strategy": "fsdp2"}),
     "fsdp2 packed texts": (
         {"model": "modernbert, mean", "workload": "sequence_classification", "packing": True}, {"strategy": "fsdp2"}
     ),
-    "fsdp2 packed answers": ({"model": "deep", "workload": "instruction", "packing": True}, {"strategy": "fsdp2"}),
-    "ddp packed": ({"packing": True}, {}),
     "zero1 packed": ({"packing": True}, {"strategy": "zero1"}),
     "pipeline packed": ({"packing": True}, {"strategy": "pipeline"}),
-    "pipeline packed texts": (
-        {"model": "modernbert, mean", "workload": "sequence_classification", "packing": True}, {"strategy": "pipeline"}
-    ),
     "pipeline of sgd, one micro-batch": (
         {"optimizer": "sgd", "global_batch_size": 2}, {"strategy": "pipeline", "options": {"schedule": "gpipe"}}
     ),
@@ -330,12 +323,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": "dropout", "activation_checkpointing": "layers"}, {"strategy": "pipeline"}
     ),
     "pipeline of projected layers": ({"model": "opt, projected"}, {"strategy": "pipeline"}),
-    "pipeline of llama of 4": (
-        {"model": "llama"}, {"strategy": "pipeline", "world_size": 4, "options": {"replicas": 2, "zero1": True}}
+    "deepspeed 1 sgd": ({"optimizer": "sgd"}, {"strategy": "deepspeed", "options": {"stage": 1}}),
+    "deepspeed 3 recomputed": (
+        {"activation_checkpointing": "layers"}, {"strategy": "deepspeed", "options": {"stage": 3}}
     ),
-    "deepspeed 1 sgd": ({"optimizer": "sgd"}, DEEPSPEED[1]),
-    "deepspeed 2 packed": ({"packing": True}, DEEPSPEED[2]),
-    "deepspeed 3 recomputed": ({"activation_checkpointing": "layers"}, DEEPSPEED[3]),
     "deepspeed 2 in small buckets": ({}, {"strategy": "deepspeed", "options": {"bucket_mib": 1e-9}}),
 }  # fmt: skip
 """What one process is told, too, and what only the ranks are."""

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from tests.tiny import batches_in_order, write_slice
+from tests.tiny import write_slice
 from training.data.batches import IGNORED_LABEL, open_slice
 
 
@@ -21,21 +20,6 @@ def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_pa
     assert (batch.num_tokens, batch.num_samples, batch.num_padding_tokens) == (2, 2, 12)
     # What a step's plan goes by, before a micro-batch is made.
     assert source.num_targets(8).tolist() == batch.sample_num_targets.tolist() == [2, 0]
-
-
-def test_rows_are_cut_to_seq_len(tmp_path: Path) -> None:
-    source = open_slice(write_slice(tmp_path, [list(range(1, 31))]))
-    batch = source.collate([0], seq_len=10)
-    assert batch.input_ids.tolist() == [list(range(1, 11))]
-    assert batch.num_tokens == 9
-
-
-def test_batches_in_order_give_every_row_once_and_in_order(tmp_path: Path) -> None:
-    source = open_slice(write_slice(tmp_path, [[1] * (1 + index % 5) for index in range(23)], first_row=100))
-    batches = list(batches_in_order(source, batch_size=4, seq_len=16))
-    assert np.concatenate([batch.row_ids for batch in batches]).tolist() == list(range(100, 123))
-    assert sum(batch.num_tokens for batch in batches) == sum(index % 5 for index in range(23))
-    assert all(batch.input_ids.dtype == torch.int64 for batch in batches)
 
 
 def test_slice_whose_arrays_do_not_belong_together_is_refused(tmp_path: Path) -> None:

@@ -61,33 +61,6 @@ def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(
         assert tokens == sum(max(min(length, 32) - 1, 0) for length in lengths.tolist())
 
 
-@given(num_rows=st.integers(1, 200), draw=st.integers(0, 2**31), micro_batch_size=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
-def test_micro_batches_and_their_dropout_seeds_are_the_same_for_any_number_of_ranks(
-    num_rows: int, draw: int, micro_batch_size: int
-) -> None:
-    source = _slice_with(np.random.default_rng(draw).integers(1, 50, size=num_rows))
-    plan = _plan(source.lengths(32), global_batch_size=micro_batch_size * 4, micro_batch_size=micro_batch_size)
-    for segment_step in range(1, plan.num_steps + 1):
-        seen = [
-            Counter(
-                (tuple(part.row_ids.tolist()), tuple(part.input_ids.shape), part.dropout_seed)
-                for rank in range(world_size)
-                for part in make_micro_batches(
-                    source,
-                    plan.step(segment_step),
-                    rank=rank,
-                    world_size=world_size,
-                    seq_len=32,
-                    seed=(3, segment_step),
-                )
-                if part.num_samples
-            )
-            for world_size in WORLD_SIZES
-        ]
-        assert all(other == seen[0] for other in seen)
-
-
 def test_each_micro_batch_of_each_step_and_seed_draws_dropout_of_its_own() -> None:
     source = _slice_with(np.full(12, 5))
     plan = _plan(source.lengths(32), global_batch_size=4, micro_batch_size=1)

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tiny import make_slice
-from tests.training.conftest import Toy
 from tests.training.models import build
 from training.model.attention_kernels import skip_mask_checks
 
@@ -26,27 +24,6 @@ class _NoReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket not in _READS, f"{func} reads a value"
         return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "job",
-    [{}, {"packing": True}, *({"workload": "sequence_classification", "model": model} for model in (
-        "bert", "decoder that classifies"
-    ))],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_no_step_reads_a_value(job: dict[str, Any], strategy: str, precision: str, toy: Toy) -> None:
-    trainer = toy.build(strategy=strategy, precision=precision, **job)
-    # Of one length each, too: then nothing is padded, and there is nothing to mask.
-    even = make_slice(toy.folder / "even", num_rows=16, num_classes=3, min_len=16, max_len=16)
-    for rows in ({}, {"slices": [even]}):
-        parts, num_targets = toy.take(**job, **rows)
-        trainer.warm_up(parts[0])
-        with _NoReads():
-            result = trainer.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
-        assert result.grad_norm.isfinite()
 
 
 @pytest.mark.parametrize("kind", ["mistral", "modernbert"])

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from training.model.layers import compile_layers, explain_failed_compilation, is_compiled
+from training.model.layers import explain_failed_compilation
 from training.process.failure import UnfitModelError
 
 
@@ -25,14 +24,3 @@ def test_what_torch_cannot_compile_is_said_in_one_line() -> None:
 def test_any_other_error_stays_what_it_is() -> None:
     with pytest.raises(ZeroDivisionError), explain_failed_compilation():
         raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(("device", "variable", "language"), [("cpu", "CXX", "C\\+\\+"), ("cuda", "CC", "C")])
-def test_a_compiler_that_is_not_there_is_named(
-    device: str, variable: str, language: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, "nowhere-to-be-found")
-    model = nn.Linear(2, 2)
-    with pytest.raises(UnfitModelError, match=rf"compile: true needs a {language} compiler.*nowhere-to-be-found"):
-        compile_layers(model, device)
-    assert not is_compiled(model)

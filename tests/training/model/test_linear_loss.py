@@ -1,18 +1,15 @@
 """Cross-entropy in chunks of rows: the same loss and gradients, and no tensor of all rows' logits."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tiny import make_tiny_model
 from tests.training.models import build
 from training.data.batches import IGNORED_LABEL, open_slice
-from training.model.linear_loss import _compute_softmax, linear_cross_entropy
+from training.model.linear_loss import linear_cross_entropy
 from training.workloads import causal_lm
 
 _ROWS, _HIDDEN, _VOCAB = 37, 24, 101
@@ -108,60 +105,6 @@ def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss(is_compiled:
         loss = linear_cross_entropy(logits, torch.eye(_VOCAB), targets, chunk_rows=10, is_compiled=is_compiled).detach()
     assert float(expected) / 64 < 0.02
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
-
-
-class _OfAChunk(TorchDispatchMode):
-    """Notes how many rows there is memory for wherever something with a number for every word of these rows lies."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size, self.num_rows, self._places = vocab_size, list[int](), set[int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.shape[-1:] == (self.vocab_size,) and result.shape[0] > _HIDDEN:
-            memory = result.untyped_storage()
-            if memory.data_ptr() not in self._places:
-                self.num_rows.append(memory.nbytes() // result.element_size() // self.vocab_size)
-                self._places.add(memory.data_ptr())
-        return result
-
-
-def _list_chunk_memory(num_rows: int, *, chunk_rows: int) -> list[int]:
-    vocab_size = 3001
-    hidden = torch.randn(num_rows, _HIDDEN, requires_grad=True)
-    weight = torch.randn(vocab_size, _HIDDEN, requires_grad=True)
-    targets = torch.randint(vocab_size, (num_rows,))
-    with _OfAChunk(vocab_size) as noted, torch.autocast("cpu", torch.bfloat16):
-        linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows)
-    return noted.num_rows
-
-
-@pytest.mark.parametrize("num_rows", [129, 200, 255, 256, 300, 400, 1000])
-def test_a_chunk_takes_memory_twice_and_of_few_sizes_whatever_the_number_of_rows(num_rows: int) -> None:
-    # In bf16 and in fp32: what is turned from one into the other goes where its result goes.
-    assert _list_chunk_memory(num_rows, chunk_rows=256) == [256, 256]
-    assert _list_chunk_memory(num_rows, chunk_rows=2048) == [-(-num_rows // 128) * 128] * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_probabilities_are_to_the_bit_those_of_torch(dtype: torch.dtype) -> None:
-    logits = 30 * torch.randn(64, 5003, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = torch.softmax(logits, dim=-1, dtype=torch.float32)
-    assert torch.equal(_compute_softmax(logits, out=torch.empty(logits.shape)), expected)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_models_gradients_are_those_of_its_own_logits(tied: bool, tmp_path: Path, slices: list[Path]) -> None:
-    model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", tied=tied))
-    batch = open_slice(slices[0]).collate(range(6), seq_len=32)
-    logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
-    F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum").backward()
-    expected = {name: part.grad for name, part in model.named_parameters()}
-    model.zero_grad()
-    causal_lm.loss_sum(model, batch, chunk_rows=11).backward()
-    for name, part in model.named_parameters():
-        torch.testing.assert_close(part.grad, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_caps_its_logits_keeps_its_own(slices: list[Path]) -> None:

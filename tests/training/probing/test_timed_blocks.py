@@ -1,8 +1,5 @@
 """Blocks of real steps on one rank: what they run, count and leave as it was."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 
@@ -98,25 +95,6 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     assert runner.run(block)["updates"] == [0, 0]
 
 
-def test_nothing_of_what_is_forgotten_stays_in_memory(runner: BlockRunner) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        runner.run(Block(variant=Variant(strategy="ddp"), steps=[1], data="device"))
-        left = [weakref.ref(made.model) for made in runner._made.values()]
-        runner.forget()
-        assert [ref() for ref in left] == [None]
-    finally:
-        gc.enable()
-
-
-def test_ddp_says_what_it_timed_and_a_plain_module_says_nothing(runner: BlockRunner) -> None:
-    timers = runner.collect_timers(Variant(strategy="ddp"))
-    assert set(timers) == {"forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"}
-    assert timers["backward_comm"] > 0
-    assert runner.collect_timers(Variant()) == {}
-
-
 def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner) -> None:
     plain, wrapped, silent = (
         runner.run(Block(variant=variant, steps=STEPS, data="device"))
@@ -145,14 +123,3 @@ def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner: Block
     rows = [np.arange(8), np.arange(8, 16)]
     shares = [digest_rows([[part[::2]] for part in rows]), digest_rows([[part[1::2]] for part in rows])]
     assert sum(shares) % 2**64 == digest_rows([[part[::-1]] for part in rows])
-
-
-def test_a_block_has_the_rows_of_the_segment_that_is_asked_for(toy: Toy) -> None:
-    runner = BlockRunner(toy.read(num_slices=2), toy.alone)
-    assert len(runner.facts(Variant())["num_steps_of_segments"]) == 2
-    first, second = (
-        runner.run(Block(variant=Variant(), steps=[1, 2], data="loader", segment=index)) for index in range(2)
-    )
-    assert first["num_samples"] == second["num_samples"] == 16
-    assert first["rows_digest"] != second["rows_digest"]
-    assert runner._get(Variant(), 1).strategy is runner._get(Variant()).strategy

@@ -36,15 +36,3 @@ def test_another_process_reads_step_and_section_and_what_comes_later_is_larger(t
     assert seen == sorted(set(seen))
     assert _words(file, 1)[PID] > 0
     assert not any(_words(file, 0)), "the other rank's words are left alone"
-
-
-def test_whoever_listens_hears_of_sections_within_steps_only() -> None:
-    heard: list[StepSection] = []
-    heartbeat = Heartbeat()
-    heartbeat.on_enter = heard.append
-    heartbeat.enter(StepSection.FORWARD)
-    heartbeat.begin(1)
-    heartbeat.enter(StepSection.BACKWARD)
-    heartbeat.rest()
-    heartbeat.enter(StepSection.UPDATE)
-    assert heard == [StepSection.BACKWARD]

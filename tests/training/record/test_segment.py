@@ -1,58 +1,19 @@
 """What a segment says of itself: which weights it began with, and where its wall-clock seconds went."""
 
-import gc
 import json
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from tests.training.conftest import Launch, Toy, events_in, facts_of, steps_of
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch, open_slice
-from training.model.weights import compute_parameter_checksum
-from training.process.failure import StoppedError
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts
-from training.state.checkpoint import CheckpointStore
 from training.step.strategy import StepResult
-from training.workloads.causal_lm import load_model
-
-
-def test_a_segment_notes_the_weights_that_it_began_with_not_those_that_it_should_have(
-    toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = compute_parameter_checksum(load_model(toy.models("tiny")))
-    train_here(toy.tell())
-    config = toy.tell(num_slices=2)
-    # The defect: a launch that goes on with the second range begins from the base model, and says nothing.
-    with monkeypatch.context() as defect:
-        defect.setattr(CheckpointStore, "load_finished", lambda *_: None)
-        train_here(config)
-    assert [facts_of(config, index)["start_checksum"] for index in range(2)] == [base, base]
-    # A right launch does not reuse it.
-    train_here(config)
-    assert facts_of(config, 1)["start_checksum"] == facts_of(config, 0)["parameter_checksums"][0]
-
-
-def test_steps_log_points_and_checkpoints_make_up_the_span_of_all_launches(toy: Toy, train_here: Launch) -> None:
-    config = toy.tell(checkpoint_every_steps=2)
-    with pytest.raises(StoppedError):
-        train_here(config, stop_after_step=4)
-    train_here(config)
-    facts = facts_of(config)
-    parts = [facts[f"{part}_seconds"] for part in ("train", "checkpoint", "log")]
-    assert min(parts) > 0
-    # No moment counted twice; half a second for what is between them on a busy machine.
-    assert sum(parts) <= facts["span_seconds"] <= sum(parts) + 0.5
-    others = [line["other_seconds"] for line in steps_of(config)]
-    assert facts["other_seconds"] == pytest.approx(sum(others))
-    assert min(others) >= 0
 
 
 def _facts(step: int) -> StepFacts:
@@ -97,27 +58,6 @@ def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: A
 
 def _rows(slices: list[Path]) -> list[MicroBatch]:
     return [open_slice(slices[0]).collate([3, 1], seq_len=16)]
-
-
-@pytest.mark.parametrize("is_first_rank", [True, False])
-def test_memory_does_not_grow_with_the_steps(is_first_rank: bool, tmp_path: Path, slices: list[Path]) -> None:
-    record, rows = _record(tmp_path / "work", is_first_rank=is_first_rank), _rows(slices)
-    ranks = _OneOfTwo(is_first=is_first_rank)
-    _enter(record, range(1, 3_001), rows, ranks)
-    gc.collect()
-    tracemalloc.start()
-    _enter(record, range(3_001, 9_001), rows, ranks)
-    gc.collect()
-    more, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # What 512 steps wait in: 500 bytes of text each, twice while they are written.
-    assert most < 1_000_000
-    assert more < 400_000
-    assert (tmp_path / "work").exists() == is_first_rank
-    if is_first_rank:
-        record.file_away(ranks, everything=True)
-        record.save(tmp_path)
-        assert [line["step"] for line in events_in(tmp_path / "steps.jsonl")] == list(range(1, 9_001))
 
 
 def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path: Path, slices: list[Path]) -> None:

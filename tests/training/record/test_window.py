@@ -64,14 +64,6 @@ def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(a
         _add(Window(alone), batch, loss=math.nan).close(forgives_overflow=lambda: True)
 
 
-def test_whether_an_overflow_is_forgiven_is_asked_when_the_clock_stands(alone: Ranks, batch: Any) -> None:
-    asked_at: list[float] = []
-    window = _add(Window(alone), batch, grad_norm=math.inf)
-    window.close(forgives_overflow=lambda: asked_at.append(time.perf_counter()) is None)
-    assert len(asked_at) == 1
-    assert asked_at[0] >= window.closed_at
-
-
 def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ranks, batch: Any) -> None:
     window = Window(alone)
     for step, (seconds_inside, seconds_before) in enumerate([(0.2, 0.0), (0.0, 0.1)], start=1):

@@ -77,21 +77,12 @@ EDITS: dict[str, tuple[str, Callable[[State], Any], list[str]]] = {
         "weights.pt", lambda weights: weights.update({_EMBEDDING: torch.zeros(130, 64)}),
         [f"{_EMBEDDING} is float32 [130, 64], the model has float32 [128, 64]"],
     ),
-    "missing": ("weights.pt", lambda weights: weights.pop("model.norm.weight"), ["model.norm.weight is missing"]),
-    "extra": (
-        "weights.pt", lambda weights: weights.update(head=torch.zeros(2)),
-        ["1 differences from the model: head is not in the model"],
-    ),
     "dtype": (
         "weights.pt", lambda weights: weights.update({"model.norm.weight": torch.zeros(64, dtype=torch.bfloat16)}),
         ["model.norm.weight is bfloat16 [64], the model has float32 [64]"],
     ),
     "moments of another shape": (
         "state.pt", _other_moments, ["1 differences from the model: exp_avg of model.", "is float32 [3"],
-    ),
-    "moments missing": (
-        "state.pt", lambda state: state["optimizer"]["state"].pop(0),
-        [f"2 differences from the model: exp_avg of {_EMBEDDING} is missing; exp_avg_sq of {_EMBEDDING} is missing"],
     ),
     "optimizer of another model": (
         "state.pt", lambda state: state["optimizer"]["param_groups"][0]["params"].pop(),

@@ -1,7 +1,6 @@
 """Folders that are whole or absent; crashes, truncation and bit flips of real checkpoints are in tests/chaos."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,7 @@ import pytest
 from training.state.receipt import (
     RECEIPT,
     find_problem,
-    list_set_aside,
-    remove_unfinished,
     seal_folder,
-    set_aside,
 )
 
 
@@ -60,25 +56,3 @@ def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         fail()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_set_aside_is_gone_from_its_place_with_a_warning_and_its_reason_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _seal(tmp_path / "a")
-    with caplog.at_level(logging.WARNING):
-        set_aside(tmp_path / "a", "weights.pt has 3 bytes")
-    assert not (tmp_path / "a").exists()
-    assert "NOT USED" in caplog.text
-    assert "weights.pt has 3 bytes" in caplog.text
-    assert list_set_aside(tmp_path) == ["a: weights.pt has 3 bytes"]
-    assert list_set_aside(tmp_path, "b") == []
-
-
-def test_temporary_files_and_folders_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    _seal(tmp_path / "a")
-    (tmp_path / "b.tmp-1").mkdir()
-    (tmp_path / ".config.json.x.tmp").touch()
-    (tmp_path / ".config.json").touch()
-    remove_unfinished(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".config.json", "a"]
