@@ -13,9 +13,12 @@ commit.
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,6 +29,7 @@ from werkzeug.wrappers import Request, Response
 
 from tests.loopback import Loopback
 
+_PROJECT = Path(__file__).resolve().parents[1]
 PAGE = b"<!DOCTYPE html><title>Sign in</title>"
 FaultKind = Literal["500", "503", "429", "drop", "truncate", "lose answer", "stall", "flip", "portal", "login", "wait"]
 _LFS_SUFFIXES = (".safetensors", ".pt", ".bin", ".parquet", ".npy", ".npz", ".onnx")
@@ -198,6 +202,22 @@ class HubServer:
             "HF_HUB_OFFLINE": "0",
             "NO_PROXY": "127.0.0.1",
         }
+
+    def start(
+        self, folder: Path, command: Sequence[str], *, token: str | None = None, **more: str
+    ) -> "subprocess.Popen[str]":
+        """Start our Python with these words in a folder, with this Hub and a cache there."""
+        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        return subprocess.Popen(
+            [sys.executable, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**own, **self.environment(cache=folder / "cache", token=token), "PYTHONPATH": str(_PROJECT), **more},
+        )  # fmt: skip
+
+    def run(self, folder: Path, command: Sequence[str], **options: str | None) -> "subprocess.CompletedProcess[str]":
+        """The same, to its end."""
+        process = self.start(folder, command, **options)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
 
     def add_repo(self, kind: str, repo_id: str, folder: Path | None = None, **flags: bool) -> Repo:
         """Create a repository with the files of a local folder, or as a new one is; flags: is_private, is_gated."""

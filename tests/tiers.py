@@ -20,13 +20,12 @@ LONG = (
     # Searches.
     "integration/test_search.py::test_a_search_killed*",
     "integration/test_search.py::test_trials_that_diverge*",
+    "integration/test_search.py::test_a_trial_that_fails*",
     "integration/test_search.py::test_what_is_written_to_params*",
     # Prefect beyond one flow and one server.
     "integration/test_prefect_serve.py::test_cron_waits*",
     "integration/test_prefect_serve.py::test_kill_of*",
     "integration/test_prefect_serve.py::test_flow_that_loses*",
-    # Benchmarks, which are no part of a comparison.
-    "benchmarks/test_growth.py::test_every_part*",
     # Inputs that are edited meanwhile, beyond one of each stage and kind.
     "integration/test_snapshot.py::test_a_param_edited_between*",
     "integration/test_hub_upload.py::test_publishing_converges*",
@@ -40,8 +39,7 @@ LONG = (
     "phantom/test_waits.py::test_a_step_waits*[[]stages *",
     "phantom/test_gpu_day.py",
     "phantom/test_comparison.py",
-    # Killed and hung at random; each step and each section are tried in training/ and tasks/ranks/.
-    "chaos/test_kills.py",
+    # Hung at random; each section is tried in tasks/ranks/.
     "tasks/ranks/test_watchdog.py::test_hangs_and_failures*",
     # The museum's gates about seconds, and what it measures besides.
     "museum/test_times.py",
@@ -52,7 +50,6 @@ LONG = (
     "training/test_strategy_contract.py::*[[]deepspeed [123]*",
     "training/test_strategy_contract.py::test_however*[[]deepspeed [aoz]*",
     "training/test_strategy_contract.py::test_however*[[]fsdp2 *",
-    "training/test_strategy_contract.py::test_any_update*[[]* *-{}[]]",
     "training/test_strategy_contract.py::test_any_update*[[]* *-{'model': 'dropout'}[]]",
     "training/test_compile.py::*[[]inductor[]]",
     # All that the built-in data can give.

@@ -44,38 +44,6 @@ def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
         assert sent == ["erste Zeile: größer", "zweite", "dritte", "letzte ohne Ende"], size
 
 
-def test_progress_bar_that_draws_itself_over_and_over_is_one_line_every_few_seconds(tmp_path: Path) -> None:
-    sent: list[str] = []
-    output = StageOutput(tmp_path / "train.log", send=sent.append)
-    output.write(b"start\n")
-    for percent in range(100):
-        output.write(f"\r\x1b[2Ktraining {percent} %".encode())
-    output.write(b"\r\x1b[2Ktraining 100 %\ndone\n")
-    output.close()
-    assert sent[0] == "start"
-    assert sent[-2:] == ["training 100 %", "done"]
-    assert len(sent) <= 5
-
-
-_DVC_AND_STAGE = (
-    b"Running stage 'slice':\r\n> python -m tasks.slice --slices data/slices\n12:00:00 slice 0-5: made\n"
-    b"Use the cells\nUpdating lock file 'dvc.lock'\r\nUse `dvc push` to send your updates to remote storage.\n\r50 %"
-)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, len(_DVC_AND_STAGE)])
-def test_terminal_does_not_get_what_dvc_says_of_its_work_and_the_file_does(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int
-) -> None:
-    output = StageOutput(tmp_path / "slice.log", send=lambda _: None)
-    for start in range(0, len(_DVC_AND_STAGE), size):
-        output.write(_DVC_AND_STAGE[start : start + size])
-    output.close()
-    assert capfd.readouterr().err == "12:00:00 slice 0-5: made\nUse the cells\n\r50 %"
-    assert output.first_lines[0] == "Running stage 'slice':"
-    assert "Updating lock file 'dvc.lock'" in (tmp_path / "slice.log").read_text()
-
-
 @pytest.mark.slow
 def test_of_a_stage_that_dvc_runs_on_a_terminal_only_the_stages_own_words_are_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,19 @@ from typing import Any
 import psutil
 
 
+def find_status(url: str, body: Any = None, **headers: str) -> int:
+    """Return the status of the answer to a request with these headers alone; 0 where nobody answers."""
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
 class Api:
     """A server's REST interface, for whoever has its credentials."""
 
@@ -60,13 +73,7 @@ class Api:
 
     def find_status(self, path: str, body: Any = None, **headers: str) -> int:
         """Return the status of the answer to a request with these headers alone; a GET if there is no body."""
-        content = None if body is None else json.dumps(body).encode()
-        told = {"Content-Type": "application/json", **headers}
-        try:
-            with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", content, told), timeout=60) as got:
-                return int(got.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+        return find_status(f"{self.url}/{path}", body, **headers)
 
     def require_closed_to_others(self, *pids: int) -> None:
         """Fail unless these processes listen on loopback, and answer nobody without credentials and no other site."""

@@ -1,10 +1,8 @@
 """The download stage on a data set and a model from a Hub on loopback that speaks the real protocol."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ class Downloader:
     def __init__(self, folder: Path, hub: HubServer, project: Path) -> None:
         self.folder = folder
         self.hub = hub
-        self._project = project
         self.params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
 
     def run(self, *ranges: str, heldout: str = "300-400", **dataset: Any) -> subprocess.CompletedProcess[str]:
@@ -40,17 +37,8 @@ class Downloader:
         (self.folder / "params.yaml").write_text(json.dumps(params))  # JSON is YAML
         (self.folder / "sources.json").write_text('{"model": null, "dataset": null}')
         self.hub.requests.clear()
-        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        hub = self.hub.environment(cache=self.folder / "cache", token=REFUSED_TEXT)
-        ended = subprocess.run(
-            [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=model"],
-            cwd=self.folder,
-            env={**own, **hub, "PYTHONPATH": str(self._project)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = ["-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=model"]
+        ended = self.hub.run(self.folder, command, token=REFUSED_TEXT)
         assert REFUSED_TEXT not in ended.stderr
         assert "Traceback" not in ended.stderr
         assert self.hub.unknown == []

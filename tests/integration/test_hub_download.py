@@ -1,8 +1,6 @@
 """Base models and revisions from a Hub on loopback that speaks the real protocol."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +56,6 @@ class Reader:
 
     folder: Path
     hub: HubServer
-    project: Path
 
     def fetch(
         self,
@@ -69,17 +66,7 @@ class Reader:
         token: str | None = None,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        hub = self.hub.environment(cache=self.folder / "cache", token=token)
-        ended = subprocess.run(
-            [sys.executable, "-c", program, repo_id, revision],
-            cwd=self.folder,
-            env={**own, **hub, "PYTHONPATH": str(self.project), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = self.hub.run(self.folder, ["-c", program, repo_id, revision], token=token, **environment)
         assert TOKEN not in ended.stdout + ended.stderr
         return ended
 
@@ -91,7 +78,7 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, project: Path) -> Iterator[Reader]:
+def reader(tmp_path: Path) -> Iterator[Reader]:
     source = tmp_path / "source"
     for name, content in {**TAKEN, **LEFT}.items():
         file = source / name
@@ -99,7 +86,7 @@ def reader(tmp_path: Path, project: Path) -> Iterator[Reader]:
         file.write_bytes(content)
     with HubServer(tokens=(TOKEN,)) as hub:
         hub.add_repo("model", "owner/model", source)
-        yield Reader(tmp_path, hub, project)
+        yield Reader(tmp_path, hub)
         assert hub.unknown == []
 
 

@@ -1,9 +1,7 @@
 """Publishing to a Hub on loopback that speaks the real protocol, with the faults that a network has."""
 
 import hashlib
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -67,19 +65,13 @@ class Publisher:
             file.write_bytes(content)
 
     def start(self, program: str = PUBLISH, *, token: str = TOKEN) -> subprocess.Popen[str]:
-        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        hub = self.hub.environment(cache=self.folder / "cache", token=token)
-        return subprocess.Popen(
-            [sys.executable, "-c", program], cwd=self.folder, env={**own, **hub, "PYTHONPATH": str(self.project)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        return self.hub.start(self.folder, ["-c", program], token=token)
 
     def run(self, program: str = PUBLISH, *, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-        process = self.start(program, token=token)
-        out, err = process.communicate(timeout=120)
-        assert TOKEN not in out + err
-        assert "signature=" not in out + err
-        return subprocess.CompletedProcess([], process.returncode, out, err)
+        ended = self.hub.run(self.folder, ["-c", program], token=token)
+        assert TOKEN not in ended.stdout + ended.stderr
+        assert "signature=" not in ended.stdout + ended.stderr
+        return ended
 
     @property
     def repo(self) -> Repo:

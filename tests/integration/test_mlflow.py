@@ -10,8 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,9 @@ from tasks.services import follower as following
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
 from tasks.services.trackers.mlflow import find_runs_page
-from tests.flows.toy_project import wait_for
-from tests.integration.tracker_stores import STORES, find_closed_port
+from tests.flows.toy_project import free_port, wait_for
+from tests.integration.prefect_api import find_status
+from tests.integration.tracker_stores import STORES
 from tests.tracked_run import ALL_STEPS, PARAMS, Place, step_event
 from training.process.files import digest_file
 
@@ -132,27 +131,31 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
 @pytest.mark.slow
 def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place: MlflowPlace, project: Path) -> None:
     (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
-    port, file = find_closed_port(), place.folder / ".work/mlflow.env"
+    port, file = free_port(), place.folder / ".work/mlflow.env"
     command = [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)]
+
+    def ask(path: str, body: Any = None, **headers: str) -> int:
+        return find_status(f"http://127.0.0.1:{port}{path}", body, **headers)
+
     told: dict[str, Any] = {"cwd": place.folder, "env": {**os.environ, "PYTHONPATH": str(project)}}
     server = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **told
     )
     try:
-        wait_for(lambda: server.poll() is not None or _ask(port, "/health") == 200, seconds=60, what="it answers")
+        wait_for(lambda: server.poll() is not None or ask("/health") == 200, seconds=60, what="it answers")
         access = dict(line.split("=", 1) for line in file.read_text().splitlines())
         pair = f"{access['MLFLOW_TRACKING_USERNAME']}:{access['MLFLOW_TRACKING_PASSWORD']}"
         own = {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
         create = ("/api/2.0/mlflow/experiments/create", {"name": "of somebody else"})
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert _ask(port, "/") == _ask(port, "/ajax-api/3.0/mlflow/assistant/config") == _ask(port, *create) == 401
+        assert ask("/") == ask("/ajax-api/3.0/mlflow/assistant/config") == ask(*create) == 401
         for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
-            assert _ask(port, *create, **own, **headers) == 403, headers
+            assert ask(*create, **own, **headers) == 403, headers
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
         assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
         assert not [one for one in processes if access["MLFLOW_TRACKING_PASSWORD"] in " ".join(one.cmdline())]
-        assert _ask(port, *create, **own) == 200
+        assert ask(*create, **own) == 200
 
         taken = subprocess.run(command, capture_output=True, text=True, timeout=60, **told)
         (line,) = taken.stderr.splitlines()
@@ -163,17 +166,3 @@ def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place
         os.killpg(server.pid, signal.SIGTERM)
         assert server.wait(30) == 0
     assert not file.exists()
-
-
-def _ask(port: int, path: str, body: Any = None, **headers: str) -> int:
-    """Return the status of the answer; 0 where nobody answers."""
-    content = None if body is None else json.dumps(body).encode()
-    told = {"Content-Type": "application/json", **headers}
-    try:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", content, told)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import socket
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from tasks.params.choices import list_file_names, read_constant
+from tests.flows.toy_project import free_port
 
 TRACKERS = list_file_names("tasks/services/trackers")
 
@@ -43,13 +43,6 @@ def require_tracker(name: str) -> None:
         pytest.skip(f"{package} is not installed: make extras")
 
 
-def find_closed_port() -> int:
-    """Return a port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Mlflow:
     """MLflow's store in mlflow.db."""
 
@@ -74,7 +67,7 @@ class Mlflow:
         return "\n".join([*words, *pages])
 
     def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        patch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary-url@127.0.0.1:{find_closed_port()}")
+        patch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary-url@127.0.0.1:{free_port()}")
 
 
 class Tensorboard:
@@ -128,7 +121,7 @@ class Wandb:
         return "\n".join([*words, *pages])
 
     def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{find_closed_port()}")
+        patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_port()}")
         patch.setenv("WANDB_API_KEY", "canary-key".ljust(40, "0"))
 
     def _read(self, folder: Path) -> Iterator[tuple[str, list[Any]]]:

@@ -20,7 +20,6 @@ from tests.training.conftest import (
 from tests.training.forked_ranks import ForkedRanks
 from tests.training.replays import check, list_verdicts, train_checked
 from training.model.adapter import adapt, round_base
-from training.model.attention_kernels import DTYPES
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
@@ -119,31 +118,6 @@ def test_two_ranks_exchange_factors_alone_go_on_to_the_same_bits_and_one_process
     assert found["verdict"] == "failed"
     assert "weights that are not trained are others" in found["problem"]
     assert found["compared"]["gradient"]["difference"] > found["compared"]["gradient"]["tolerance"]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_model_in_4_bits_computes_what_its_rounded_weights_do_to_the_bit(precision: str, toy: Toy) -> None:
-    told = toy.read(**_tell("nf4", precision=precision))
-    rounded, packed = _load_base(toy, "nf4"), _load_base(toy, None)
-    adapter = adapt(packed, told, device=_CPU)
-    assert adapter is not None
-    batch, found = causal_lm.open_slice(told.segments[0].slice_dir).collate(range(8), seq_len=32), []
-    for model in (rounded, packed):
-        embedding = model.get_input_embeddings()
-        embedding.weight.requires_grad_()
-        for is_training in (True, False):
-            with torch.autocast("cpu", DTYPES[precision], enabled=precision != "fp32"):
-                loss = causal_lm.loss_sum(model.train(is_training), batch)
-            (gradient,) = torch.autograd.grad(loss, embedding.weight)
-            found.append((loss, gradient))
-    assert found[0][1].any()
-    assert all(torch.equal(one, first) for pair in found[1:] for one, first in zip(pair, found[0], strict=True))
-    # Also after it was evaluated, and with every bias in fp32.
-    assert are_bitwise_equal(adapter.merge_weights(), dict(rounded.state_dict()))
-    taken = sum(part.nbytes for name, part in packed.named_parameters() if "lora" not in name)
-    assert taken + adapter.num_bytes_saved == sum(part.nbytes for part in rounded.parameters())
-    packed_bytes = sum(part.nbytes for part in packed.parameters() if part.dtype == torch.uint8)
-    assert packed_bytes * 8 == sum(part.nbytes for name, part in rounded.named_parameters() if "_proj.weight" in name)
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "query"], ["lm_head"], ["embed_tokens"]], ids=str)

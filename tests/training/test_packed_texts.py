@@ -1,12 +1,10 @@
 """Texts that are classified, several in one sequence: each has the class scores that it has alone, and its gradient."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.tiny import write_slice
 from tests.training.conftest import Toy, relative_l2
 from tests.training.models import build
 from training.data.batches import MicroBatch
@@ -30,21 +28,6 @@ def _gradients(model: torch.nn.Module, parts: list[MicroBatch]) -> tuple[float, 
     loss = torch.stack([workload.loss_sum(model, part) for part in parts]).sum()
     loss.backward()
     return float(loss.detach()), {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
-
-
-def test_texts_follow_one_another_and_padding_is_seen_by_none(tmp_path: Path) -> None:
-    source = workload.open_slice(write_slice(tmp_path, [[5, 6, 7], [9], [1, 2]], first_row=20, labels=[2, 0, 1]))
-    packed = source.collate([0, 2, 1], seq_len=16, is_packed=True)
-    assert packed.input_ids.tolist() == [[5, 6, 7, 1, 2, 9, 0, 0]]
-    assert (packed.labels.tolist(), packed.row_ids.tolist()) == ([2, 1, 0], [20, 22, 21])
-    assert packed.sample_num_tokens.tolist() == [3, 2, 1]
-    assert packed.attention_mask is None
-    assert packed.documents is not None
-    assert packed.documents.lengths == (3, 2, 1, 2), "what pads is a document of its own"
-    assert packed.documents.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
-    full = source.collate([0, 0, 2], seq_len=16, is_packed=True)
-    assert full.documents is not None
-    assert (full.documents.lengths, full.num_padding_tokens) == ((3, 3, 2), 0)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert, first token", "modernbert, mean", "decoder that classifies"])

@@ -1,28 +1,16 @@
 """What is particular to classifying texts; what holds for every workload stands in test_workloads.py."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.tiny import write_slice
 from tests.training.conftest import Toy
 from tests.training.models import build
 from training.process.failure import UnfitModelError
 from training.workloads import sequence_classification as workload
 
 _TOLD = {"workload": "sequence_classification", "model": "bert"}
-
-
-def test_a_text_that_is_too_long_keeps_the_token_that_closes_it(tmp_path: Path) -> None:
-    write_slice(tmp_path / "rows", [[1, *range(10, 20), 127], [1, 5, 127], [1, 6, 7, 127]], labels=[2, 0, 1])
-    rows = workload.open_slice(tmp_path / "rows")
-    assert [rows.row(index, 4).tolist() for index in range(3)] == [[1, 10, 11, 127], [1, 5, 127], [1, 6, 7, 127]]
-    batch = rows.collate([0, 1, 2], seq_len=4)
-    assert batch.attention_mask is not None
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
-    assert (batch.labels.tolist(), batch.num_tokens, batch.num_targets) == ([2, 0, 1], 11, 3)
 
 
 def test_accuracy_counts_the_rows_whose_likeliest_class_is_theirs(toy: Toy) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -26,17 +25,12 @@ def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, mo
     (setting,) = facts_of(config)["settings"]
     told = {key: value for key, value in config.items() if key in setting["train"]}
     assert setting["train"] == told
-    assert {"weight_decay", "seed", "schedule", "precision", "micro_batch_size"} < set(told)
-    assert setting["workload"] == "causal_lm"
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     assert setting["versions"] | versions == setting["versions"]
     assert (setting["kernels"]["attention"], setting["kernels"]["deterministic"]) == ("sdpa", False)
     assert setting["environment"]["NCCL_ALGO"] == "Tree"
     assert "NCCL_SOCKET_IFNAME" not in setting["environment"]
     assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
-    assert (setting["ranks_differ"], setting["packages"]) == ({}, {})
-    assert set(setting["interpreter"]) == {"watched_by"}
-    assert set(setting["run_at_start"][socket.gethostname()]) == {"sitecustomize", "usercustomize"}
 
 
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(

@@ -111,14 +111,3 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     assert waits == pytest.approx(0.35)
     assert "25 %" in theory
     assert pipeline.split_waits([{}] * 4, {}, world_size=4) is None
-
-
-def test_only_schedules_for_which_there_are_layers_are_advised() -> None:
-    def advised(layers: list[list[int]], **options: Any) -> list[Any]:
-        found = pipeline.list_knobs(options, exchange={"layers": layers}, can=())
-        return [knob.overrides["options"] for knob in found]
-
-    assert advised([[0, 0], [1, 2]]) == [{"schedule": "gpipe"}]
-    assert advised([[0, 1], [2, 3]]) == [{"schedule": "gpipe"}, {"schedule": "interleaved"}]
-    now = {"schedule": "interleaved", "replicas": 2}
-    assert advised([[0, 0], [1, 1], [2, 2], [3, 3]], **now) == [now | {"schedule": "1f1b"}, now | {"schedule": "gpipe"}]
