@@ -18,15 +18,6 @@ def test_fails_once():
     seen.touch()
     assert was_seen
 """
-_ENDS_ITS_WORKER = """
-import os
-from pathlib import Path
-def test_ends_its_worker_once():
-    seen = Path(__file__).with_name("seen")
-    if not seen.exists():
-        seen.touch()
-        os._exit(1)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +27,13 @@ def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(project))
 
 
-def run_on(*texts: str, arguments: tuple[str, ...] = ()) -> int:
-    for number, text in enumerate(texts):
-        Path(f"test_{number}.py").write_text(text, encoding="utf-8")
-    return run_parts([arguments])
+def run_on(text: str) -> int:
+    Path("test_0.py").write_text(text, encoding="utf-8")
+    return run_parts([()])
 
 
-@pytest.mark.parametrize("text", [_ONCE, _ENDS_ITS_WORKER], ids=["failed", "worker ended"])
-def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str], text: str) -> None:
-    assert run_on(text, _STEADY, arguments=("-n", "1")) == 0
+def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on(_ONCE + _STEADY) == 0
     assert "UNSTEADY, passed only when run once more: test_0.py::test_" in capfd.readouterr().out
 
 

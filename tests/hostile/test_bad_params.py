@@ -130,41 +130,6 @@ def _swapped(draw: st.DrawFn) -> bytes:
     return _dumped(whole)
 
 
-@st.composite
-def _garbled(draw: st.DrawFn) -> bytes:
-    raw = WHOLE.encode()
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(raw)))
-        end = min(len(raw), start + draw(st.integers(0, 20)))
-        put = draw(
-            st.binary(max_size=12)
-            | st.sampled_from(
-                [
-                    b"\t",
-                    b"\xff",
-                    b"\0",
-                    b"&a ",
-                    b"*a",
-                    b"!!python/name:os.system ",
-                    b"- ",
-                    b"? ",
-                    b": ",
-                    b"\n\n",
-                    b"'",
-                    b"%YAML 1.1\n---\n",
-                    b"\xef\xbb\xbf",
-                    b"{" * 50,
-                    b"[" * 5_000,
-                    b"#" * 40_000,
-                    b"<<: ",
-                    b"\xc2\x85",
-                ]
-            )
-        )
-        raw = raw[:start] + put + raw[end:]
-    return raw
-
-
 _fuzz = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -173,16 +138,6 @@ _fuzz = settings(deadline=None, database=None, suppress_health_check=list(Health
 @given(content=_swapped())
 def test_any_value_anywhere_is_accepted_or_refused_in_one_line(content: bytes, command: ParamsCommand) -> None:
     command.check(content)
-
-
-@pytest.mark.slow
-@settings(_fuzz, max_examples=200)
-@given(content=_garbled())
-def test_any_garbage_in_the_text_is_accepted_or_refused_in_one_line(content: bytes, command: ParamsCommand) -> None:
-    command.check(content)
-
-
-"""What a section may hold, and names of sections."""
 
 
 SAMPLE = ["python call", "billion laughs"]
