@@ -82,15 +82,6 @@ def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
     assert not np.array_equal(first, second)
 
 
-def test_micro_batches_are_padded_to_their_longest_row_rounded_up_to_8() -> None:
-    source = _slice_with(np.array([3, 9, 17, 40, 1, 1]))
-    plan = _plan(source.lengths(20), global_batch_size=6, micro_batch_size=2)
-    parts = list(make_micro_batches(source, plan.step(1), rank=0, world_size=1, seq_len=20, seed=(0, 1)))
-    assert [tuple(part.input_ids.shape) for part in parts] == [(2, 8), (2, 16), (2, 20)]
-    assert [part.num_tokens for part in parts] == [0, 10, 35]
-    assert [part.num_padding_tokens for part in parts] == [14, 20, 3]
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_the_largest_step_has_the_largest_micro_batch_of_the_segment(seed: int, size: int) -> None:
