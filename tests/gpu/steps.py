@@ -1,6 +1,6 @@
 """Optimizer steps as in a training, during which the host must not wait for the device."""
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,14 @@ import torch
 from tests.tiny import make_config, make_tiny_workload
 from training.config import TrainingConfig, read_config
 from training.data.batches import prefetch_micro_batches
-from training.data.plan import make_micro_batches, make_segment_plan
+from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
 from training.process.distributed import Ranks
 from training.process.files import write_json
 from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts, Window
+from training.step.strategy import find_strategy
+from training.workloads import find_workload, open_training_rows
 
 NUM_STEPS = 5
 WORKLOADS = [
@@ -31,6 +33,24 @@ def read_told(told: dict[str, Any], folder: Path) -> TrainingConfig:
     return read_config(path)
 
 
+def open_steps(
+    config: TrainingConfig, ranks: Ranks, model: Any = None
+) -> tuple[Any, SegmentPlan, Callable[[int], list[Any]]]:
+    """Return a rank's strategy, the plan of the first segment, and what makes the rank's micro-batches of a step."""
+    workload = find_workload(config.workload)
+    built = workload.load_model(config.model_dir) if model is None else model
+    strategy = find_strategy(config.strategy).build(built, workload, config, ranks)
+    source = open_training_rows(workload, config, config.segments[0])
+    plan = make_segment_plan(source, config, config.segments[0])
+    share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
+
+    def make(step: int) -> list[Any]:
+        seed = (config.seed, step)
+        return list(make_micro_batches(source, plan.step(step), **share, seq_len=config.seq_len, seed=seed))
+
+    return strategy, plan, make
+
+
 def run_steps_without_waiting(
     ranks: Ranks, folder: Path, *, workload: str, strategy: str, packing: bool, precision: str
 ) -> list[StepFacts]:
@@ -41,16 +61,7 @@ def run_steps_without_waiting(
         precision=precision,
     )  # fmt: skip
     config = read_told(told, folder)
-    module: Any = importlib.import_module(f"training.workloads.{workload}")
-    built: Any = importlib.import_module(f"training.strategies.{strategy}.step")
-    trainer = built.build(module.load_model(config.model_dir), module, config, ranks)
-    source = module.open_slice(slices[0])
-    plan = make_segment_plan(source, config, config.segments[0])
-
-    def make(step: int) -> list[Any]:
-        seq_len, seed = config.seq_len, (config.seed, step)
-        return list(make_micro_batches(source, plan.step(step), rank=0, world_size=1, seq_len=seq_len, seed=seed))
-
+    trainer, plan, make = open_steps(config, ranks)
     trainer.warm_up(make(1)[-1].to(ranks.device))
     for part in make(1):
         trainer.train_step([part.to(ranks.device)], num_targets=10, learning_rate=0.0)

@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from tests.gpu.steps import read_told
+from tests.gpu.steps import open_steps, read_told
 from tests.phantom.true_models import make_true_case
 from tests.tiny import make_config
-from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
-from training.step.strategy import find_strategy
 from training.workloads import find_workload
 
 _NUM_STEPS = 3
@@ -32,29 +30,18 @@ def main(folder: Path, model: str, changes: dict[str, Any]) -> None:
     case = make_true_case(folder, model, num_steps=asked or _NUM_STEPS + 1)
     told = make_config(folder / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
     config = read_told(told, folder)
-    workload = find_workload(config.workload)
     found: dict[str, Any] = {}
     with join_ranks(config) as ranks:
         try:
-            trainer: Any = find_strategy(config.strategy).build(_make_model(workload, config), workload, config, ranks)
-            source = workload.open_slice(config.segments[0].slice_dir)
-            plan = make_segment_plan(source, config, config.segments[0])
-
-            def make(step: int) -> list[Any]:
-                parts = make_micro_batches(
-                    source, plan.step(step), rank=0, world_size=1, seq_len=config.seq_len, seed=(1, step)
-                )
-                return [part.to(ranks.device) for part in parts]
-
+            trainer, plan, make = open_steps(config, ranks, _make_model(find_workload(config.workload), config))
             largest = plan.find_largest_step()
-            first = make_micro_batch(source, plan.step(largest), 0, seq_len=config.seq_len, seed=(config.seed, 0))
-            trainer.warm_up(first.to(ranks.device))
+            trainer.warm_up(make(largest)[0].to(ranks.device))
             found["warm_up_gib"] = torch.cuda.max_memory_allocated() / 2**30
             found["warm_up_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
             torch.cuda.reset_peak_memory_stats()
             made = range(1, asked + 1) if asked else sorted({1, 2, largest}, key=lambda step: step == largest)
             for step in made:
-                micro_batches = make(step)
+                micro_batches = [part.to(ranks.device) for part in make(step)]
                 trainer.train_step(micro_batches, num_targets=plan.step(step).num_targets, learning_rate=0.0)
             found |= {
                 "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,

@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
+from tests.gpu.steps import open_steps
 from tests.phantom.counts import read_counts
 from training.config import read_config
 from training.data.batches import prefetch_micro_batches
-from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.process.files import write_json
-from training.step.strategy import find_strategy
-from training.workloads import find_workload, open_training_rows
 
 _MESSAGE = "called a synchronizing CUDA operation"
 _LOOKED_AT = ("/training/", "/deepspeed/")
@@ -35,16 +33,7 @@ def main() -> int:
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
     with join_ranks(config) as ranks:
-        workload = find_workload(config.workload)
-        trainer = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
-        source = open_training_rows(workload, config, config.segments[0])
-        plan = make_segment_plan(source, config, config.segments[0])
-        share = {"rank": trainer.data_rank, "world_size": trainer.data_world_size}
-
-        def make(step: int) -> list[Any]:
-            seed = (config.seed, step)
-            return list(make_micro_batches(source, plan.step(step), **share, seq_len=config.seq_len, seed=seed))
-
+        trainer, plan, make = open_steps(config, ranks)
         trainer.warm_up(make(plan.find_largest_step())[-1].to(ranks.device))
         found = []
         for step, micro_batches, _ in prefetch_micro_batches(make, range(1, plan.num_steps + 1), ranks.device):

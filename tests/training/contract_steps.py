@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from tests.gpu.steps import open_steps
 from training.config import read_config
-from training.data.plan import make_micro_batches, make_segment_plan
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.step.snapshot import STATE, WEIGHTS
 from training.step.strategy import find_strategy
-from training.workloads import find_workload, open_training_rows
+from training.workloads import find_workload
 
 NUM_STEPS = 3
 
@@ -23,16 +23,7 @@ def main() -> int:
     torch.set_num_threads(1)
     with join_ranks(config) as ranks:
         workload = find_workload(config.workload)
-        strategy = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
-        source = open_training_rows(workload, config, config.segments[0])
-        plan = make_segment_plan(source, config, config.segments[0])
-
-        def micro_batches(number: int) -> list[Any]:
-            share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
-            return list(
-                make_micro_batches(source, plan.step(number), **share, seq_len=config.seq_len, seed=(1, number))
-            )
-
+        strategy, plan, micro_batches = open_steps(config, ranks)
         told: dict[str, Any] = {"start": strategy.digest()}
         strategy.warm_up(micro_batches(1)[-1])
         told["warm"] = strategy.digest()
