@@ -99,6 +99,7 @@ def _make_public(text: str) -> str:
 
 def require_steps(launched: Launched, *, started_in: Path) -> None:
     """Raise the error of a launch that says nothing about a training."""
+    ranks = launched.ranks
     text = (
         f"{launched.cell}: it was started in {started_in} (FOLDER=... starts it elsewhere), its output is in "
         f"{launched.folder / 'logs'}"
@@ -107,47 +108,41 @@ def require_steps(launched: Launched, *, started_in: Path) -> None:
         ending, _, words = launched.ending.partition("\n")
         if words:
             _log.error("%s", words)
-        ends = [end for _, end in find_uneven_pass(launched.ranks)]
+        ends = [end for _, end in find_uneven_pass(ranks)]
         if over := [end for end in ends if end is not None]:
             first = f"rank {ends.index(min(over))} after step {min(over)}"
             text = f"a pass over the data ended on {first} and not on all ranks: {UNEVEN}; {text}"
         raise ScriptError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {text}")
-    ranks = launched.ranks
+    for rank in ranks:
+        if error := rank.first("broken"):
+            _log.warning("rank %d was observed up to step %d: %s", rank.rank, len(rank.steps), error.get("error"))
+    replaced = [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]
+    trained = sum(bool(rank.steps) for rank in ranks)
+    ended, why = "the script ended with exit code 0", ""
     if all(rank.start is None for rank in ranks):
-        raise ConfigurationError(
-            f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {text}"
+        why = "no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S)"
+    elif not any("torch" in rank.lines for rank in ranks):
+        why = f"{ended} and never imported torch: nothing to observe"
+    elif replaced:
+        program, steps = replaced[0].lines["replaced"][-1].get("program"), len(replaced[0].steps)
+        why = (
+            f"the script became another program ({program}) after {wording.format_plural(steps, 'step')} on rank "
+            f"{replaced[0].rank}, of which nothing is observed: what it trained there is not known"
         )
-    if not any("torch" in rank.lines for rank in ranks):
-        raise ConfigurationError(
-            f"the script ended with exit code 0 and never imported torch: nothing to observe; {text}"
+    elif trained and all(rank.start is None for rank in ranks if not rank.steps) and trained < len(ranks):
+        beside = len(launched.beside_ranks)
+        more = f", and {beside} processes more that each took themselves for one of them" * bool(beside)
+        why = (
+            f"{wording.format_plural(trained, 'rank')} trained where {len(ranks)} were asked for{more}; {{ranks}} in "
+            "SCRIPT or LAUNCHER stands for their number"
         )
-    if broken := [rank for rank in ranks if "broken" in rank.lines]:
-        error = broken[0].lines["broken"][0]
-        _log.warning("rank %d was observed up to step %d: %s", broken[0].rank, len(broken[0].steps), error.get("error"))
-    if replaced := [rank for rank in ranks if rank.steps and "replaced" in rank.lines and "end" not in rank.lines]:
-        raise ConfigurationError(
-            f"the script became another program ({replaced[0].lines['replaced'][-1].get('program')}) after "
-            f"{wording.format_plural(len(replaced[0].steps), 'step')} on rank {replaced[0].rank}, of which nothing is "
-            f"observed: what it trained there is not known; {text}"
-        )
-    if (
-        any(rank.steps for rank in ranks)
-        and not all(rank.steps for rank in ranks)
-        and all(rank.start is None for rank in ranks if not rank.steps)
-    ):
-        seen = wording.format_plural(sum(bool(rank.steps) for rank in ranks), "rank")
-        more = f", and {len(launched.beside_ranks)} processes more that each took themselves for one of them"
-        raise ConfigurationError(
-            f"{seen} trained where {len(ranks)} were asked for{more if launched.beside_ranks else ''}; {{ranks}} in "
-            f"SCRIPT or LAUNCHER stands for their number; {text}"
-        )
-    if not any(rank.steps for rank in ranks):
+    elif not trained:
         children = sum(int(item["number"]) for rank in ranks for item in rank.lines.get("children", []))
-        forked = f"; it forked {children} processes, which are not observed" if children else ""
-        raise ConfigurationError(
-            f"the script ended with exit code 0, and no optimizer step of torch.optim was seen in the processes that "
-            f"torchrun started{forked}; {text}"
-        )
+        forked = f"; it forked {children} processes, which are not observed" * bool(children)
+        seen = "no optimizer step of torch.optim was seen in the processes that torchrun started"
+        why = f"{ended}, and {seen}{forked}"
+    if why:
+        raise ConfigurationError(f"{why}; {text}")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain, dropwhile
 from pathlib import Path
 
 
@@ -47,7 +48,8 @@ _OPTIONS = {
 NAMES = ("SCRIPT", *_OPTIONS)
 """Of the environment variables that an audit is asked for by; all but the first are options on the command line."""
 _MOST_RANKS = 64
-_STEPS_OF_A_CHECK, _SECONDS_OF_A_CHECK = 64, 40.0
+_SECONDS_OF_A_CHECK = 40.0
+_USUAL_OF_A_CHECK = {"LAUNCHES": "1", "STEPS": "64", "HANG_SECONDS": "600"}
 _PLACE = re.compile(r"\{(ranks|cell|launch|rank_share:(\d+))\}")
 _STARTED_BY_DEFAULT = ("torchrun", "accelerate", "deepspeed")
 
@@ -110,22 +112,20 @@ def read_words(words: list[str]) -> dict[str, str]:
 
     Behind `--` nothing is an option.
     """
-    own = words[words.index("--") + 1 :] if "--" in words else []
+    end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         prog="ddp-audit", allow_abbrev=False, description="Is a training script right on several ranks, unchanged?",
         usage="ddp-audit [-h] [options] script.py [its arguments] [options] [-- more of its arguments]",
     )  # fmt: skip
-    for name, option in _OPTIONS.items():
-        is_flag = name == "SPEED"
-        parser.add_argument(
-            f"--{name.lower().replace('_', '-')}", dest=name, help=option,
-            **({"action": "store_const", "const": "1"} if is_flag else {}),  # type: ignore[arg-type]
-        )  # fmt: skip
-    args, script = parser.parse_known_args(words[: len(words) - len(own)])
-    script = [word for word in script if word != "--"] + own
-    return {name: value for name, value in vars(args).items() if value} | (
-        {"SCRIPT": shlex.join(script)} if script else {}
-    )
+    for name, text in _OPTIONS.items():
+        option = f"--{name.lower().replace('_', '-')}"
+        if name == "SPEED":
+            parser.add_argument(option, dest=name, help=text, action="store_const", const="1")
+        else:
+            parser.add_argument(option, dest=name, help=text)
+    args, script = parser.parse_known_args(words[:end])
+    asked = {"SCRIPT": shlex.join(script + words[end + 1 :]), **vars(args)}
+    return {name: value for name, value in asked.items() if value}
 
 
 def parse_request(asked: Mapping[str, str]) -> Request:
@@ -139,21 +139,23 @@ def parse_request(asked: Mapping[str, str]) -> Request:
     if not folder.is_dir():
         raise ConfigurationError(f"FOLDER={given['FOLDER']} is no folder; give the one that the script is started in")
     cells, words_of_cells = _parse_cells(given.get("CELLS", "1,2"))
-    interpreter = given.get("INTERPRETER", sys.executable)
-    path = Path(interpreter).expanduser()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ConfigurationError(
-            f"INTERPRETER={interpreter} cannot be run; give the python of the environment that the script runs in"
-        )
     # Not resolved: an environment is known by where its link stands.
-    python = str(path.absolute())
+    python = str(Path(given.get("INTERPRETER", sys.executable)).expanduser().absolute())
+    if not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise ConfigurationError(
+            f"INTERPRETER={given.get('INTERPRETER')} cannot be run; give the python of the script's environment"
+        )
     compares_speed = given.get("SPEED", "0") not in ("0", "no")
-    steps = given.get("STEPS", "" if compares_speed else str(_STEPS_OF_A_CHECK))
     scaling = given.get("SCALING", "strong")
     if scaling not in ("strong", "weak"):
         raise ConfigurationError(
             f"SCALING={scaling}; allowed: strong (the global batch stays) or weak (a rank's stays)"
         )
+    usual = {"LAUNCHES": "3", "HANG_SECONDS": "600"} if compares_speed else _USUAL_OF_A_CHECK
+    numbers = {
+        name: _parse_number(name, value, least=2 if name == "STEPS" else 1)
+        for name in ("LAUNCHES", "STEPS", "HANG_SECONDS") if (value := given.get(name, usual.get(name)))
+    }  # fmt: skip
     request = Request(
         words=_parse_words(given["SCRIPT"], folder),
         folder=folder,
@@ -161,19 +163,18 @@ def parse_request(asked: Mapping[str, str]) -> Request:
         words_of_cells=words_of_cells,
         python=python,
         launcher=_parse_launcher(given.get("LAUNCHER", ""), python),
-        num_launches=_parse_number("LAUNCHES", given.get("LAUNCHES", "3" if compares_speed else "1"), least=1),
-        most_steps=_parse_number("STEPS", steps, least=2) if steps else None,
+        num_launches=numbers["LAUNCHES"],
+        most_steps=numbers.get("STEPS"),
         most_seconds=None if compares_speed or "STEPS" in given else _SECONDS_OF_A_CHECK,
-        hang_seconds=_parse_number("HANG_SECONDS", given.get("HANG_SECONDS", "600"), least=1),
+        hang_seconds=numbers["HANG_SECONDS"],
         compares_speed=compares_speed,
         is_weak=scaling == "weak",
     )
-    every = [*request.words, *request.launcher, *(word for words in request.words_of_cells.values() for word in words)]
-    for whole in (int(at[2]) for word in every for at in _PLACE.finditer(word) if at[2]):
-        wrong = next((ranks for ranks in request.cells.values() if whole % ranks or not whole), None)
-        if wrong is not None:
+    every = " ".join(chain(request.words, request.launcher, *words_of_cells.values()))
+    for whole in (int(at[2]) for at in _PLACE.finditer(every) if at[2]):
+        if wrong := [ranks for ranks in cells.values() if whole % ranks or not whole]:
             raise ConfigurationError(
-                f"{{rank_share:{whole}}} does not split over {wrong} ranks; give a multiple of every cell's ranks"
+                f"{{rank_share:{whole}}} does not split over {wrong[0]} ranks; give a multiple of every cell's ranks"
             )
     return request
 
@@ -189,8 +190,7 @@ def _split(name: str, line: str, example: str) -> list[str]:
 
 def _parse_words(script: str, folder: Path) -> tuple[str, ...]:
     words = _split("SCRIPT", script, "SCRIPT=\"train.py --name 'a b'\"")
-    while words and Path(words[0]).name.startswith("python"):
-        del words[0]
+    words = list(dropwhile(lambda word: Path(word).name.startswith("python"), words))
     if not words:
         raise ConfigurationError(
             "SCRIPT names no script; allowed: a Python file or -m and a module, then its arguments"
@@ -216,8 +216,7 @@ def _parse_launcher(line: str, python: str) -> tuple[str, ...]:
         return ()
     if Path(words[0]).name.startswith("python"):
         return (python, *words[1:])
-    beside = Path(python).with_name(words[0])
-    program = str(beside) if beside.is_file() else shutil.which(words[0])
+    program = shutil.which(words[0], path=os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", "")]))
     if program is None:
         raise ConfigurationError(f"LAUNCHER={words[0]} is neither beside {python} nor in PATH; allowed: python, or it")
     return (program, *words[1:])
@@ -229,17 +228,17 @@ def _parse_cells(cells: str) -> tuple[dict[str, int], dict[str, tuple[str, ...]]
         _split("CELLS", part, 'CELLS="1 --batch 8; 2 --batch 4"') or [""]
         for part in cells.split(";" if ";" in cells or " -" in cells else ",")
     ]
-    numbers = [part[0] for part in parts]
-    if not all(re.fullmatch(r"[1-9]\d{0,3}", number) and int(number) <= _MOST_RANKS for number in numbers):
+    words = {number: tuple(own) for number, *own in parts}
+    if not all(re.fullmatch(r"[1-9]\d{0,3}", number) and int(number) <= _MOST_RANKS for number in words):
         raise ConfigurationError(
             f"CELLS={cells} is no list of numbers of ranks; allowed: 1 to {_MOST_RANKS}, such as CELLS=1,2, or with "
             'arguments of their own CELLS="1 --batch 8; 2 --batch 4"'
         )
-    if len(set(numbers)) < len(numbers):
+    if len(words) < len(parts):
         raise ConfigurationError(f"CELLS={cells} names a number of ranks twice; give each once, the baseline first")
     return (
-        {f"{number}proc": int(number) for number in numbers},
-        {f"{part[0]}proc": tuple(part[1:]) for part in parts if part[1:]},
+        {f"{number}proc": int(number) for number in words},
+        {f"{number}proc": own for number, own in words.items() if own},
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_audit.findings import CLASSES, HYGIENE, Question, find_nothing_seen
+from ddp_audit.findings import CLASSES, HYGIENE, Question, make_unobservable
 from ddp_audit.findings.cells import global_batch, launches_alike, plausible_speed, same_step
 from ddp_audit.findings.gradients import clipping, exchange, gradient_scale, labels, loss_weights
 from ddp_audit.findings.hygiene import clock, data_wait, one_file, one_model, own_device, plain_baseline
@@ -126,8 +126,7 @@ def ask_all(audit: Audit) -> list[Answers]:
     """Return what was found of every cell, question by question, without what only follows from a graver finding."""
     findings: dict[str, dict[str, Finding]] = {}
     for question in QUESTIONS:
-        ask = _find_in_every_launch if question in _OF_EVERY_LAUNCH else _find
-        answers = {cell: ask(question, audit, cell) for cell in audit.request.cells}
+        answers = {cell: _find(question, audit, cell) for cell in audit.request.cells}
         findings[question.name] = {cell: answer for cell, answer in answers.items() if answer is not None}
     causes = [(cell, item.code) for of_cells in findings.values() for cell, item in of_cells.items()]
     for cell, code in causes:
@@ -155,25 +154,24 @@ def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequ
     unproven, unless it is about nothing but what the script says of itself; so does a speedup without an interval, or
     with one that tells nothing.
     """
-    standings = {cell: _judge(answers, (cell, cells[0])) for cell in cells}
-    for speed in speeds:
-        doubt = _find_doubt(speed)
-        if doubt and standings[speed.cell].state == "proven":
-            standings[speed.cell] = Standing("unproven", f"{speed.cell}: {doubt}")
+    doubts = {speed.cell: doubt for speed in speeds if (doubt := _find_doubt(speed))}
+    standings = {}
+    bearing = {item.name for item in QUESTIONS if item.kind != HYGIENE and item not in _OF_THE_SCRIPT_ALONE}
+    for cell in cells:
+        found = [
+            answer.findings[name]
+            for answer in answers
+            for name in answer.findings
+            if name in (cell, cells[0]) and answer.name in bearing
+        ]
+        unseen = [finding.compared for finding in found if finding.verdict == "not checked"]
+        if faults := [fault for fault in list_faults(answers) if fault.cell in (cell, cells[0])]:
+            standings[cell] = Standing("withheld", faults[0].sentence)
+        elif unseen or cell in doubts:
+            standings[cell] = Standing("unproven", [*unseen, f"{cell}: {doubts.get(cell)}"][0])
+        else:
+            standings[cell] = Standing("proven")
     return standings
-
-
-def _judge(answers: Sequence[Answers], concerned: Sequence[str]) -> Standing:
-    if faults := [fault for fault in list_faults(answers) if fault.cell in concerned]:
-        return Standing("withheld", faults[0].sentence)
-    bearing = {
-        question.name for question in QUESTIONS if question.kind != HYGIENE and question not in _OF_THE_SCRIPT_ALONE
-    }
-    for gate in answers:
-        for cell, finding in gate.findings.items():
-            if gate.name in bearing and cell in concerned and finding.verdict == "not checked":
-                return Standing("unproven", finding.compared)
-    return Standing("proven")
 
 
 def _find_doubt(speed: Speed) -> str:
@@ -183,39 +181,44 @@ def _find_doubt(speed: Speed) -> str:
     if not speed.has_interval:
         return f"fewer than {FEWEST_LAUNCHES} launches of a cell give no interval"
     low, high = speed.speedup.low, speed.speedup.high
-    if low < 1 < high and high > _NOTHING_TOLD * low:
-        return (
-            f"the launches differ so much that it may be slower or faster ({low:.2f} to {high:.2f} times as fast); "
-            "LAUNCHES=... takes more of them"
-        )
-    return ""
+    text = (
+        f"the launches differ so much that it may be slower or faster ({low:.2f} to {high:.2f} times as fast); "
+        "LAUNCHES=... takes more of them"
+    )
+    return text * (low < 1 < high and high > _NOTHING_TOLD * low)
 
 
 def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
-    """Return what is found of the cell; None where the question makes no sense of it."""
-    is_beside, is_baseline, num_ranks = question in _BESIDE_BASELINE, cell == audit.baseline, audit.request.cells[cell]
-    if (is_beside and is_baseline) or (num_ranks == 1 and question in _OF_SEVERAL_RANKS):
-        return None
-    if question in _OF_SPEED and not audit.request.compares_speed:
-        return None
-    if question is plain_baseline and (not is_baseline or num_ranks > 1):
-        return None
-    if question is learning and len({len(rank.steps) > 0 for rank in audit.ranks(cell)}) > 1:
-        # What some ranks make and others never do.
-        return question.find(audit, cell)
-    nothing = [find_nothing_seen(audit, name) for name in (cell, *[audit.baseline] * is_beside)]
-    return next(filter(None, nothing), None) or question.find(audit, cell)
+    """Return what is found of the cell in the first launch, or what is worse in a later one.
 
-
-def _find_in_every_launch(question: Question, audit: Audit, cell: str) -> Finding | None:
-    """Return what is found of the cell in the first launch, or what is worse in a later one."""
-    worst = _find(question, audit, cell)
-    for turn in range(1, min(map(len, audit.launches.values()))):
+    None where the question makes no sense of it.
+    """
+    is_baseline, num_ranks = cell == audit.baseline, audit.request.cells[cell]
+    if (
+        (question in _BESIDE_BASELINE and is_baseline)
+        or (question in _OF_SEVERAL_RANKS and num_ranks == 1)
+        or (question in _OF_SPEED and not audit.request.compares_speed)
+        or (question is plain_baseline and (not is_baseline or num_ranks > 1))
+    ):
+        return None
+    num_launches = min(map(len, audit.launches.values())) if question in _OF_EVERY_LAUNCH else 1
+    worst = _find_in_first(question, audit, cell)
+    for turn in range(1, num_launches):
         later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
-        result = _find(question, later, cell)
+        result = _find_in_first(question, later, cell)
         # What says nothing of the first one may have something to say of a later one.
         verdict = "passed" if worst is None else worst.verdict
-        if result is None or _WORST.index(result.verdict) >= _WORST.index(verdict):
-            continue
-        worst = replace(result, compared=f"{result.compared} (in launch {turn + 1}, and not in those before)")
+        if result is not None and _WORST.index(result.verdict) < _WORST.index(verdict):
+            worst = replace(result, compared=f"{result.compared} (in launch {turn + 1}, and not in those before)")
     return worst
+
+
+def _find_in_first(question: Question, audit: Audit, cell: str) -> Finding | None:
+    asked = [cell, *[audit.baseline] * (question in _BESIDE_BASELINE)]
+    # What some ranks make and others never do is asked for all the same.
+    if all(audit.first(name).num_steps for name in asked) or (
+        question is learning and any(rank.steps for rank in audit.ranks(cell))
+    ):
+        return question.find(audit, cell)
+    text = "not every rank made an optimizer step of torch.optim in the process it was started as"
+    return make_unobservable(cell, "no_steps", text)

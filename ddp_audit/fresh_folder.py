@@ -2,10 +2,9 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_FILES, _MOST_BYTES = 20_000, 1 << 30
@@ -22,52 +21,40 @@ def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | N
 
     What stands beside it and above, up to three levels, is linked, so that paths such as ../data lead there too.
     """
-    files = []
-    for file in _list_files(folder, leave_out):
-        files.append(file)
-        if len(files) > _MOST_FILES:
+    sizes: dict[Path, int] = {}
+    empty, linked = [], []
+    for here, names, files in os.walk(folder):
+        whole = [Path(here, name) for name in names]
+        linked += [
+            path for path in whole if path.is_symlink() or path.name in _LINKED or (path / "pyvenv.cfg").exists()
+        ]
+        names[:] = [path.name for path in whole if path not in linked and path.resolve() != leave_out.resolve()]
+        sizes |= {
+            path: path.lstat().st_size for name in files if (path := Path(here, name)).is_symlink() or path.is_file()
+        }
+        empty += [Path(here)] * (not names and not files)
+        if len(sizes) + len(linked) > _MOST_FILES:
             return None
-    sizes = {file: file.lstat().st_size for file in files}
-    is_large = sum(sizes.values()) > _MOST_BYTES
-    if is_large and sum(size for size in sizes.values() if size < _LARGE) > _MOST_BYTES:
+    most = _LARGE if sum(sizes.values()) > _MOST_BYTES else math.inf
+    if sum(size for size in sizes.values() if size < most) > _MOST_BYTES:
         return None
     copy = _link_surroundings(folder, place)
-    for file in files:
-        target = copy / file.relative_to(folder)
+    for path in empty:
+        (copy / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
+    for path in (*linked, *sizes):
+        target = copy / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_symlink():
-            target.symlink_to(
-                os.readlink(file)
-                if (not os.path.isabs(os.readlink(file)) and file.resolve().is_relative_to(folder.resolve()))
-                else file.resolve()
-            )
-        elif file.is_dir():
-            if any(file.iterdir()):
-                target.symlink_to(file)
-            else:
-                target.mkdir(exist_ok=True)
-        elif not is_large or sizes[file] < _LARGE:
-            _copy(file, target)
-        elif not _clone(file, target):
-            target.symlink_to(file)
-    return copy
-
-
-def _list_files(folder: Path, leave_out: Path) -> Iterator[Path]:
-    """Yield regular files, links, empty folders, and those folders that are linked as they are."""
-    with os.scandir(folder) as entries:
-        results = [Path(entry.path) for entry in entries]
-    if not results:
-        yield folder
-    for path in results:
-        if path.is_symlink() or stat.S_ISREG(path.lstat().st_mode):
-            yield path
-        elif path.is_dir() and path.resolve() != leave_out.resolve():
+        is_inside = path.is_symlink() and path.resolve().is_relative_to(folder.resolve())
+        if is_inside and not (link := path.readlink()).is_absolute():
+            target.symlink_to(link)
+        elif path.is_symlink() or path.is_dir():
+            target.symlink_to(path.resolve())
+        elif not _clone(path, target) and sizes[path] < most:
             with contextlib.suppress(PermissionError):
-                if path.name in _LINKED or (path / "pyvenv.cfg").exists():
-                    yield path
-                else:
-                    yield from _list_files(path, leave_out)
+                shutil.copy2(path, target)
+        elif not target.exists():
+            target.symlink_to(path)
+    return copy
 
 
 def _link_surroundings(folder: Path, place: Path) -> Path:
@@ -82,12 +69,6 @@ def _link_surroundings(folder: Path, place: Path) -> Path:
         above, place = above / part, place / part
     place.mkdir(parents=True, exist_ok=True)
     return place
-
-
-def _copy(file: Path, target: Path) -> None:
-    with contextlib.suppress(PermissionError):
-        if not _clone(file, target):
-            shutil.copy2(file, target)
 
 
 def _clone(file: Path, target: Path) -> bool:

@@ -8,7 +8,7 @@ from html import escape
 from ddp_audit.checks import Result, list_faults
 from ddp_audit.findings import CLASSES, HYGIENE, NOT_OBSERVABLE
 from ddp_audit.process import wording
-from ddp_audit.speed import Speed, find_exposed_seconds, split_device_steps, split_steps, sum_other_work
+from ddp_audit.speed import Speed, split_steps, sum_other_work
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 _STYLE = (
@@ -63,8 +63,8 @@ def render_html(document: Document) -> str:
 
 def render_markdown(document: Document) -> str:
     """Return the same for a terminal."""
-    blocks = (_to_markdown(block, level=0) for block in document.blocks)
-    return "\n\n".join([f"# {_escape(document.title)}", _escape(document.lead), *blocks]) + "\n"
+    whole = Section(document.title, [document.lead, *document.blocks])
+    return _to_markdown(whole, level=0) + "\n"
 
 
 def _to_html(block: Block, *, level: int) -> str:
@@ -74,11 +74,9 @@ def _to_html(block: Block, *, level: int) -> str:
         return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block) + "</ul>"
     title = escape(block.title)
     if isinstance(block, Table):
-        rows = [
-            "".join(f"<td>{escape(cell)}</td>" if at else f'<th scope="col">{escape(cell)}</th>' for cell in row)
-            for at, row in enumerate(block.rows)
-        ]
-        return f"<table><caption>{title}</caption>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+        rows = (f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in block.rows)
+        head = next(rows).replace("<td>", '<th scope="col">').replace("</td>", "</th>")
+        return f"<table><caption>{title}</caption>{head}{''.join(rows)}</table>"
     inside = "\n".join(_to_html(item, level=level + 1) for item in block.blocks)
     if level:
         return f"<details{' open' * block.is_open}><summary>{title}</summary>{inside}</details>"
@@ -94,7 +92,7 @@ def _to_markdown(block: Block, *, level: int) -> str:
         head, *rows = (f"| {' | '.join(map(_escape, row))} |" for row in block.rows)
         return "\n".join([f"{_escape(block.title)}:", "", head, "|---" * len(block.rows[0]) + "|", *rows])
     inside = (_to_markdown(item, level=level + 1) for item in block.blocks)
-    return "\n\n".join([f"##{'#' * level} {_escape(block.title)}", *inside])
+    return "\n\n".join([f"#{'#' * level} {_escape(block.title)}", *inside])
 
 
 def _escape(text: str) -> str:
@@ -131,11 +129,11 @@ def make_document(result: Result) -> Document:
 def format_verdict(result: Result) -> str:
     """Return the first sentences of the report, which are also what is printed: the gravest finding first."""
     if faults := list_faults(result.answers):
-        more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." if len(faults) > 1 else ""
+        more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." * (len(faults) > 1)
         text = f"{faults[0].sentence}.{more}"
     else:
-        asked = [answer for answer in result.answers if answer.findings]
-        unseen = sum(item.verdict == "not checked" for item in asked)
+        asked = [answer.verdict for answer in result.answers if answer.findings]
+        unseen = asked.count("not checked")
         open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
         text = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
     if not result.audit.request.compares_speed:
@@ -143,19 +141,16 @@ def format_verdict(result: Result) -> str:
     figures = []
     for speed in result.speeds:
         state = result.standings[speed.cell].state
-        if speed.speedup is None:
-            continue
-        if state == "withheld":
-            figures.append(f"{speed.cell}: speedup withheld")
-            continue
-        ratio, interval = _format_ratio(speed), ", no interval" * (not speed.has_interval)
-        is_weak = result.audit.request.is_weak
-        figure = f"has {ratio} the throughput (weak scaling)" if is_weak else f"is {ratio} as fast"
-        figures.append(f"{speed.cell} {figure}{interval}, {state}")
+        if speed.speedup is not None:
+            ratio, interval = _format_ratio(speed), ", no interval" * (not speed.has_interval)
+            is_weak = result.audit.request.is_weak
+            figure = f"has {ratio} the throughput (weak scaling)" if is_weak else f"is {ratio} as fast"
+            known, withheld = f"{speed.cell} {figure}{interval}, {state}", f"{speed.cell}: speedup withheld"
+            figures.append(withheld if state == "withheld" else known)
     if not figures:
         return f"{text} No speedup: too few steps were seen."
     beside = "; ".join(dict.fromkeys(fault.sentence for fault in list_faults(result.answers, [HYGIENE])))
-    as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {beside}." if beside else ""
+    as_it_is = f" This is the script as it stands, and no figure of GPU scaling: {beside}." * bool(beside)
     return f"{text} {'; '.join(figures)}.{as_it_is}"
 
 
@@ -167,23 +162,17 @@ def _format_ratio(speed: Speed) -> str:
 
 def _make_findings(result: Result) -> Iterator[Block]:
     for fault in list_faults(result.answers, CLASSES):
-        finding = fault.finding
-        corrected = [f"What it does to the claim: {finding.true_figure}."] if finding.true_figure else []
-        text = [f"{finding.compared}.", *corrected, f"To mend it: {finding.remedy or fault.question.remedy}."]
+        figure, remedy = fault.finding.true_figure, fault.finding.remedy or fault.question.remedy
+        corrected = [f"What it does to the claim: {figure}."] * bool(figure)
+        text = [f"{fault.finding.compared}.", *corrected, f"To mend it: {remedy}."]
         yield Section(f"{fault.sentence} ({fault.kind})", [text], is_open=True)
     cells = list(result.audit.request.cells)
-    rows = [["Question", *cells, "What it asks"]]
-    text = []
-    for answers in result.answers:
-        results = {cell: answers.findings.get(cell) for cell in cells}
-        rows.append(
-            [answers.name, *(_MARKS[item.verdict if item else None] for item in results.values()), answers.question]
-        )
-        text += [
-            f"{answers.name}, {cell}: {item.compared}"
-            for cell, item in results.items()
-            if item and item.verdict != "failed"
-        ]
+    rows, text = [["Question", *cells, "What it asks"]], []
+    for answer in result.answers:
+        verdicts = {cell: item.verdict for cell, item in answer.findings.items()}
+        rows.append([answer.name, *(_MARKS[verdicts.get(cell)] for cell in cells), answer.question])
+        seen = {cell: item for cell, item in answer.findings.items() if item.verdict != "failed"}
+        text += [f"{answer.name}, {cell}: {item.compared}" for cell, item in seen.items()]
     yield Table("Each question, cell by cell", rows)
     yield Section("What was seen of each", [text])
 
@@ -211,33 +200,24 @@ def _make_speed(result: Result) -> Iterator[Block]:
 
 def _make_split(result: Result) -> Iterator[Block]:
     launches = {cell: result.audit.first(cell) for cell in result.audit.request.cells}
-    if result.audit.device != "cpu":
-        of_device = {cell: split_device_steps(launch) for cell, launch in launches.items()}
-        if any(of_device.values()):
-            yield _tabulate("Where the GPU's time goes, mean over ranks and steps", "Part of a step", of_device)
-            yield (
-                "By events on the stream that the script computes on. Between the parts it copies, computes a loss, or "
-                "has nothing to do; the next table, which is the host's, says what is waited for meanwhile."
-            )
+    of_device, of_host = (
+        {cell: split_steps(launch, clock) for cell, launch in launches.items()}
+        for clock in ("device_seconds", "seconds")
+    )
+    if any(of_device.values()):
+        yield _tabulate("Where the GPU's time goes, mean over ranks and steps", of_device)
         yield (
-            "The following split is that of the host: a GPU works on while the host goes on, and what waits for it "
-            "last is charged for it."
+            "By events on the stream that the script computes on. Between the parts it copies, computes a loss, or has "
+            "nothing to do. The following split is that of the host: a GPU works on while the host goes on, and what "
+            "waits for it last is charged for it."
         )
-    of_host = {cell: split_steps(launch) for cell, launch in launches.items()}
-    yield _tabulate("Where a step goes, mean over ranks and steps", "Part of a step", of_host)
-    for cell, entry in launches.items():
-        exposed = find_exposed_seconds(entry)
-        if exposed is not None:
-            yield (
-                f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
-                "beside no computation."
-            )
+    yield _tabulate("Where a step goes, mean over ranks and steps", of_host)
     other = {cell: sum_other_work(launch) for cell, launch in launches.items()}
     if any(any(item.values()) for item in other.values()):
-        yield _tabulate("What is no step, in the whole run", "Kind", other, has_shares=False)
+        yield _tabulate("What is no step, in the whole run", other, has_shares=False)
 
 
-def _tabulate(title: str, head: str, splits: dict[str, dict[str, float]], *, has_shares: bool = True) -> Table:
+def _tabulate(title: str, splits: dict[str, dict[str, float]], *, has_shares: bool = True) -> Table:
     def say(split: dict[str, float], kind: str) -> str:
         seconds, whole = split.get(kind, 0.0), sum(split.values())
         share = f" ({wording.format_percent(seconds / whole)})" if has_shares and whole else ""
@@ -245,7 +225,7 @@ def _tabulate(title: str, head: str, splits: dict[str, dict[str, float]], *, has
 
     kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
     rows = [[_WORDS[kind], *(say(split, kind) for split in splits.values())] for kind in kinds]
-    return Table(title, [[head, *splits], *rows])
+    return Table(title, [["Part", *splits], *rows])
 
 
 def _make_observed(result: Result, cell: str) -> Block:
@@ -258,21 +238,18 @@ def _make_observed(result: Result, cell: str) -> Block:
         "ended": launched.ending.splitlines()[0] if launched.ending else f"exit code {launched.exit_code}",
         "steps": f"{launched.num_steps:,}",
         "output": launched.folder / "logs",
-        "Python and torch": f"{(rank.start or {}).get('python', '')}, {(rank.first('torch') or {}).get('version', '')}",
+        "Python": (rank.start or {}).get("python", ""),
+        "torch": (rank.first("torch") or {}).get("version", ""),
         "model": f"{name} in {wrapper}" if wrapper else name,
         "trainable parameters": f"{int(first.get('num_parameters', 0)):,}",
-        "optimizer": first.get("optimizer", ""),
         "learning rate of the first step": ", ".join(map(str, first.get("lr", []))),
-        "precision": micro.get("precision", ""),
-        "attention": micro.get("attention", "") or NOT_OBSERVABLE,
         "micro-batches per step and rank": len(first.get("micros", [])),
         "shape of the first input": micro.get("shape", ""),
         "loss of the first micro-batch": micro.get("loss_of_model", micro.get("loss", NOT_OBSERVABLE)),
-        "seed": first.get("seed", ""),
         "threads of a rank": first.get("num_threads", ""),
         "backend": first.get("backend", "") or "no process group",
         "observed to its end": "yes" if rank.is_whole else "no",
         "left running, and ended": ", ".join(launched.left),
-    }
+    } | {name: source.get(name, "") for source, name in ((first, "optimizer"), (first, "seed"), (micro, "precision"))}
     text = {name: wording.replace_unprintable(str(value)) for name, value in facts.items()}
     return Section(cell, [[f"{name}: {value}" for name, value in text.items() if value]])

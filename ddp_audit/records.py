@@ -41,6 +41,11 @@ class RankRecord:
                 yield step["step"], micro
 
     @property
+    def loaders(self) -> list[str]:
+        """Which loaders it learned from, the first one first."""
+        return list(dict.fromkeys(micro["loader"] for _, micro in self.micros() if micro.get("loader") is not None))
+
+    @property
     def is_whole(self) -> bool:
         """Whether the script ran to its end under the observer."""
         return "end" in self.lines and "broken" not in self.lines

@@ -1,7 +1,6 @@
 """A script with the observer in it: started on the ranks of a cell, followed, and ended with all that it started."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import mmap
@@ -12,9 +11,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from ddp_audit.asked import Request, StoppedError
 from ddp_audit.fresh_folder import make_fresh_folder
@@ -54,12 +54,11 @@ class Started(Launch):
                 self.left = [_describe(pid) for pid in self._list_own()]
         finally:
             for _ in range(_MOST_ROUNDS):
-                if not (own := self._list_own()):
-                    break
-                for pid in own:
+                for pid in self._list_own():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                time.sleep(0.02)
+                if _wait(lambda: not self._list_own(), 0.02):
+                    break
             self._process.wait()
             self._log_cap.close()
             _adopt_orphans(is_wanted=False)
@@ -70,15 +69,13 @@ class Started(Launch):
             return super().explain_end(rank=rank)
         return format_end("it", self._process.wait(), words=read_last_lines(self.file), folder=self.log_folder)
 
-    def _list_own(self) -> list[int]:
+    def _list_own(self) -> set[int]:
         """Return the processes that came of it and still run; those that have ended are taken leave of."""
-        own = [pid for pid in list_descendants() if pid not in self._before]
-        for pid in own:
-            if pid != self._process.pid:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        for pid in list_descendants() - self._before - {self._process.pid}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         self._process.poll()
-        return [pid for pid in list_descendants() if pid not in self._before]
+        return list_descendants() - self._before
 
 
 _WORDS, _PID, _POSITION = 8, 0, 1
@@ -112,17 +109,21 @@ class Places:
     def find_hang(self) -> str:
         """Return which ranks hang, in words; empty where none does. Those who wait for another one wait as long."""
         places = [words[_POSITION] for words in self._ranks]
-        if min(places) != self._last:
-            self._last, self._since = min(places), time.monotonic()
+        least = min(places)
+        if least != self._last:
+            self._last, self._since = least, time.monotonic()
         seconds = time.monotonic() - self._since
-        if seconds < (self._patience if self._last else max(self._patience, _START_SECONDS)):
+        if seconds < (self._patience if least else max(self._patience, _START_SECONDS)):
             return ""
-        behind = [rank for rank, place in enumerate(places) if place == self._last]
-        who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"
-        others = [
-            f"; rank {rank} is {_describe_place(place)}" for rank, place in enumerate(places) if place != self._last
-        ]
-        return f"{who} {_describe_place(self._last)}: nothing for {seconds:.0f} s{''.join(others)}"
+        # All of one place together: those that are behind, then the others.
+        who = {place: [str(rank) for rank, its in enumerate(places) if its == place] for place in sorted(set(places))}
+        texts = []
+        for place, ranks in who.items():
+            verb = "hangs" if place == least else "is"
+            section, step = _SECTIONS[place & 0xFF], place >> 32
+            texts.append(f"rank {' and '.join(ranks)} {verb} in section {section} of step {step}")
+        texts[0] += f": nothing for {seconds:.0f} s"
+        return "; ".join(texts)
 
     def ask_for_stacks(self) -> None:
         """Have every rank write its Python stacks to its log."""
@@ -140,7 +141,6 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_BETWEEN_WORDS = 10.0
 _GRACE_SECONDS = 5.0
 _FEWEST_STEPS = 4
-_KILLED_BY_US = -signal.SIGKILL
 
 
 def launch_script(
@@ -160,62 +160,57 @@ def launch_script(
     torchrun. Raises StoppedError once `stop` is set.
     """
     folder.mkdir(parents=True)
-    world_size = request.cells[cell]
-    readers = [StepCounter(folder / f"rank-{rank}.jsonl") for rank in range(world_size)]
-    num_steps = [0] * world_size
-    hang, began = "", 0.0
-    was_ended = False
+    world_size, files = request.cells[cell], [folder / f"rank-{rank}.jsonl" for rank in range(request.cells[cell])]
+    readers, num_steps = [StepCounter(file) for file in files], 0
+    hang, began, was_ended, is_running = "", 0.0, False, True
     copy = make_fresh_folder(request.folder, folder / "copy", leave_out=leave_out or folder)
     if copy is None and number == 1:
-        _log.warning(
-            "%s: %s is too large to be copied, so that launches may meet each other's files", cell, request.folder
-        )
+        text = "%s: %s is too large to be copied, so that launches may meet each other's files"
+        _log.warning(text, cell, request.folder)
     with Places(world_size=world_size, patience=request.hang_seconds) as places:
         command, environment = _make_command(request, cell, folder, number=number, is_alone=is_alone)
         words = [_move(word, request.folder, copy) for word in request.words_for(cell, number)]
         before = os.environ.get("PYTHONPATH", "")
-        # A script that takes all GPUs that it sees has as many as the cell has ranks.
-        num_ranks = request.cells[cell]
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_ranks)))).split(",")
+        if request.launcher:
+            # A script that takes all GPUs that it sees has as many as the cell has ranks.
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(world_size)))).split(",")
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(seen[:world_size])
         launch = Started(
             [*command, *words],
             folder=copy or request.folder,
             environment={
                 **{name: value for name, value in os.environ.items() if name != "MAKEFLAGS"},
-                "PYTHONPATH": os.pathsep.join([str(_HOOK), *[before] * bool(before)]),
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(_HOOK), before])),
                 "DDP_COMPARE_PYTHONPATH": before,
                 "DDP_COMPARE_AUDIT": str(folder.absolute()),
                 "DDP_COMPARE_HEARTBEAT": str(places.file),
             }
-            | environment
-            | ({"CUDA_VISIBLE_DEVICES": ",".join(seen[:num_ranks])} if request.launcher else {}),
+            | environment,
             logs=folder.absolute() / "logs",
         )
         said_at = time.monotonic()
         try:
-            is_running = True
             while is_running and not stop.is_set() and not hang and not was_ended:
                 is_running = launch.is_running
-                num_steps = [reader.count() for reader in readers]
-                began = began or (time.monotonic() if min(num_steps) else 0.0)
-                was_ended = is_running and _is_enough(request, min(num_steps), began)
+                num_steps = min([reader.count() for reader in readers])
+                began = began or (time.monotonic() if num_steps else 0.0)
+                was_ended = is_running and _is_enough(request, num_steps, began)
                 if time.monotonic() - said_at > _SECONDS_BETWEEN_WORDS:
                     said_at = time.monotonic()
-                    _log.info("%s: %d optimizer steps", cell, min(num_steps))
+                    _log.info("%s: %d optimizer steps", cell, num_steps)
                 stop.wait(_SECONDS_BETWEEN_LOOKS)
                 hang = places.find_hang() if is_running else ""
             if hang:
                 places.ask_for_stacks()
         finally:
             launch.stop(grace_seconds=_GRACE_SECONDS if was_ended or stop.is_set() else 0.0)
-            ranks = [read_rank(folder / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
+            ranks = [_move_paths(read_rank(file, rank), copy, request.folder) for rank, file in enumerate(files)]
             others = [read_rank(file, world_size) for file in sorted(folder.glob("process-*.jsonl"))]
             if copy is not None:
                 shutil.rmtree(folder / "copy", ignore_errors=True)
     if stop.is_set():
         raise StoppedError(f"the audit was stopped; what {cell} did until then is in {folder}")
-    exit_code = launch.exit_code()
-    ending = ""
+    exit_code, ending = launch.exit_code(), ""
     if hang:
         ending = f"{hang}; the stacks of the ranks are in {launch.log_folder}"
     elif exit_code != 0 and not was_ended:
@@ -223,8 +218,7 @@ def launch_script(
     if launch.left:
         _log.warning("%s left running, and was ended: %s", cell, redact(", ".join(launch.left)))
     return Launched(
-        cell, folder, [_move_paths(rank, copy, request.folder) for rank in ranks],
-        _KILLED_BY_US if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
+        cell, folder, ranks, -signal.SIGKILL if hang else exit_code, ending, is_alone=is_alone, was_ended=was_ended,
         is_apart=copy is not None, left=launch.left, beside_ranks=[other for other in others if other.steps],
     )  # fmt: skip
 
@@ -278,39 +272,28 @@ def _move(word: str, folder: Path, copy: Path | None) -> str:
 
 
 def _move_paths(rank: RankRecord, copy: Path | None, folder: Path) -> RankRecord:
-    """Return a record whose paths lead into the folder, where the script has seen those of its copy."""
-    if copy is None:
-        return rank
+    """Return the record with paths that lead into the folder, where the script has seen those of its copy."""
     # As the script sees it: without links.
-    here = str(copy.resolve())
-
-    def move(line: dict[str, Any]) -> dict[str, Any]:
-        path = line.get("path")
-        is_inside = isinstance(path, str) and path.startswith(f"{here}/")
-        return {**line, "path": f"{folder}{str(path).removeprefix(here)}"} if is_inside else line
-
-    return dataclasses.replace(
-        rank, lines={kind: [move(result) for result in line] for kind, line in rank.lines.items()}
-    )
+    here = f"{copy and copy.resolve()}/"
+    for line in chain(*rank.lines.values()):
+        if str(line.get("path")).startswith(here):
+            line["path"] = f"{folder}/{line['path'].removeprefix(here)}"
+    return rank
 
 
-def _describe_place(place: int) -> str:
-    return f"in section {_SECTIONS[place & 0xFF]} of step {place >> 32}"
-
-
-def list_descendants() -> list[int]:
+def list_descendants() -> set[int]:
     """Return the processes that this one or its children have started; none where the system does not tell."""
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*/stat") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
             # Who is dead and not ours waits for a parent of its own.
             if state != "Z" or int(parent) == os.getpid():
-                children.setdefault(int(parent), []).append(int(entry.parent.name))
-    results, at = [], [os.getpid()]
+                children[int(parent)].append(int(entry.parent.name))
+    results, at = set(), [os.getpid()]
     while at:
-        below = children.get(at.pop(), [])
-        results += below
+        below = children[at.pop()]
+        results |= {*below}
         at += below
     return results
 
@@ -321,13 +304,15 @@ def _adopt_orphans(*, is_wanted: bool) -> None:
 
 
 def _describe(pid: int) -> str:
+    words = ""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return f"{pid} ({words[-80:]})" if words else str(pid)
-    return str(pid)
+    return f"{pid} ({words[-80:]})" if words else str(pid)
 
 
-def _wait(is_over: Callable[[], bool], seconds: float) -> None:
+def _wait(is_over: Callable[[], bool], seconds: float) -> bool:
+    """Return whether it is over, at the latest after so long."""
     until = time.monotonic() + seconds
-    while not is_over() and time.monotonic() < until:
-        time.sleep(0.05)
+    while not (done := is_over()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return done

@@ -1,9 +1,8 @@
 """How much faster: steps timed in the script's own course, cells launched in turns, an interval by relaunches."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 from ddp_audit.findings import count_samples, do_samples_lead
 from ddp_audit.records import OTHER_WORK, Audit, Fields, Launched
@@ -52,79 +51,55 @@ class Speed:
 
 def compute_speeds(audit: Audit) -> list[Speed]:
     """Return the speed of every cell that made steps enough; without the baseline's, none."""
-    rates = {cell: _list_rates(launches) for cell, launches in audit.launches.items()}
-    if not rates.get(audit.baseline):
+    # Seconds, steps and samples of each launch.
+    measured = {
+        cell: [rate for launched in launches if not launched.is_failed and (rate := _measure(launched))]
+        for cell, launches in audit.launches.items()
+    }
+    base = measured.get(audit.baseline)
+    if not base:
         return []
-    are_samples_known = all(rate.samples is not None for result in rates.values() for rate in result) and all(
-        do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)) for cell in rates if rates[cell]
+    are_samples_known = all(samples is not None for result in measured.values() for *_, samples in result) and all(
+        do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)) for cell in measured if measured[cell]
     )
-    return [_make_speed(audit, cell, rates, are_samples_known) for cell in audit.request.cells if rates[cell]]
+    results = []
+    for cell in filter(measured.get, audit.request.cells):
+        seconds, steps, samples = (sum(item or 0 for item in items) for items in zip(*measured[cell], strict=True))
+        speedup, has_interval = None, False
+        if cell != audit.baseline:
+            rates = [
+                [(item[2] if are_samples_known else item[1]) / item[0] for item in it] for it in (measured[cell], base)
+            ]
+            speedup, has_interval = _compare(*rates)
+        known = samples / seconds if are_samples_known else None
+        results.append(Speed(cell, seconds / steps, known, int(steps), speedup, has_interval))
+    return results
 
 
-@dataclass(frozen=True)
-class _Rate:
-    """Of one launch."""
-
-    seconds: float
-    steps: int
-    samples: int | None
-
-
-def _list_rates(launches: Sequence[Launched]) -> list[_Rate]:
-    results = [_measure(launched) for launched in launches if not launched.is_failed]
-    return [result for result in results if result is not None]
-
-
-def _measure(launched: Launched) -> _Rate | None:
+def _measure(launched: Launched) -> tuple[float, int, int | None] | None:
+    """Return the seconds, the number and the samples of a launch's timed steps."""
     of_ranks = [list_timed_steps(rank.steps[: launched.num_steps]) for rank in launched.ranks]
     if not of_ranks or not of_ranks[0]:
         return None
-    others = list_other_kinds(launched)
+    others = (*list_other_kinds(launched), _OBSERVER)
     seconds = sum(
-        max(
-            float(sum(spent for kind, spent in step["seconds"].items() if kind not in (*others, _OBSERVER)))
-            for step in steps
-        )
+        max(sum(spent for kind, spent in step["seconds"].items() if kind not in others) for step in steps)
         for steps in zip(*of_ranks, strict=True)
     )
-    samples = count_samples(launched.ranks)
-    num_steps = len(of_ranks[0])
-    return _Rate(seconds, num_steps, None if samples is None else sum(samples[-num_steps:]))
-
-
-def _make_speed(audit: Audit, cell: str, rates: dict[str, list[_Rate]], are_samples_known: bool) -> Speed:
-    mine, base = rates[cell], rates[audit.baseline]
-    seconds, steps = sum(rate.seconds for rate in mine), sum(rate.steps for rate in mine)
-    samples = sum(rate.samples or 0 for rate in mine)
-    speedup, has_interval = None, False
-    if cell != audit.baseline:
-        speedup, has_interval = _compare(
-            _list_work_rates(mine, are_samples_known), _list_work_rates(base, are_samples_known)
-        )
-    return Speed(
-        cell=cell,
-        step_seconds=seconds / steps,
-        samples_per_second=samples / seconds if are_samples_known else None,
-        num_steps=steps,
-        speedup=speedup,
-        has_interval=has_interval,
-    )
-
-
-def _list_work_rates(rates: list[_Rate], are_samples_known: bool) -> list[float]:
-    return [((rate.samples or 0) if are_samples_known else rate.steps) / rate.seconds for rate in rates]
+    samples, num_steps = count_samples(launched.ranks), len(of_ranks[0])
+    return float(seconds), num_steps, None if samples is None else sum(samples[-num_steps:])
 
 
 def _compare(mine: list[float], base: list[float]) -> tuple[Ratio, bool]:
     """Return the ratio of work per second, launch beside launch, and whether its interval says anything."""
     number = min(len(mine), len(base))
-    mine, base = mine[:number], base[:number]
-    value = (sum(mine) / number) / (sum(base) / number)
+    value = sum(mine[:number]) / sum(base[:number])
     if number < FEWEST_LAUNCHES:
         return Ratio(value, value, value), False
     # Launch beside launch, so that what slows both down cancels (Cochran 1977, Sampling Techniques, 6.3); on the
     # logarithmic scale, where a ratio and its inverse are as sure as each other.
-    apart = [(item - value * other) / (value * fmean(base)) for item, other in zip(mine, base, strict=True)]
+    usual = value * fmean(base[:number])
+    apart = [(item - value * other) / usual for item, other in zip(mine, base, strict=False)]
     half = _STUDENT[min(number - 1, len(_STUDENT)) - 1] * stdev(apart) / sqrt(number)
     return Ratio(value, value * exp(-half), value * exp(half)), True
 
@@ -144,50 +119,28 @@ def list_other_kinds(launched: Launched, may_be_of_steps: tuple[str, ...] = _MAY
     """
     launches = launched.beside or [launched]
     results = [list_timed_steps(rank.steps) for launch in launches for rank in launch.ranks]
-
     return tuple(
-        kind
-        for kind in OTHER_WORK
+        kind for kind in OTHER_WORK
         if kind not in may_be_of_steps
         or not any(sum(kind in step["seconds"] for step in steps) > _MOST * len(steps) for steps in results)
-    )
+    )  # fmt: skip
 
 
-def split_steps(launched: Launched) -> dict[str, float]:
-    """Return activity -> mean seconds per step over all ranks; other work and the observer left out."""
-    steps = [step for rank in launched.ranks for step in list_timed_steps(rank.steps)]
+def split_steps(launched: Launched, clock: str = "seconds") -> dict[str, float]:
+    """Return activity -> mean seconds per step over all ranks; other work and the observer left out.
+
+    `device_seconds` are the GPU's: nothing without one.
+    """
+    every = [step[clock] for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get(clock)]
     left_out = (*list_other_kinds(launched), _OBSERVER)
-    kinds = dict.fromkeys(kind for step in steps for kind in step["seconds"] if kind not in left_out)
-    return {kind: fmean(step["seconds"].get(kind, 0.0) for step in steps) for kind in kinds} if steps else {}
-
-
-def split_device_steps(launched: Launched) -> dict[str, float]:
-    """Return activity -> mean seconds of the GPU per step over all ranks, other work left out; empty without one."""
-    results = [step for rank in launched.ranks for step in list_timed_steps(rank.steps) if step.get("device_seconds")]
-    others = list_other_kinds(launched)
-    kinds = dict.fromkeys(kind for step in results for kind in step["device_seconds"] if kind not in others)
-    return {kind: fmean(step["device_seconds"].get(kind, 0.0) for step in results) for kind in kinds} if results else {}
+    kinds = dict.fromkeys(kind for seconds in every for kind in seconds if kind not in left_out)
+    return {kind: fmean(seconds.get(kind, 0.0) for seconds in every) for kind in kinds}
 
 
 def sum_other_work(launched: Launched) -> dict[str, float]:
     """Return activity that is no step's -> its seconds in the whole launch, of the rank with most of it."""
-    results = {}
-    for kind in (*list_other_kinds(launched), _OBSERVER):
-        of_ranks = [
-            sum(step["seconds"].get(kind, 0.0) for step in [*rank.steps, *rank.lines.get("end", [])])
-            for rank in launched.ranks
-        ]
-        results[kind] = max(of_ranks, default=0.0)
-    return results
-
-
-def find_exposed_seconds(launched: Launched) -> float | None:
-    """Return the exchange that DDP's clock saw beside no computation, seconds per backward; None where it has none."""
-    results = []
-    for rank in launched.ranks:
-        texts = [step["ddp"] for step in rank.steps if step.get("ddp")]
-        if texts and texts[-1].get("avg_backward_comm_time"):
-            last = texts[-1]
-            overlap = last.get("avg_backward_compute_comm_overlap_time", 0)
-            results.append((last["avg_backward_comm_time"] - overlap) / 1e9)
-    return median(results) if results else None
+    every = [[*rank.steps, *rank.lines.get("end", [])] for rank in launched.ranks]
+    return {
+        kind: max((sum(step["seconds"].get(kind, 0.0) for step in steps) for steps in every), default=0.0)
+        for kind in (*list_other_kinds(launched), _OBSERVER)
+    }

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from operator import itemgetter
 from typing import Any
 
-from ddp_audit.process.findings import Finding, make_failed_finding, make_unchecked_finding
+from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit, Fields, RankRecord
 
@@ -20,10 +21,10 @@ makes a figure say less."""
 NOT_OBSERVABLE = "not observable"
 _PADDING = 0.4
 _MOST_OTHER = 0.5
-_FEWEST_AGAIN = 8
 _SPREAD = {"", "DistributedDataParallel", "DataParallel"}
 UNEVEN = "give every rank as many batches (DistributedSampler does, or drop_last), or train inside of model.join()"
 Find = Callable[[Audit, str], Finding | None]
+Ranks = Sequence[RankRecord]
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,9 @@ def fail(cell: str, code: str, template: str, **numbers: Any) -> Finding:
     return make_failed_finding(explain(code, f"{{cell}}: {template}", cell=cell, **numbers))
 
 
-def find_nothing_seen(audit: Audit, cell: str) -> Finding | None:
-    """Return the finding of a cell whose steps were not seen; None where there are steps on every rank."""
-    if audit.first(cell).num_steps:
-        return None
-    return make_unobservable(
-        cell, "no_steps", "not every rank made an optimizer step of torch.optim in the process it was started as"
-    )
+def succeed(cell: str, template: str, **numbers: Any) -> Finding:
+    """Return the finding of what is right."""
+    return make_finding([], f"{{cell}}: {template}", cell=cell, **numbers)
 
 
 def list_rows(step: Fields) -> list[tuple[str, str]] | None:
@@ -86,7 +83,7 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
     return rows or None
 
 
-def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], *, counts_few: bool) -> bool:
+def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], *, device: str) -> bool:
     """Return whether rows of list_rows with the same index hold something else, most of those that were looked at.
 
     On a GPU the contents of a few steps are looked at, as the device computed them: they must be most of all rows.
@@ -94,28 +91,14 @@ def do_contents_differ(mine: list[tuple[str, str]], theirs: list[tuple[str, str]
     item, other = ({index: content for index, content in rows if index and content} for rows in (mine, theirs))
     common = item.keys() & other.keys()
     different = sum(item[index] != other[index] for index in common)
-    return different > _MOST_OTHER * max(len(common), 0 if counts_few else len(mine))
-
-
-def are_contents_fixed(ranks: Sequence[RankRecord]) -> bool | None:
-    """Return whether rows hold in a later pass what they held before, in the same process; None if few came again."""
-    num_again = 0
-    for rank in ranks:
-        seen: dict[str, str] = {}
-        for step in rank.steps:
-            for index, content in list_rows(step) or []:
-                if index and content:
-                    num_again += index in seen
-                    if seen.setdefault(index, content) != content:
-                        return False
-    return True if num_again >= _FEWEST_AGAIN else None
+    return different > _MOST_OTHER * max(len(common), 0 if device == "cpu" else len(mine))
 
 
 def has_no_integers(audit: Audit, cell: str) -> bool:
     """Return whether all that the model is fed are numbers with a fraction, such as pictures: then there are no ids."""
     fed = [
         micro.get("has_integers") for name in (cell, audit.baseline) for rank in audit.ranks(name)
-        for step, micro in rank.micros() if step == 1
+        for micro in rank.steps[0]["micros"]
     ]  # fmt: skip
     return bool(fed) and all(item is False for item in fed)
 
@@ -125,7 +108,7 @@ def list_passes(rank: RankRecord) -> list[tuple[int, int | None]]:
 
     A pass from which nothing was learned, as where somebody takes a look at a batch, is none.
     """
-    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
+    loader = next(iter(rank.loaders), None)
     results: list[tuple[int, int | None]] = []
     for line in rank.lines.get("pass", []):
         if line["loader"] == loader and not line["is_over"]:
@@ -137,25 +120,26 @@ def list_passes(rank: RankRecord) -> list[tuple[int, int | None]]:
     return results
 
 
-def find_uneven_pass(ranks: Sequence[RankRecord]) -> list[tuple[int, int | None]]:
+def find_uneven_pass(ranks: Ranks) -> list[tuple[int, int | None]]:
     """Return of each rank the first pass over the data that does not have as many steps on all; empty without one."""
-    for of_ranks in zip(*map(list_passes, ranks), strict=False):
-        if len({end for _, end in of_ranks}) > 1:
-            return list(of_ranks)
-    return []
+    every = zip(*map(list_passes, ranks), strict=False)
+    return next((list(of_ranks) for of_ranks in every if len({end for _, end in of_ranks}) > 1), [])
 
 
-def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
-    """Return the steps of the rank's first pass over its training data, and whether that pass was whole."""
-    passes = list_passes(rank)
+def list_first_pass(rank: RankRecord, lead: RankRecord | None = None) -> tuple[list[Fields], bool]:
+    """Return the steps of the rank's first pass over its training data, and whether that pass was whole.
+
+    `lead`: the rank that may read for all of them, as accelerate has it for streams.
+    """
+    passes = list_passes(rank) or (list_passes(lead) if lead and not rank.loaders else [])
     if not passes:
         # What the script names itself is known as long as it runs.
         return rank.steps, rank.is_whole and all(step.get("told", {}).get("ids") for step in rank.steps)
-    end = passes[0][1]
+    end, last = passes[0][1], rank.steps[-1]["step"]
     # A rank that was killed may not have written its last steps, and the pass that they ended all the same.
-    is_whole = end is not None and rank.steps[-1]["step"] >= end
+    is_whole = end is not None and last >= end
     # Loaders may be read ahead of the steps: what is left over then still belongs to this pass.
-    last = max(passes[1][0], end or 0) if len(passes) > 1 else rank.steps[-1]["step"]
+    last = max(passes[1][0], end or 0) if len(passes) > 1 else last
     return [step for step in rank.steps if step["step"] <= last], is_whole
 
 
@@ -165,24 +149,30 @@ def list_later_passes(rank: RankRecord) -> dict[tuple[int, int], list[Fields]]:
     Of steps that several loaders feed the first one's passes count.
     """
     fields: dict[tuple[int, int], list[Fields]] = {}
-    first = len(list_first_pass(rank)[0])
     begun = [item for item in rank.lines.get("pass", []) if not item["is_over"]]
-    for step in rank.steps[first:]:
+    for step in rank.steps[len(list_first_pass(rank)[0]) :]:
         loader = step["micros"][0].get("loader")
-        number = sum(item["loader"] == loader and item["step"] < step["step"] for item in begun)
+        number = len({item["step"] for item in begun if item["loader"] == loader and item["step"] < step["step"]})
         if loader is not None:
             fields.setdefault((loader, number), []).append(step)
     return fields
 
 
-def holds_whole_model(*of_cells: Sequence[RankRecord]) -> bool:
+def holds_whole_model(*of_cells: Ranks) -> bool:
     """Return whether every rank holds every parameter, as far as can be seen."""
     ranks = [rank for of_cell in of_cells for rank in of_cell]
     is_sharded = any((rank.steps[0].get("start") or {}).get("is_sharded") for rank in ranks)
     return not is_sharded and {micro.get("wrapper", "") for rank in ranks for _, micro in rank.micros()} <= _SPREAD
 
 
-def get_start(ranks: Sequence[RankRecord]) -> list[list[str] | None]:
+def shares_rows(ranks: Ranks) -> bool:
+    """Return whether ranks compute each row together: tensors are sharded, and no wrapper spreads the rows."""
+    first = ranks[0].steps[0]
+    is_sharded = (first.get("start") or {}).get("is_sharded")
+    return bool(is_sharded) and not any(micro.get("wrapper") for micro in first["micros"])
+
+
+def get_start(ranks: Ranks) -> list[list[str] | None]:
     """Return of each rank a digest per parameter before the first step."""
     return [(rank.steps[0].get("start") or {}).get("digests") for rank in ranks]
 
@@ -192,10 +182,10 @@ def sampled_digests(rank: RankRecord) -> dict[int, list[str]]:
     return {step["step"]: step["weights"]["digests"] for step in rank.steps if step.get("weights")}
 
 
-def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
+def count_samples(ranks: Ranks) -> list[int] | None:
     """Return the samples of each step, all ranks together; None where a rank's are not known, or learned from twice."""
     results = []
-    if any(step.get("num_inside", 0) > 1 for rank in ranks for step in rank.steps):
+    if any(step.get("num_inside", 0) > 1 for rank in ranks for step in rank.steps) or shares_rows(ranks):
         return None
     for micros in each_common_step(ranks):
         counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]
@@ -205,25 +195,21 @@ def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
     return results or None
 
 
-def do_samples_lead(ranks: Sequence[RankRecord], base: Sequence[RankRecord]) -> bool:
+def do_samples_lead(ranks: Ranks, base: Ranks) -> bool:
     """Return whether the first dimension of what a model is fed is its samples, and not the places of a sequence.
 
     Then as many times the samples are as many times the elements, but for padding.
     """
-    (mine, my_elements), (its, its_elements) = (_sum_first_dimension(item) for item in (ranks, base))
-    if not its or not its_elements or not my_elements:
-        return False
-    return abs(mine / its / (my_elements / its_elements) - 1) < _PADDING
+    shapes = [[micro.get("shape") or [0] for rank in item for _, micro in rank.micros()] for item in (ranks, base)]
+    num_steps = [max(len(rank.steps) for rank in item) for item in (ranks, base)]
+    (mine, its), (my_elements, its_elements) = (
+        [sum(map(count, item)) / (number or 1) for item, number in zip(shapes, num_steps, strict=True)]
+        for count in (itemgetter(0), prod)
+    )
+    return bool(its and its_elements and my_elements) and abs(mine / its / (my_elements / its_elements) - 1) < _PADDING
 
 
-def _sum_first_dimension(ranks: Sequence[RankRecord]) -> tuple[float, float]:
-    """Return the first dimension and the elements of all micro-batches, per step."""
-    shapes = [micro.get("shape") or [0] for rank in ranks for _, micro in rank.micros()]
-    num_steps = max(len(rank.steps) for rank in ranks) or 1
-    return sum(shape[0] for shape in shapes) / num_steps, sum(prod(shape) for shape in shapes) / num_steps
-
-
-def each_common_step(ranks: Sequence[RankRecord]) -> Iterator[list[Fields]]:
+def each_common_step(ranks: Ranks) -> Iterator[list[Fields]]:
     """Yield the micro-batches of every step that all ranks made, all ranks together."""
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         yield [micro for step in steps for micro in step["micros"]]
@@ -235,6 +221,15 @@ def weigh(micro: Fields) -> tuple[float, float] | None:
     if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
         return None
     weight = loss / of_model
-    if micro.get("reduction") == "mean":
-        return weight / targets, weight
-    return (weight, weight * targets) if micro.get("reduction") == "sum" else None
+    by_reduction = {"mean": (weight / targets, weight), "sum": (weight, weight * targets)}
+    return by_reduction.get(micro.get("reduction", ""))
+
+
+def list_shares(rank: RankRecord, kinds: Sequence[str] = ()) -> list[float]:
+    """Return what share of the parameters' bytes each step exchanges, where torch kept a record of it."""
+    size = rank.steps[0].get("parameter_bytes") or 0
+    known = [step["traffic"] for step in rank.steps[1:] if step.get("traffic") is not None and size]
+    return [
+        sum(num_bytes for kind, (_, num_bytes) in traffic.items() if kind in (kinds or traffic)) / size
+        for traffic in known
+    ]

@@ -1,9 +1,11 @@
 """Do two cells, and two launches of one, do the same but for the number of ranks?"""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from math import isfinite
+from operator import is_not
 from statistics import mean, median
 from typing import Any
 
@@ -15,11 +17,12 @@ from ddp_audit.findings import (
     holds_whole_model,
     make_unobservable,
     question,
+    succeed,
 )
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
-from ddp_audit.records import Audit, Fields, Launched, RankRecord
+from ddp_audit.records import Audit, RankRecord
 from ddp_audit.speed import compute_speeds
 
 
@@ -42,26 +45,18 @@ def launches_alike(audit: Audit, cell: str) -> Finding | None:
         text = "{cell}: its launches made {steps_of_launches} steps"
         problems.append(explain("other_numbers_of_steps", text, cell=cell, steps_of_launches=steps))
     for number, launched in enumerate(launches, start=1):
-        for path, earlier in _list_gone_on_from(audit, launched):
-            text = "{cell}: launch {launch} reads {path}, which {earlier} wrote before"
-            problems.append(explain("went_on", text, cell=cell, launch=number, path=path, earlier=earlier))
-    copies = ", each in a copy of the folder" if all(launch.is_apart for launch in launches) else ""
+        read = {line["path"] for rank in launched.ranks for line in rank.lines.get("read", [])}
+        for earlier in takewhile(partial(is_not, launched), launched.beside):
+            opened = [line for rank in earlier.ranks for line in rank.lines.get("open", [])]
+            # What is inside a copy of the folder is another file in every launch.
+            for path in sorted(read.intersection(line["path"] for line in opened if line["mode"] in "wx")):
+                if not (launched.is_apart and path.startswith(f"{audit.request.folder}/")):
+                    text = "{cell}: launch {launch} reads {path}, which {earlier} wrote before"
+                    about = {"cell": cell, "launch": number, "path": path, "earlier": earlier.cell}
+                    problems.append(explain("went_on", text, **about))
+    copies = ", each in a copy of the folder" * all(launch.is_apart for launch in launches)
     text = "{cell}: none of its {launches:plural launch} was seen to go on from an earlier one" + copies
     return make_finding(problems, text, cell=cell, launches=len(launches))
-
-
-def _list_gone_on_from(audit: Audit, launched: Launched) -> list[tuple[str, str]]:
-    """Return (path, name of the earlier launch's cell) of checkpoints that one of another launch has written."""
-    loaded = {line["path"] for rank in launched.ranks for line in rank.lines.get("read", [])}
-    if launched.is_apart:
-        # What is inside a copy of the folder is another file in every launch.
-        loaded = {path for path in loaded if not path.startswith(f"{audit.request.folder}/")}
-    results = []
-    for earlier in launched.beside[: next((at for at, item in enumerate(launched.beside) if item is launched), 0)]:
-        opened = [line for rank in earlier.ranks for line in rank.lines.get("open", [])]
-        written = {line["path"] for line in opened if line["mode"] in "wx"}
-        results += [(path, earlier.cell) for path in sorted(loaded & written)]
-    return results
 
 
 _APART = 0.01
@@ -89,21 +84,24 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
     if mine is None or base is None or not do_samples_lead(ranks, base_ranks):
         return make_unobservable(cell, "samples_unknown", "how many samples a step learns from is not known")
     batch, of_base = median(mine), median(base)
-    rate, base_rate = _find_rate(ranks[0]), _find_rate(base_ranks[0])
+    rate, base_rate = (
+        max((rate for step in of_cell[0].steps for rate in step["lr"] if rate is not None), default=0.0)
+        for of_cell in (ranks, base_ranks)
+    )
+    share, its_share = batch / len(ranks), of_base / len(base_ranks)
     numbers: dict[str, Any] = {
         "baseline": audit.baseline, "samples_per_step": batch, "samples_per_step_of_baseline": of_base,
-        "rate": rate, "baseline_rate": base_rate,
-        "share": batch / len(ranks), "share_of_baseline": of_base / len(base_ranks),
+        "rate": rate, "baseline_rate": base_rate, "share": share, "share_of_baseline": its_share,
     }  # fmt: skip
     if audit.request.is_weak:
         text = "learns from {share:g} samples per rank and step, {baseline} from {share_of_baseline:g}"
-        if abs(numbers["share"] / numbers["share_of_baseline"] - 1) > _APART:
-            return fail(cell, "other_share", text, **numbers)
-        return make_finding([], "{cell} " + text, cell=cell, **numbers)
+        are_apart = abs(share / its_share - 1) > _APART
+        return fail(cell, "other_share", text, **numbers) if are_apart else succeed(cell, text, **numbers)
     samples = "learns from {samples_per_step:g} samples per step, {baseline} from {samples_per_step_of_baseline:g}"
+    is_other_rate = abs(rate - base_rate) > _APART * base_rate
     if abs(batch / of_base - 1) > _APART:
-        if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
-            text = f"it {samples}, at another learning rate: time to the same quality would tell"
+        if is_other_rate or not rate:
+            text = samples + ", at another learning rate: time to the same quality would tell"
             return make_unobservable(cell, "other_batch_and_rate", text, **numbers)
         text = f"{samples}, at the same learning rate of {{rate:g}}: other updates, and fewer of them"
         figure = (
@@ -111,29 +109,22 @@ def global_batch(audit: Audit, cell: str) -> Finding | None:
             "epoch is throughput (weak scaling), and no shorter way to the same model"
         )
         return replace(fail(cell, "other_batch", text, **numbers), true_figure=figure)
-    if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
+    if is_other_rate and rate and base_rate:
         text = "the highest learning rate is {rate:g}, {baseline}'s {baseline_rate:g}, at the same batch"
         return fail(cell, "other_rate", text, **numbers)
     pairs = list(zip(ranks[0].steps, base_ranks[0].steps, strict=False))
-    other = [step["step"] for step, of_baseline in pairs if _do_rates_differ(step["lr"], of_baseline["lr"])]
+    other = [
+        step["step"] for step, of_baseline in pairs
+        if any(
+            abs(item - its) > _APART * abs(its)
+            for item, its in zip(step["lr"], of_baseline["lr"], strict=False) if None not in (item, its)
+        )
+    ]  # fmt: skip
     if len(other) > _SHARE * len(pairs):
-        text = f"it {samples}, and the highest learning rate is the same, but not that of {{other}}"
+        text = samples + ", and the highest learning rate is the same, but not that of {other}"
         which = f"{len(other):,} of {len(pairs):,} steps, first of step {other[0]:,}"
         return make_unobservable(cell, "other_rates", text, **numbers, other=which)
-    return make_finding(
-        [], "{cell} " + samples + f", at a learning rate of {rate or 0:g} at most", cell=cell, **numbers
-    )
-
-
-def _do_rates_differ(mine: list[float | None], base: list[float | None]) -> bool:
-    known = [(item, of_base) for item, of_base in zip(mine, base, strict=False) if None not in (item, of_base)]
-    return any(abs((item or 0) - (of_base or 0)) > _APART * abs(of_base or 0) for item, of_base in known)
-
-
-def _find_rate(rank: RankRecord) -> float | None:
-    """Return the highest learning rate of the steps; None where it is not known."""
-    rates = [rate for step in rank.steps for rate in step["lr"] if rate is not None]
-    return max(rates) if rates and max(rates) > 0 else None
+    return succeed(cell, samples + ", at a learning rate of {rate:g} at most", **numbers)
 
 
 _LEARNING_RATES = ("lr", "initial_lr", "max_lr")
@@ -144,11 +135,8 @@ _OF_TORCH = frozenset({
 })  # fmt: skip
 """Of a wrapper around one the options are not known."""
 _LEARNING = "tensors with a gradient"
-_DRAWS, _DRAWS_NONE = "draws random numbers in its forward pass", "draws no random numbers in its forward pass"
-_DRAWN_BY = "random numbers of "
 _OFTEN = 0.5
 """What is drawn in fewer of the forward passes, as when layers are made at the first one, is no habit of the model."""
-_APART = 0.01
 _OTHER_TARGETS, _FEWEST_SAMPLES = 0.25, 64
 """What is masked at random, or long and short rows in another order, differs by less over so many samples."""
 
@@ -164,43 +152,47 @@ def same_step(audit: Audit, cell: str) -> Finding | None:
     """Compare with the baseline's what its steps computed with, as far as it was seen of both."""
     ranks, base_ranks = audit.ranks(cell), audit.ranks(audit.baseline)
     mine, base = _collect_facts(ranks), _collect_facts(base_ranks)
-    both = [name for name in mine if name in base]
-    unlike = [name for name in both if mine[name] != base[name]]
-    other = [_format_difference(name, mine, base, audit.baseline) for name in unlike]
-    other += _find_other_targets(audit, cell)
+    unlike = [name for name in mine if mine[name] != base.get(name, mine[name])]
+    other = [f"{name} {mine[name]}, {audit.baseline} {base[name]}" for name in unlike]
     samples, of_base = count_samples(ranks), count_samples(base_ranks)
     grown = len(ranks) / len(base_ranks) if audit.request.is_weak else 1.0
+    targets, of_its = _count_targets(ranks), _count_targets(base_ranks)
+    if targets and of_its and abs(targets - of_its) > _OTHER_TARGETS * of_its:
+        other.append(f"targets per sample {targets:.1f}, {audit.baseline} {of_its:.1f}")
     text = "; ".join(other)
-    is_same_batch = samples and of_base and abs(median(samples) / median(of_base) / grown - 1) <= _APART
-    if other and not is_same_batch:
-        return make_unobservable(
-            cell, "other_step_at_other_batch", "{other}: at another batch that may be meant", other=text
-        )
+    if other and not (samples and of_base and abs(median(samples) / median(of_base) / grown - 1) <= _APART):
+        doubt = "{other}: at another batch that may be meant"
+        return make_unobservable(cell, "other_step_at_other_batch", doubt, other=text)
     if unlike == [_LEARNING] and len(other) == 1 and any("," in facts[_LEARNING] for facts in (mine, base)):
         dropped = "{other}: where layers are dropped at random, DDP fills in those of all ranks"
         return make_unobservable(cell, "layers_dropped", dropped, other=text)
     if other:
         return fail(cell, "other_step", "{other}", other=text)
-    if doubt := _find_smaller_micro_batches(audit, cell):
-        return make_unobservable(cell, "other_micro_batches", "{doubt}", doubt=doubt)
-    return make_finding([], "{cell}: as in {baseline} are {same}", cell=cell, baseline=audit.baseline, same=both)
-
-
-def _format_difference(name: str, mine: dict[str, str], base: dict[str, str], baseline: str) -> str:
-    if mine.get(name) in (_DRAWS, _DRAWS_NONE):
-        does, its = ("draws", "does not") if mine[name] == _DRAWS else ("draws no", "does")
-        return f"{name.removeprefix(_DRAWN_BY)} {does} random numbers in its forward pass, {baseline}'s {its}"
-    return f"{name} {mine.get(name)}, {baseline} {base.get(name)}"
+    if holds_whole_model(ranks) and do_samples_lead(ranks, base_ranks):
+        fed, its = (
+            median(micro.get("num_samples", 0) for rank in of_cell for _, micro in rank.micros())
+            for of_cell in (ranks, base_ranks)
+        )
+        # Where shards leave more memory, more samples at once are no other step.
+        if its < fed * (1 - _APART):
+            text = (
+                "it is fed {fed:g} samples at once, and {baseline} {its:g}, though a rank of both has as much memory: "
+                "what more samples at once bring is in the speedup"
+            )
+            return make_unobservable(cell, "other_micro_batches", text, fed=fed, its=its, baseline=audit.baseline)
+    same = [name for name in mine if name in base]
+    return succeed(cell, "as in {baseline} are {same}", baseline=audit.baseline, same=same)
 
 
 def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:
     """Return what was seen of the steps: name -> value, those with several values with all of them."""
     first, is_whole = ranks[0].steps[0], holds_whole_model(ranks)
-    read = [micro for rank in ranks for micro in _list_read(rank)]
+    micros = [micro for rank in ranks for _, micro in rank.micros()]
     results = {
-        name: ", ".join(sorted({str(micro[name]) for rank in ranks for _, micro in rank.micros() if micro.get(name)}))
+        name: ", ".join(sorted({str(micro[field]) for micro in micros if micro.get(field) not in (None, "")}))
         # What is sharded may be kept in another precision than it computes in.
-        for name in ("attention", *["precision"] * is_whole)
+        for name, field in {"attention": "attention", "training mode": "is_training", "precision": "precision"}.items()
+        if is_whole or name != "precision"
     }
     if (optimizer := str(first.get("optimizer", ""))) in _OF_TORCH:
         results["optimizer"] = optimizer
@@ -209,23 +201,21 @@ def _collect_facts(ranks: list[RankRecord]) -> dict[str, str]:
             f"{optimizer}'s {name}": _format_value(value) for name, value in options if name not in _LEARNING_RATES
         }
     results |= {f"torch's {name}": str(value) for name, value in first.get("torch_settings", {}).items()}
-    results["training mode"] = ", ".join(sorted({str(micro["is_training"]) for micro in read}))
     # Whether each model draws random numbers, by torch's generators; without those that do now and then.
     seen: dict[str, list[bool]] = defaultdict(list)
-    for micro in read:
+    for micro in micros:
         if micro.get("has_drawn") is not None:
             seen[str(micro.get("computed"))].append(bool(micro["has_drawn"]))
-    shares = {name: mean(drawn) for name, drawn in seen.items()}
     results |= {
-        f"{_DRAWN_BY}{name}": _DRAWS if share else _DRAWS_NONE
-        for name, share in shares.items() if not 0 < share < _OFTEN
+        f"random numbers in the forward pass of {name}": "drawn" if any(drawn) else "not drawn"
+        for name, drawn in seen.items() if not 0 < mean(drawn) < _OFTEN
     }  # fmt: skip
     if is_whole:
         gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
         learning = {len(gradient.get("digests", [])) for gradient in gradients}
         results[_LEARNING] = ", ".join(map(str, sorted(learning - {0})))
         # Of a norm that is no number nothing is kept: another question asks for those.
-        if all(isfinite(micro.get("loss") or 0.0) for rank in ranks for _, micro in rank.micros()):
+        if all(isfinite(micro.get("loss") or 0.0) for micro in micros):
             clips = [clip for rank in ranks for step in rank.steps for clip in step.get("clips", [])]
             limits = {_format_value(clip["limit"]) for clip in clips if clip.get("limit") is not None}
             results["clipping"] = ", ".join(sorted(limits)) or "none"
@@ -241,41 +231,14 @@ def _format_value(value: Any) -> str:
     return str(value) if isinstance(value, bool) else f"{value:g}"
 
 
-def _list_read(rank: RankRecord) -> Iterator[Fields]:
-    """Yield the micro-batches of which it is known whether the model was in training mode."""
-    return (micro for _, micro in rank.micros() if micro.get("is_training") is not None)
-
-
-def _find_other_targets(audit: Audit, cell: str) -> list[str]:
-    """Return how many more or fewer targets the loss of a sample has than in the baseline; nothing where few."""
-    shares = []
-    for name in (cell, audit.baseline):
-        micros = [micro for rank in audit.ranks(name) for _, micro in rank.micros() if micro.get("num_losses")]
-        counted = [micro for micro in micros if micro.get("num_targets") is not None and micro["num_losses"] == 1]
-        num_samples = sum(micro.get("num_samples", 0) for micro in counted)
-        if len(counted) < len(micros) or num_samples < _FEWEST_SAMPLES:
-            return []
-        shares.append(sum(micro["num_targets"] for micro in counted) / num_samples)
-    mine, base = shares
-    if abs(mine - base) <= _OTHER_TARGETS * base:
-        return []
-    return [f"targets per sample {mine:.1f}, {audit.baseline} {base:.1f}"]
-
-
-def _find_smaller_micro_batches(audit: Audit, cell: str) -> str:
-    """Return by how much the baseline feeds fewer samples at once; empty if not, or where shards leave more memory."""
-    cells: Sequence[list[RankRecord]] = (audit.ranks(cell), audit.ranks(audit.baseline))
-    if not holds_whole_model(cells[0]) or not do_samples_lead(*cells):
-        return ""
-    mine, base = (
-        median(micro.get("num_samples", 0) for rank in ranks for _, micro in rank.micros()) for ranks in cells
-    )
-    if base >= mine * (1 - _APART):
-        return ""
-    return (
-        f"it is fed {mine:g} samples at once, and {audit.baseline} {base:g}, though a rank of both has as much memory: "
-        "what more samples at once bring is in the speedup"
-    )
+def _count_targets(ranks: list[RankRecord]) -> float | None:
+    """Return how many targets the loss of a sample has; None where it is not known, or of few."""
+    micros = [micro for rank in ranks for _, micro in rank.micros() if micro.get("num_losses")]
+    counted = [micro for micro in micros if micro.get("num_targets") is not None and micro["num_losses"] == 1]
+    num_samples = sum(micro.get("num_samples", 0) for micro in counted)
+    if len(counted) < len(micros) or num_samples < _FEWEST_SAMPLES:
+        return None
+    return float(sum(micro["num_targets"] for micro in counted)) / num_samples
 
 
 _MOST_EFFICIENCY = 1.1
@@ -291,11 +254,9 @@ _MOST_EFFICIENCY = 1.1
 )
 def plausible_speed(audit: Audit, cell: str) -> Finding | None:
     """Compare the speedup with the number of ranks, all launches of both cells together."""
-    if cell == audit.baseline:
-        return None
     speedup = next((speed.speedup for speed in compute_speeds(audit) if speed.cell == cell), None)
     if speedup is None:
-        return make_unobservable(cell, "too_few_steps", "too few steps were seen")
+        return None if cell == audit.baseline else make_unobservable(cell, "too_few_steps", "too few steps were seen")
     ranks = audit.request.cells[cell] / audit.request.cells[audit.baseline]
     # With an interval, its lower end: the number itself may be a slow hour of the baseline.
     if speedup.low > _MOST_EFFICIENCY * ranks:
@@ -305,5 +266,5 @@ def plausible_speed(audit: Audit, cell: str) -> Finding | None:
         )
         numbers = {"baseline": audit.baseline, "efficiency": speedup.low / ranks, "most_efficiency": _MOST_EFFICIENCY}
         return make_unobservable(cell, "beyond_linear", text, **numbers)
-    text = "{cell}: {efficiency:percent} of what {ranks:g} times the ranks can give"
-    return make_finding([], text, cell=cell, efficiency=speedup.value / ranks, ranks=ranks)
+    text = "{efficiency:percent} of what {ranks:g} times the ranks can give"
+    return succeed(cell, text, efficiency=speedup.value / ranks, ranks=ranks)

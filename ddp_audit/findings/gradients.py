@@ -1,7 +1,8 @@
 """Is the gradient of an update the mean over its samples, of the right targets, exchanged and clipped as a whole?"""
 
 from collections.abc import Sequence
-from math import isclose, isfinite, sqrt
+from itertools import chain, compress
+from math import dist, hypot, inf, isclose, isfinite, sqrt
 from statistics import median
 
 from ddp_audit.findings import (
@@ -12,10 +13,13 @@ from ddp_audit.findings import (
     get_start,
     has_no_integers,
     holds_whole_model,
+    list_passes,
     list_rows,
+    list_shares,
     make_unobservable,
     question,
     sampled_digests,
+    succeed,
     weigh,
 )
 from ddp_audit.process.findings import Finding, make_finding
@@ -32,33 +36,28 @@ from ddp_audit.records import Audit, Fields, RankRecord, format_line
 )
 def labels(audit: Audit, cell: str) -> Finding | None:
     """Look for targets that are the mask, element by element."""
-    every = [(rank.rank, step, micro) for rank in audit.ranks(cell) for step, micro in rank.micros()]
-    looked = [item for item in every if item[2].get("has_mask") and (item[2].get("num_losses") or _is_wrong(item[2]))]
-    wrong = [item for item in looked if _is_wrong(item[2])]
+    looked = [
+        (rank.rank, step, micro) for rank in audit.ranks(cell) for step, micro in rank.micros()
+        if micro.get("mask") and (micro.get("num_losses") or micro.get("labels_are_mask"))
+    ]  # fmt: skip
+    wrong = [item for item in looked if item[2].get("labels_are_mask")]
     if not wrong:
-        text = "{cell}: the targets differ from the attention mask in all {micro_batches} micro-batches looked at"
+        text = "the targets differ from the attention mask in all {micro_batches} micro-batches looked at"
         # Without a mask among the inputs it cannot have been taken for labels.
-        return make_finding([], text, cell=cell, micro_batches=len(looked)) if looked else None
-    rank_number, step, micro = wrong[0]
-    numbers = {"wrong": len(wrong), "micro_batches": len(looked), "rank": rank_number, "step": step}
-    if len(wrong) < len(looked):
-        return make_unobservable(
-            cell,
-            "mask_at_times",
-            "in {wrong} of {micro_batches} micro-batches looked at, first on rank {rank} at step {step}, the targets "
-            "are the attention mask, and in the others they are not",
-            **numbers,
-        )
+        return succeed(cell, text, micro_batches=len(looked)) if looked else None
+    rank, step, micro = wrong[0]
     where = format_line(micro.get("line"))
+    numbers = {"wrong": len(wrong), "micro_batches": len(looked), "rank": rank, "step": step, "line": where}
     text = (
-        "in all {micro_batches:plural micro-batch} looked at the targets of the loss are the attention mask (rank "
-        "{rank}, step {step}" + ", model called at {line}" * bool(where) + ")"
+        "in {wrong} of {micro_batches} micro-batches looked at, first on rank {rank} at step {step}, the targets are "
     )
-    return fail(cell, "mask_as_labels", text, line=where, **numbers)
+    if len(wrong) < len(looked):
+        return make_unobservable(cell, "mask_at_times", text + "the attention mask, in the others not", **numbers)
+    return fail(cell, "mask_as_labels", text + "the attention mask" + _called(where), **numbers)
 
 
-def _is_wrong(micro: Fields) -> bool:
-    return bool(micro.get("labels_are_mask"))
+def _called(where: str) -> str:
+    return " (model called at {line})" * bool(where)
 
 
 _ALIKE = 1.02
@@ -87,44 +86,41 @@ def loss_weights(audit: Audit, cell: str) -> Finding | None:
         if len(known) < len(micros) or len(known) < 2:
             continue
         num_steps += 1
-        if _find_spread([of_target for of_target, _ in known]) <= _ALIKE:
+        of_target, of_mean = map(_find_spread, zip(*known, strict=True))
+        if of_target <= _ALIKE:
             continue
-        if _find_spread([of_mean for _, of_mean in known]) > 1 + _SAME:
+        if of_mean > 1 + _SAME:
             text = "what is back-propagated is no fixed multiple of such a loss"
             return make_unobservable(cell, "no_fixed_multiple", text)
         counts = [micro["num_targets"] for micro in micros]
-        wrong.append((step, min(counts), max(counts), micros[0]))
+        wrong.append((step, min(counts), max(counts), format_line(micros[0].get("line"))))
     if not num_steps:
         # A mean over each of micro-batches that are alike is one over all.
         odd = [micros for micros in every if len({str(item.get("shape")) for item in micros}) > 1]
         if has_no_integers(audit, cell) and len(odd) <= _SHARE * len(every):
-            return make_finding([], "{cell}: all micro-batches of a step have as many samples", cell=cell)
+            return succeed(cell, "all micro-batches of a step have as many samples")
         text = "no step had several micro-batches whose loss is one unweighted loss of torch.nn.functional"
         return make_unobservable(cell, "no_such_loss", text)
     numbers = {"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)}
     if not wrong:
-        text = "{cell}: a target weighs the same in every micro-batch of {steps_compared:plural step} looked at"
-        return make_finding([], text, cell=cell, **numbers)
-    step, least, most, micro = wrong[0]
-    numbers |= {"wrong": len(wrong), "step": step}
-    if len(wrong) < max(2, _SHARE * num_steps):
-        return make_unobservable(
-            cell,
-            "means_of_means_at_times",
-            "in {wrong} of {steps_compared} steps looked at, first at step {step}, micro-batches count alike though "
-            "their targets do not, and in the others they do not",
-            **numbers,
-        )
-    where = format_line(micro.get("line"))
+        text = "a target weighs the same in every micro-batch of {steps_compared:plural step} looked at"
+        return succeed(cell, text, **numbers)
+    # What is left over at the end of a pass makes a smaller micro-batch.
+    ends = {end for rank in ranks for _, end in list_passes(rank)}
+    is_rare = all(item[0] in ends for item in wrong) or len(wrong) < max(2, _SHARE * num_steps)
+    step, least, most, where = wrong[0]
     text = (
         "in {wrong} of {steps_compared} steps micro-batches count alike though their targets do not: at step {step} "
-        "means over {least} and over {most} targets have the same weight" + " (model called at {line})" * bool(where)
-    )
-    return fail(cell, "means_of_means", text, least=least, most=most, line=where, **numbers)
+        "means over {least} and over {most} targets have the same weight"
+    ) + _called(where)
+    numbers |= {"wrong": len(wrong), "step": step, "least": least, "most": most}
+    if is_rare:
+        return make_unobservable(cell, "means_of_means_at_times", text, line=where, **numbers)
+    return fail(cell, "means_of_means", text, line=where, **numbers)
 
 
-def _find_spread(weights: list[float]) -> float:
-    return max(weights) / min(weights) if min(weights) > 0 else float("inf")
+def _find_spread(weights: Sequence[float]) -> float:
+    return max(weights) / min(weights) if min(weights) > 0 else inf
 
 
 _LONGER = 1.25
@@ -153,11 +149,12 @@ _SAMPLED = 64
 def gradient_scale(audit: Audit, cell: str) -> Finding | None:
     """Compare by what the loss is multiplied, then the first gradient, or the lengths of several."""
     ranks, base = audit.ranks(cell), audit.ranks(audit.baseline)
-    mine, its = (_find_scale(item) for item in (ranks, base))
-    steps, where = [item[0].steps[0] for item in (ranks, base)], format_line(ranks[0].steps[0].get("backward_line"))
+    mine, its = _find_scale(ranks), _find_scale(base)
+    counts = [len(item[0].steps[0]["micros"]) for item in (ranks, base)]
+    where = format_line(ranks[0].steps[0].get("backward_line"))
     numbers = {
         "baseline": audit.baseline, "scale": mine, "scale_of_baseline": its, "at": f", at {where}" * bool(where),
-        "micro_batches": len(steps[0]["micros"]), "micro_batches_of_baseline": len(steps[1]["micros"]),
+        "micro_batches": counts[0], "micro_batches_of_baseline": counts[1],
     }  # fmt: skip
     is_known = mine is not None and its is not None
     if mine is not None and its is not None and max(mine / its, its / mine) > _LONGER:
@@ -175,7 +172,7 @@ def gradient_scale(audit: Audit, cell: str) -> Finding | None:
         return fail(cell, "undivided", text, **numbers)
     doubt = find_other_gradient(audit, cell, is_scale_known=is_known)
     if doubt is not None:
-        ratio, counts = doubt.numbers.get("ratio"), [len(step["micros"]) for step in steps]
+        ratio = doubt.numbers.get("ratio")
         if not is_known and isinstance(ratio, float):
             # As many times as long as there are times the ranks or micro-batches.
             multiples = {len(ranks) / len(base), counts[1] / counts[0]} - {1.0}
@@ -185,12 +182,8 @@ def gradient_scale(audit: Audit, cell: str) -> Finding | None:
         return make_unobservable(cell, doubt.code, "{doubt}", doubt=doubt.sentence.removeprefix(f"{cell}: "))
     if not holds_whole_model(ranks, base):
         return make_unobservable(cell, "model_in_parts", "no rank holds a whole gradient")
-    text = (
-        "the loss is multiplied alike in both, by {scale:.3g}"
-        if is_known
-        else "no gradient that was looked at is longer than that of {baseline}"
-    )
-    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
+    text = "no gradient that was looked at is longer than that of {baseline}"
+    return succeed(cell, "the loss is multiplied alike in both, by {scale:.3g}" if is_known else text, **numbers)
 
 
 def _find_scale(ranks: list[RankRecord]) -> float | None:
@@ -200,32 +193,34 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
     """
     results = []
     for micros in each_common_step(ranks):
-        weights = [weigh(micro) for micro in micros]
-        if not all(weight is not None for weight in weights):
+        weights = [weight for weight in map(weigh, micros) if weight is not None]
+        if len(weights) < len(micros):
             continue
         if len(ranks) > 1 and any(micro.get("wrapper") != "DistributedDataParallel" for micro in micros):
             return None
-        scale = sum(of_mean for _, of_mean in filter(None, weights)) / len(ranks)
-        results += [scale] * isfinite(scale)
-    return median(results) if results else None
+        results.append(sum(of_mean for _, of_mean in weights) / len(ranks))
+    return median(filter(isfinite, results)) if any(map(isfinite, results)) else None
 
 
 def _is_sum(ranks: list[RankRecord], scale: float) -> bool:
     """Return whether an update adds up the means of several batches of one loader, for which one line calls the model.
 
-    Losses of several tasks, or of what is real and what is made, are called for by lines of their own.
+    Losses of several tasks, or of what is real and what is made, are called for by lines of their own; two backward
+    passes over the same rows are no accumulation.
     """
     number = median(len(step["micros"]) for step in ranks[0].steps)
-    alike = {
-        (micro.get("loader"), micro.get("reduction"), str(micro.get("line")), micro.get("module"))
-        for _, micro in ranks[0].micros() if micro.get("num_losses")
+    steps = [[micro for micro in step["micros"] if micro.get("num_losses")] for step in ranks[0].steps]
+    kinds = {
+        (micro.get("loader"), micro.get("reduction"), str(micro.get("line") or ""), micro.get("module"))
+        for micros in steps for micro in micros
     }  # fmt: skip
-    if any(step.get("num_inside", 0) > 1 for step in ranks[0].steps):
-        # The optimizer itself asks for several gradients.
+    if len(kinds) != 1 or any(step.get("num_inside", 0) > 1 for step in ranks[0].steps):
+        # The optimizer itself may ask for several gradients.
         return False
-    ((loader, reduction, line, _), *others) = alike or {(None, "", "None", 0)}
-    is_one = not others and loader is not None and reduction == "mean" and line != "None"
-    return is_one and number > 1 and abs(scale / number - 1) < _SAME
+    loader, reduction, line, _ = kinds.pop()
+    are_other_rows = len({str(micro.get("ids") or micro.get("rows")) for micro in steps[0]}) == len(steps[0])
+    is_accumulated = loader is not None and reduction == "mean" and line and are_other_rows
+    return bool(is_accumulated) and number > 1 and abs(scale / number - 1) < _SAME
 
 
 def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False) -> Reason | None:
@@ -239,13 +234,9 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
     mine, its = (item[0].steps[0].get("gradient") or {} for item in (ranks, base))
     if not holds_whole_model(ranks, base) or len(mine.get("digests", [])) != len(its.get("digests", [])):
         return None
-    is_random = any(
-        micro.get("is_random") or micro.get("has_drawn")
-        for rank in (*ranks, *base)
-        for micro in rank.steps[0]["micros"]
-    )
+    firsts = [micro for rank in (*ranks, *base) for micro in rank.steps[0]["micros"]]
     numbers = {"cell": cell, "baseline": audit.baseline}
-    if is_random or not _begin_alike(ranks, base):
+    if any(micro.get("is_random") or micro.get("has_drawn") for micro in firsts) or not _begin_alike(ranks, base):
         # Of other rows a gradient is as long as it happens to be.
         ratio = 1.0 if is_scale_known else _compare_lengths(ranks[0], base[0])
         if max(ratio, 1 / ratio) <= _LONGER_OF_OTHER_ROWS:
@@ -260,10 +251,8 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
     if max(ratio, 1 / ratio) > _LONGER:
         text = "{cell}: its gradient is {ratio:.2f} times as long" + alike + _hint(ratio, len(ranks))
         return explain("other_length", text, ratio=ratio, **numbers)
-    pairs = list(zip(mine["head"], its["head"], strict=False))
-    usual = lengths[1] * sqrt(len(pairs) / (_SAMPLED * len(its["digests"])))
-    apart = sqrt(sum((pair - other) ** 2 for pair, other in pairs))
-    if (apart / max(sqrt(sum(other**2 for _, other in pairs)), usual)) <= _OTHER:
+    usual = lengths[1] * sqrt(len(its["head"]) / (_SAMPLED * len(its["digests"])))
+    if dist(mine["head"], its["head"]) <= _OTHER * max(hypot(*its["head"]), usual):
         return None
     text = "{cell}: its gradient is another one" + alike + ": other targets, another loss, or numbers drawn at random"
     return explain("other_gradient", text, **numbers)
@@ -271,19 +260,18 @@ def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False
 
 def _hint(ratio: float, num_ranks: int) -> str:
     """Return what makes a gradient as many times as long as there are ranks, and how to mend it; else nothing."""
-    if abs(ratio / num_ranks - 1) > _NEAR:
-        return ""
-    return (
+    text = (
         f", as where a mean over each rank's own targets is multiplied by the {num_ranks} ranks: transformers.Trainer "
         "does it for a model whose loss takes no number of items, unless average_tokens_across_devices is False"
     )
+    return text * (abs(ratio / num_ranks - 1) <= _NEAR)
 
 
-def _compare_lengths(rank: RankRecord, base: RankRecord) -> float:
-    """Return how many times as long its gradients are as the baseline's in the same steps, the median; 1 of few."""
-    mine, its = ({step["step"]: _measure(step) for step in it.steps} for it in (rank, base))
-    results = [(mine[step], its.get(step)) for step in mine]
-    ratios = [result / other for result, other in results if result and other and isfinite(result) and isfinite(other)]
+def _compare_lengths(*both: RankRecord) -> float:
+    """Return how many times as long the first one's gradients are in the same steps, the median; 1 of few."""
+    mine, its = ({step["step"]: _measure(step) for step in rank.steps} for rank in both)
+    pairs = [(mine[step], its.get(step)) for step in mine]
+    ratios = [result / other for result, other in pairs if result and other and isfinite(result) and isfinite(other)]
     return median(ratios) if len(ratios) >= _FEWEST_STEPS else 1.0
 
 
@@ -297,14 +285,9 @@ def _measure(step: Fields) -> float | None:
 
 def _begin_alike(*of_cells: list[RankRecord]) -> bool:
     """Return whether the first step has the same weights and the same rows, all ranks together."""
-    mine, its = ([list_rows(rank.steps[0]) for rank in ranks] for ranks in of_cells)
-    if None in mine or None in its:
-        return False
-    start, rows = (
-        get_start(of_cells[0])[0],
-        [sorted(row for some in item for row in some or []) for item in (mine, its)],
-    )
-    return bool(start and rows[0]) and start == get_start(of_cells[1])[0] and rows[0] == rows[1]
+    every = [[list_rows(rank.steps[0]) or [] for rank in ranks] for ranks in of_cells]
+    mine, its = ([get_start(ranks)[0], sorted(chain(*rows))] for ranks, rows in zip(of_cells, every, strict=True))
+    return bool(mine[0]) and mine == its and all(rows for of_cell in every for rows in of_cell)
 
 
 _NORMS_APART = 1e-3
@@ -322,54 +305,46 @@ def clipping(audit: Audit, cell: str) -> Finding | None:
     """Compare the norms that the clipping of torch was told, or worked out, step by step."""
     ranks, problems, num_compared, num_steps = audit.ranks(cell), [], 0, 0
     early = [step["step"] for rank in ranks for step in rank.steps if step.get("is_gradient_changed_early")]
+    known = []
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         clips = [step.get("clips", []) for step in steps]
-        if len({len(clip) for clip in clips}) > 1:
+        if len(set(map(len, clips))) > 1:
             return make_unobservable(cell, "clips_differ_in_number", "the ranks clip a different number of times")
         num_steps += bool(clips[0])
+        num_compared += len(clips[0])
         for of_ranks in zip(*clips, strict=True):
-            num_compared += 1
             norms = [rank["norm"] for rank in of_ranks]
             if max(norms) - min(norms) > _NORMS_APART * max(norms):
                 where = format_line(of_ranks[0].get("line"))
                 on_ranks = [f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms[:4])]
                 text = "{cell}: step {step} was clipped" + " at {line}" * bool(where) + " by the norm {on_ranks}"
-                step = steps[0]["step"]
-                problems.append(
-                    explain("other_norm", text, cell=cell, step=step, line=where, norms=norms, on_ranks=on_ranks)
-                )
-    if early and not problems:
-        return make_unobservable(
-            cell,
-            "changed_early",
-            "in step {step} something may change the gradient before all of it is summed up over the ranks: between "
-            "its micro-batches, or by a hook on a parameter or on DDP's exchange",
-            step=min(early),
-        )
-    if not num_compared:
+                numbers = {"cell": cell, "step": steps[0]["step"], "line": where, "norms": norms, "on_ranks": on_ranks}
+                problems.append(explain("other_norm", text, **numbers))
         # Where the optimizer finds the gradient as the backward pass has left it, nothing has clipped it.
-        known = [
-            all(rank["is_gradient_kept"] for rank in of_ranks) or _is_summed(of_ranks)
-            for of_ranks in zip(*(rank.steps for rank in ranks), strict=False) for _ in of_ranks
-            if all(rank.get("is_gradient_kept") is not None for rank in of_ranks)
-        ]  # fmt: skip
-        if len(known) < _FEWEST_KEPT * len(ranks) or not all(known):
+        kept = [step.get("is_gradient_kept") for step in steps]
+        if None not in kept:
+            known.append(all(kept) or _is_summed(steps))
+    if early and not problems:
+        text = "in step {step} something may change the gradient before all of it is summed up over the ranks: between "
+        text += "its micro-batches, or by a hook on a parameter or on DDP's exchange"
+        return make_unobservable(cell, "changed_early", text, step=min(early))
+    if not num_compared:
+        if len(known) < _FEWEST_KEPT or not all(known):
             text = "no clip_grad_norm_ was seen, and what changes the gradient before the optimizer's step is not known"
             return make_unobservable(cell, "no_clip_seen", text)
         text = (
-            "{cell}: nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
+            "nothing clips it: in {steps:plural step} looked at, all ranks together, the optimizer found the "
             "gradient as the backward pass had left it, or the sum or mean of that over the ranks"
         )
-        return make_finding([], text, cell=cell, steps=len(known), compared=0)
+        return succeed(cell, text, steps=len(known) * len(ranks), compared=0)
     first, *others = map(sampled_digests, ranks)
     differ = any(other[step] != first[step] for other in others for step in other if step in first)
     if problems and differ and holds_whole_model(ranks):
         return make_unobservable(cell, "models_differ", "every rank has a model of its own, and so a norm")
-    return make_finding(
-        problems,
-        "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked at",
-        cell=cell, compared=num_compared, different=len(problems), steps_compared=num_steps,
-    )  # fmt: skip
+    text = (
+        "{cell}: the norm was the same on all ranks, {compared:plural time} in {steps_compared:plural step} looked at"
+    )
+    return make_finding(problems, text, cell=cell, compared=num_compared, steps_compared=num_steps)
 
 
 def _is_summed(steps: Sequence[Fields]) -> bool:
@@ -387,7 +362,6 @@ def _is_summed(steps: Sequence[Fields]) -> bool:
 _MANY = 1.5
 _LEAST = 0.4
 """Gradients may be exchanged in 16 bits."""
-_KINDS = ("all_reduce", "allreduce", "allreduce_coalesced")
 
 
 @question(
@@ -401,47 +375,42 @@ _KINDS = ("all_reduce", "allreduce", "allreduce_coalesced")
 )
 def exchange(audit: Audit, cell: str) -> Finding | None:
     """Count the exchanges that DDP was asked for, and the bytes that torch's process groups were given."""
-    rank = audit.ranks(cell)[0]
-    steps, size = rank.steps, rank.steps[0].get("parameter_bytes")
-    if not holds_whole_model(audit.ranks(cell)):
-        return make_unobservable(cell, "model_in_parts", "how often a model in parts has to exchange is not known")
-    if len({micro.get("module") for _, micro in rank.micros()}) > 1:
-        text = "several models are trained, and which backward is whose is not known"
-        return make_unobservable(cell, "several_models", text)
-    if any(step.get("num_inside", 0) > 1 for step in steps):
-        return make_unobservable(cell, "several_gradients", "the optimizer itself asks for several gradients per step")
-    per_step = [
-        # A value that is False is left out of the record.
-        sum(bool(micro.get("is_synchronised")) for micro in step["micros"])
-        if any(micro.get("wrapper") == "DistributedDataParallel" for micro in step["micros"])
-        else None
-        for step in steps
-    ]
-    counted = [item for item in per_step if item is not None]
-    traffic = [step["traffic"] for step in steps[1:] if step.get("traffic") is not None and size]
-    results = [sum(item.get(kind, [0, 0])[1] for kind in _KINDS) / size for item in traffic]
-    rounds = median(results) if results else None
-    number = median(counted) if counted else rounds
-    if number is None:
-        text = "the exchange is none of DDP's, and torch kept no record of its bytes"
-        return make_unobservable(cell, "no_record_of_exchanges", text)
-    bytes_ = "" if rounds is None else " ({gradients_exchanged:.2f} times the gradient's bytes)"
-    many = [step["step"] for step, item in zip(steps, per_step, strict=True) if (item or 0) >= _MANY]
-    where = format_line(steps[0].get("backward_line"))
+    steps = audit.ranks(cell)[0].steps
+    unknown = {
+        "model_in_parts": "how often a model in parts has to exchange is not known",
+        "several_models": "several models are trained, and which backward is whose is not known",
+        "several_gradients": "the optimizer itself asks for several gradients per step",
+        "no_record_of_exchanges": "the exchange is none of DDP's, and torch kept no record of its bytes",
+    }
+    is_by_ddp = any(micro.get("wrapper") == "DistributedDataParallel" for step in steps for micro in step["micros"])
+    # A value that is False is left out of the record.
+    counted = [sum(bool(micro.get("is_synchronised")) for micro in step["micros"]) for step in steps] * is_by_ddp
+    rounds = list_shares(audit.ranks(cell)[0], ("all_reduce", "allreduce", "allreduce_coalesced"))
+    are = (
+        not holds_whole_model(audit.ranks(cell)),
+        len({micro.get("module") for step in steps for micro in step["micros"]}) > 1,
+        any(step.get("num_inside", 0) > 1 for step in steps),
+        not counted and not rounds,
+    )
+    for code, text in compress(unknown.items(), are):
+        return make_unobservable(cell, code, text)
+    exchanged, number = median(rounds) if rounds else None, median(counted or rounds)
+    many = [step["step"] for step, item in zip(steps, counted, strict=False) if item >= _MANY]
     numbers = {
         "micro_batches": round(median(len(step["micros"]) for step in steps)), "exchanges": number,
-        "gradients_exchanged": rounds, "steps_of_more": len(many), "steps": len(steps),
-        "first": many[0] if many else None, "line": where,
+        "gradients_exchanged": exchanged, "steps_of_more": len(many), "steps": len(steps),
+        "first": many[0] if many else None, "line": format_line(steps[0].get("backward_line")),
     }  # fmt: skip
+    bytes_ = " ({gradients_exchanged:.2f} times the gradient's bytes)" * bool(rounds)
     # Of the steps; one whose update a gradient scaler leaves out has the micro-batches of two.
     if numbers["micro_batches"] != 1 and (number >= _MANY or len(many) > _SHARE * len(steps)):
         often = "{exchanges:g} exchanges per update"
         if number < _MANY:
             often = "in {steps_of_more:,} of {steps:,} steps, first in step {first:,}, more than one exchange"
         text = f"{often} of {{micro_batches}} micro-batches{bytes_}, one is needed"
-        return fail(cell, "too_many_exchanges", text + "; the backward is at {line}" * bool(where), **numbers)
-    if rounds is not None and rounds < _LEAST:
+        return fail(cell, "too_many_exchanges", text + "; the backward is at {line}" * bool(numbers["line"]), **numbers)
+    if exchanged is not None and exchanged < _LEAST:
         text = "the ranks exchange {gradients_exchanged:.2f} times the gradient's bytes by all-reduce"
-        return make_unobservable(cell, "too_few_bytes", text, gradients_exchanged=rounds)
-    text = "{cell}: {exchanges:g} exchange per update of {micro_batches:plural micro-batch}" + bytes_
-    return make_finding([], text, cell=cell, **numbers)
+        return make_unobservable(cell, "too_few_bytes", text, gradients_exchanged=exchanged)
+    text = "{exchanges:g} exchange per update of {micro_batches:plural micro-batch}" + bytes_
+    return succeed(cell, text, **numbers)

@@ -1,12 +1,13 @@
 """What is right and makes a figure say less: a wrapped baseline, a wide clock, waits, too few devices, shared files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ddp_audit.findings import HYGIENE, fail, make_unobservable, question
+from ddp_audit.findings import HYGIENE, fail, make_unobservable, question, succeed
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import explain
@@ -27,11 +28,10 @@ def plain_baseline(audit: Audit, cell: str) -> Finding | None:
     wrapper, where = micro.get("wrapper", ""), format_line(micro.get("line"))
     if wrapper:
         text = "one rank, and its model is wrapped by {wrapper}" + " (called at {line})" * bool(where)
-        text += "; started by python alone it does not train" * bool(launched.fails_alone)
+        text += "; started by python alone it does not train" * launched.fails_alone
         return fail(cell, "wrapped", text, wrapper=wrapper, line=where)
     start = "; python started it, since it is wrapped where torchrun does" * launched.is_alone
-    model = micro.get("model") or "the model"
-    return make_finding([], "{cell}: {model} is called as it is" + start, cell=cell, model=model)
+    return succeed(cell, "{model} is called as it is" + start, model=micro.get("model") or "the model")
 
 
 def is_wrapped(launched: Launched) -> bool:
@@ -40,6 +40,7 @@ def is_wrapped(launched: Launched) -> bool:
     return bool(steps and steps[0]["micros"][0].get("wrapper"))
 
 
+_Span = tuple[float, RankRecord, Fields, float, dict[str, float]]
 _COVERED = 0.5
 _MOST_OTHER = 0.05
 
@@ -53,73 +54,57 @@ _MOST_OTHER = 0.05
 )
 def clock(audit: Audit, cell: str) -> Finding | None:
     """Look at the tightest of the spans that the script can have timed its steps with."""
-    results = [(rank, window) for rank in audit.ranks(cell) if (window := _find_tightest_window(rank)) is not None]
-    if not results:
+    if (span := _find_span(audit, cell, key=itemgetter(0))) is None:
         text = "the script was not seen to read a clock before and after its steps"
         return make_unobservable(cell, "no_clock_read", text)
-    others = _list_other_kinds(audit, cell)
-
-    def compute_share(window: Fields) -> float:
-        seconds = sum(window["seconds"].values())
-        return _sum_other(window, others) / seconds if seconds else 0.0
-
-    rank, window = max(results, key=lambda pair: compute_share(pair[1]))
-    share, known = compute_share(window), window["seconds"]
+    share, rank, window, seconds, other = span
     numbers = {
         "rank": rank.rank, "begin": format_line(window["begin"]), "end": format_line(window["end"]),
-        "seconds": sum(known.values()), "other_seconds": _sum_other(window, others), "share": share,
+        "seconds": seconds, "other_seconds": sum(other.values()), "share": share,
         # Spans that begin before the one before has ended have steps in common.
         "timed_steps": min(window["num_steps"], len(rank.steps)), "steps": len(rank.steps),
-        "parts": [f"{kind} {wording.format_duration(known[kind])}" for kind in others if known.get(kind)],
+        "parts": [f"{kind} {wording.format_duration(spent)}" for kind, spent in other.items()],
     }  # fmt: skip
-    if share > _MOST_OTHER:
+    if share <= _MOST_OTHER:
         text = (
-            "of {seconds:duration} between the clock readings at {begin} to {end} on rank {rank}, "
-            "{other_seconds:duration} were no step: {parts}"
+            "{share:small_percent} of the time between the clock's readings at {begin} to {end} was something else "
+            "than training, over {timed_steps:,} of {steps:,} steps"
         )
-        return replace(fail(cell, "timed_no_step", text, **numbers), true_figure=_correct(audit, cell))
+        return succeed(cell, text, **numbers)
     text = (
-        "{cell}: {share:small_percent} of the time between the clock's readings at {begin} to {end} was something else "
-        "than training, over {timed_steps:,} of {steps:,} steps"
+        "of {seconds:duration} between the clock readings at {begin} to {end} on rank {rank}, "
+        "{other_seconds:duration} were no step: {parts}"
     )
-    return make_finding([], text, cell=cell, **numbers)
+    spans = [_find_span(audit, name, key=itemgetter(3)) for name in (audit.baseline, cell)]
+    figure = ""
+    if spans[0] and spans[1]:
+        (base, plain_base), (mine, plain) = ((span[3], span[3] - sum(span[4].values())) for span in spans if span)
+        figure = f"without that its clock says {wording.format_duration(plain)}"
+        if cell != audit.baseline:
+            ratio, true_ratio = map(wording.format_ratio, (base / mine, plain_base / plain))
+            figure = f"by the script's clock {cell} is {ratio} as fast as {audit.baseline}, without that {true_ratio}"
+    return replace(fail(cell, "timed_no_step", text, **numbers), true_figure=figure)
 
 
-def _find_tightest_window(rank: RankRecord) -> Fields | None:
-    """Return the span over most of the steps that is shortest per step; None where there is none.
+def _find_span(audit: Audit, cell: str, *, key: Callable[[_Span], Any]) -> _Span | None:
+    """Return the rank's span that has most of `key`: share of other work, rank, the span, its seconds, other work.
 
-    A variable that still holds an older reading makes a longer one, which nobody may have meant.
+    Of each rank it is the one over most of the steps that is shortest per step: a variable that still holds an older
+    reading makes a longer one, which nobody may have meant.
     """
-    covering = [window for window in rank.windows if window["num_steps"] >= _COVERED * len(rank.steps)]
-    return min(covering, key=lambda window: sum(window["seconds"].values()) / window["num_steps"], default=None)
-
-
-def _list_other_kinds(audit: Audit, cell: str) -> tuple[str, ...]:
-    """Return the kinds of what is no training: an upload is none in whatever step it is."""
-    return list_other_kinds(audit.first(cell), may_be_of_steps=(EVALUATION,))
-
-
-def _sum_other(window: Fields, others: Sequence[str]) -> float:
-    return float(sum(window["seconds"].get(kind, 0.0) for kind in others))
-
-
-def _correct(audit: Audit, cell: str) -> str:
-    """Return what the script's clock says of the speedup, and what it says without what is no step."""
     spans = []
-    for name in (audit.baseline, cell):
-        windows = [window for rank in audit.ranks(name) if (window := _find_tightest_window(rank)) is not None]
-        if not windows:
-            return ""
-        longest = max(windows, key=lambda window: sum(window["seconds"].values()))
-        spans.append((sum(longest["seconds"].values()), _sum_other(longest, _list_other_kinds(audit, name))))
-    (base, base_other), (mine, other) = spans
-    if cell == audit.baseline:
-        return f"without that its clock says {wording.format_duration(mine - other)}"
-    ratio, true_ratio = base / mine, (base - base_other) / (mine - other)
-    return (
-        f"by the script's clock {cell} is {wording.format_ratio(ratio)} as fast as {audit.baseline}, without that "
-        f"{wording.format_ratio(true_ratio)}"
-    )
+    # An upload is no training in whatever step it is.
+    others = list_other_kinds(audit.first(cell), may_be_of_steps=(EVALUATION,))
+    for rank in audit.ranks(cell):
+        covering = [
+            (sum(window["seconds"].values()), window) for window in rank.windows
+            if window["num_steps"] >= _COVERED * len(rank.steps)
+        ]  # fmt: skip
+        if covering:
+            seconds, window = min(covering, key=lambda item: item[0] / item[1]["num_steps"])
+            other = {kind: window["seconds"][kind] for kind in others if window["seconds"].get(kind)}
+            spans.append((sum(other.values()) / (seconds or 1.0), rank, window, seconds, other))
+    return max(spans, key=key, default=None)
 
 
 _DATA_BOUND_SHARE = 0.05
@@ -135,13 +120,13 @@ _DATA_BOUND_SHARE = 0.05
 def data_wait(audit: Audit, cell: str) -> Finding | None:
     """Compare the time in the loader with that of whole steps."""
     split = split_steps(audit.first(cell))
-    seconds, waited = sum(split.values()), split.get("data", 0.0)
-    share = waited / seconds if seconds else 0.0
+    seconds = sum(split.values())
+    numbers = {"data_wait_share": split.get("data", 0.0) / (seconds or 1.0), "seconds": seconds}
     text = "{data_wait_share:small_percent} of a step of {seconds:duration} was spent waiting for the loader"
-    numbers: dict[str, Any] = {"data_wait_share": share, "seconds": seconds, "most_allowed": _DATA_BOUND_SHARE}
-    if share > _DATA_BOUND_SHARE:
-        return fail(cell, "data_bound", text + ", at most {most_allowed:percent} allowed", **numbers)
-    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
+    if numbers["data_wait_share"] <= _DATA_BOUND_SHARE:
+        return succeed(cell, text, **numbers)
+    text += ", at most {most_allowed:percent} allowed"
+    return fail(cell, "data_bound", text, **numbers, most_allowed=_DATA_BOUND_SHARE)
 
 
 @question(
@@ -159,13 +144,10 @@ def own_device(audit: Audit, cell: str) -> Finding | None:
         there, needed, what = int((ranks[0].first("torch") or {}).get("device_count", 0)), len(ranks), "GPU"
     else:
         there, needed, what = len(os.sched_getaffinity(0)), len(ranks) * int(first.get("num_threads", 1)), "CPU core"
-    numbers: dict[str, Any] = {
-        "ranks": len(ranks), "needed": needed, "there": there, "devices": wording.format_plural(needed, what),
-    }  # fmt: skip
+    devices = wording.format_plural(needed, what)
+    numbers: dict[str, Any] = {"ranks": len(ranks), "needed": needed, "there": there, "devices": devices}
     text = "{ranks:plural rank} use {devices}, {there} there"
-    if needed > there:
-        return fail(cell, "too_few_devices", text, **numbers)
-    return make_finding([], "{cell}: " + text, cell=cell, **numbers)
+    return fail(cell, "too_few_devices", text, **numbers) if needed > there else succeed(cell, text, **numbers)
 
 
 @question(
@@ -207,21 +189,19 @@ def one_file(audit: Audit, cell: str) -> Finding | None:
         if len(ranks) > 1:
             text = "{cell}: ranks {ranks} append to {path}"
             problems.append(explain("appended_by_ranks", text, cell=cell, ranks=ranks, path=path))
-        earlier = next((name for name in cells[: cells.index(cell)] if path in set().union(*of_cells[name])), None)
-        if earlier:
-            text = "{cell} appends to {path}, which {earlier} appends to, too"
-            problems.append(explain("appended_by_cells", text, cell=cell, path=path, earlier=earlier))
+        for earlier in cells[: cells.index(cell)]:
+            if path in set().union(*of_cells[earlier]):
+                text = "{cell} appends to {path}, which {earlier} appends to, too"
+                problems.append(explain("appended_by_cells", text, cell=cell, path=path, earlier=earlier))
+                break
     text = "{cell}: no file of results was appended to by two ranks or two cells"
     return make_finding(problems, text, cell=cell, files_appended_to=len(paths))
 
 
 def _list_appended(rank: RankRecord) -> set[str]:
     """Return the files of results that the rank appended to and had not made anew."""
-    texts: set[str] = set()
-    fresh: set[str] = set()
+    first: dict[str, str] = {}
     for item in rank.lines.get("open", []):
-        if item["mode"] in "wx":
-            fresh.add(item["path"])
-        elif item["mode"] == "a" and item["path"] not in fresh and Path(item["path"]).suffix in _RESULTS:
-            texts.add(item["path"])
-    return texts
+        if item["mode"] in "wxa":
+            first.setdefault(item["path"], item["mode"])
+    return {path for path, mode in first.items() if mode == "a" and Path(path).suffix in _RESULTS}

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import replace
+from itertools import chain
 from math import inf, isfinite
 from typing import Any
 
@@ -13,12 +14,14 @@ from ddp_audit.findings import (
     find_uneven_pass,
     get_start,
     holds_whole_model,
+    list_shares,
     make_unobservable,
     question,
     sampled_digests,
+    succeed,
 )
 from ddp_audit.process.findings import Finding, make_finding
-from ddp_audit.process.wording import Reason, explain
+from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit, Fields, RankRecord, format_line
 
 NO_GROUP, NO_MODE, UNWRAPPED, SAME_WORK = "no_group", "accelerate_alone", "unwrapped", "same_work"
@@ -50,114 +53,97 @@ _WHOLE = 0.4
 def same_parameters(audit: Audit, cell: str) -> Finding | None:
     """Compare digests of the parameters after the sampled steps."""
     ranks = audit.ranks(cell)
-    if not holds_whole_model(ranks):
-        return make_unobservable(cell, "model_in_parts", "each rank holds a part of the model")
     of_ranks = [sampled_digests(rank) for rank in ranks]
     # Where the ranks have passes of other lengths, steps of one number are no more steps of one update.
     last = min((end for _, end in find_uneven_pass(ranks) if end is not None), default=inf)
     steps = sorted(step for step in set(of_ranks[0]).intersection(*of_ranks[1:]) if step <= last)
+    if not holds_whole_model(ranks):
+        return make_unobservable(cell, "model_in_parts", "each rank holds a part of the model")
     if not steps or not of_ranks[0][steps[0]]:
         return make_unobservable(cell, "no_step_sampled", "no step was sampled on every rank")
     if any(len({len(rank[step]) for rank in of_ranks}) > 1 for step in steps):
-        return make_unobservable(
-            cell, "other_parameters", "the ranks train other parameters than each other, as stages of a pipeline do"
-        )
+        text = "the ranks train other parameters than each other, as stages of a pipeline do"
+        return make_unobservable(cell, "other_parameters", text)
     differing = {step: _count_differing([rank[step] for rank in of_ranks]) for step in steps}
-    num_tensors = max(len(of_ranks[0][step]) for step in steps)
-    wrong = [step for step in steps if differing[step]]
+    wrong, most, shares = [step for step in steps if differing[step]], max(differing.values()), list_shares(ranks[0])
+    number = wrong[0] if wrong else steps[-1]
+    step, other = (next(item for item in rank.steps if item["step"] == number) for rank in ranks[:2])
+    micro = step["micros"][0]
+    wrapper, where = micro.get("wrapper"), format_line(micro.get("line"))
+    numbers: dict[str, Any] = {"step": number, "tensors": len(of_ranks[0][number]), "differing": most}
     if not wrong:
-        return _doubt_equal(audit, cell, steps) or make_finding(
-            [],
-            "{cell}: equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of "
-                "them step {last:,}",
-                cell=cell, sampled_steps=len(steps), steps=audit.first(cell).num_steps, last=steps[-1],
-                tensors=num_tensors,
-        )  # fmt: skip
-    if len(wrong) < len(steps):
-        return make_unobservable(
-            cell,
-            "averaged_at_times",
-            "the ranks differ after step {step} and not after every one, as where models are averaged at times",
-            step=wrong[0],
+        text = (
+            "equal on all ranks after each of {sampled_steps:plural sampled step} of {steps:,}, the last of them step "
         )
-    shares = _list_shares(ranks[0])
+        about = {"sampled_steps": len(steps), "steps": audit.first(cell).num_steps, "last": number}
+        return _doubt_equal(audit, cell, steps) or succeed(cell, text + "{last:,}", **about, **numbers)
+    if len(wrong) < len(steps):
+        text = "the ranks differ after step {step} and not after every one, as where models are averaged at times"
+        return make_unobservable(cell, "averaged_at_times", text, **numbers)
     if shares and max(shares) > _WHOLE > min(shares):
         return make_unobservable(cell, "models_exchanged", "the ranks differ, and exchange whole models in some steps")
-    if max(differing.values()) <= _FEW * num_tensors:
-        return make_unobservable(
-            cell,
-            "some_tensors_differ",
-            "{differing} of {tensors} tensors differ, as where ranks hold experts of their own",
-            differing=max(differing.values()), tensors=num_tensors,
-        )  # fmt: skip
+    if most <= _FEW * max(len(of_ranks[0][step]) for step in steps):
+        text = "{differing} of {tensors} tensors differ, as where ranks hold experts of their own"
+        return make_unobservable(cell, "some_tensors_differ", text, **numbers)
+    starts = [item for item in get_start(ranks) if item]
+    at_start = _count_differing(starts) if len({len(start) for start in starts}) == 1 else 0
+    are_exchanged, remedy = min(shares, default=0) > _WHOLE, _mend_group(ranks[0])
+    if remedy:
+        code = NO_MODE if ranks[0].steps[0].get("backend") else NO_GROUP
+    elif wrapper == "DistributedDataParallel" and not any(item.get("is_synchronised") for _, item in ranks[0].micros()):
+        code, remedy = "never_synchronised", "leave forward and backward of the last micro-batch outside of no_sync()"
+    elif wrapper == "DataParallel":
+        code, remedy = "data_parallel", "wrap the model by DistributedDataParallel: DataParallel is for one process"
+    elif are_exchanged and at_start:
+        code = "start_apart"
+        remedy = "seed every rank alike, or broadcast the weights of rank 0; DDP does when it wraps a model"
+    else:
+        code = "ranks_differ" if wrapper or are_exchanged or not where else UNWRAPPED
+    text = (
+        "from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is called"
+        + " at {line}" * bool(where)
+        + (", wrapped by {wrapper}" if wrapper else ", which no wrapper is around")
+        + ", and a step has {collectives:plural collective}{mode}"
+    )
+    numbers |= {
+        "differing": differing[number], "at_start": at_start, "line": where, "wrapper": wrapper,
+        "lengths": _format_apart(step["weights"], other["weights"]), "mode": _format_mode(ranks[0]),
+        "model": micro.get("computed") or micro.get("model", "the model"), "collectives": _count_exchanges(ranks[0]),
+    }  # fmt: skip
     figure = f"{cell} is {len(ranks)} trainings side by side, each of its own rows: there is no speedup of one training"
-    code, remedy = _find_cause(ranks)
-    result = _describe(cell, code, ranks, wrong[0], num_tensors, differing[wrong[0]])
-    return replace(make_finding([result], ""), true_figure=figure, remedy=remedy)
-
-
-def _find_cause(ranks: list[RankRecord]) -> tuple[str, str]:
-    """Return the code of what lets ranks differ, and what mends it; no remedy where it is the question's."""
-    micros = [micro for _, micro in ranks[0].micros()]
-    wrapper, where = micros[0].get("wrapper"), format_line(micros[0].get("line"))
-    if remedy := _mend_group(ranks[0]):
-        return (NO_MODE if ranks[0].steps[0].get("backend") else NO_GROUP), remedy
-    if wrapper == "DistributedDataParallel" and not any(micro.get("is_synchronised") for micro in micros):
-        return "never_synchronised", "leave the forward and backward of the last micro-batch outside of no_sync()"
-    if wrapper == "DataParallel":
-        return (
-            "data_parallel",
-            "wrap the model by DistributedDataParallel: DataParallel is for the GPUs of one process",
-        )
-    are_exchanged = min(_list_shares(ranks[0]), default=0) > _WHOLE
-    if are_exchanged and _count_at_start(ranks):
-        return (
-            "start_apart",
-            "seed every rank alike, or broadcast the weights of rank 0; DDP does when it wraps a model",
-        )
-    return ("ranks_differ" if wrapper or are_exchanged or not where else UNWRAPPED), ""
+    return replace(fail(cell, code, text, **numbers), true_figure=figure, remedy=remedy)
 
 
 def _doubt_equal(audit: Audit, cell: str, steps: list[int]) -> Finding | None:
     """Return what is found of ranks whose parameters are equal in these steps where that is no proof of an exchange."""
-    ranks = audit.ranks(cell)
+    ranks, last = audit.ranks(cell), steps[-1]
     if all(_never_changed(rank) for rank in ranks):
-        return make_unobservable(
-            cell,
-            "unchanged",
-            "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing",
-            steps=len(steps),
-        )
-    # Of the steps that all have made: a launch that is ended may have made one more on some.
-    losses = list(zip(*([micro.get("loss") for _, micro in rank.micros()] for rank in ranks), strict=False))
+        text = "no parameter was seen to change in any of {steps:plural sampled step}, so that equal ones say nothing"
+        return make_unobservable(cell, "unchanged", text, steps=len(steps))
     if not _count_exchanges(ranks[0]):
+        # Of the steps that all have made: a launch that is ended may have made one more on some.
+        losses = list(zip(*([micro.get("loss") for _, micro in rank.micros()] for rank in ranks), strict=False))
         if any(loss[0] is not None for loss in losses) and all(len(set(loss)) == 1 for loss in losses):
-            result = fail(
-                cell,
-                SAME_WORK,
+            text = (
                 "{ranks:plural rank} exchange nothing, and have the same parameters and the same losses: each does all "
-                "the work by itself{mode}",
-                ranks=len(ranks), mode=_format_mode(ranks[0]),
-            )  # fmt: skip
+                "the work by itself{mode}"
+            )
+            result = fail(cell, SAME_WORK, text, ranks=len(ranks), mode=_format_mode(ranks[0]))
             return replace(result, remedy=_mend_group(ranks[0]))
-        return make_unobservable(
-            cell,
-            "nothing_exchanged",
+        text = (
             "no step exchanged anything: either the ranks do the same work, or exchange by means of their own, or what "
-            "was read of their parameters is not what they are",
+            "was read of their parameters is not what they are"
         )
-    last = steps[-1]
+        return make_unobservable(cell, "nothing_exchanged", text)
     for rank in ranks:
-        usual = [step.get("num_collectives", 0) for step in rank.steps[1:] if step["step"] <= last]
-        for step in rank.steps:
-            if usual and step["step"] > last and step.get("num_collectives", 0) < min(usual):
-                return make_unobservable(
-                    cell,
-                    "silent_later",
-                    "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} "
-                    "exchanges less than any until then",
-                    last=last, silent=step["step"],
-                )  # fmt: skip
+        numbers = {step["step"]: step.get("num_collectives", 0) for step in rank.steps[1:]}
+        usual = min((number for step, number in numbers.items() if step <= last), default=0)
+        if silent := next((step for step, number in numbers.items() if step > last and number < usual), None):
+            text = (
+                "the parameters are equal up to step {last:,}, the last one that was sampled; step {silent:,} "
+                "exchanges less than any until then"
+            )
+            return make_unobservable(cell, "silent_later", text, last=last, silent=silent)
     return None
 
 
@@ -169,9 +155,8 @@ def _mend_group(rank: RankRecord) -> str:
     """Return what mends a rank that joins no other; empty where it does."""
     if rank.steps[0].get("accelerate") == _ALONE:
         return "on CPUs tell accelerate so: Accelerator(cpu=True), or ACCELERATE_USE_CPU=true in the environment"
-    if rank.steps[0].get("backend"):
-        return ""
-    return "call torch.distributed.init_process_group, and wrap the model by DistributedDataParallel"
+    text = "call torch.distributed.init_process_group, and wrap the model by DistributedDataParallel"
+    return text * (not rank.steps[0].get("backend"))
 
 
 def _count_exchanges(rank: RankRecord) -> int:
@@ -179,37 +164,8 @@ def _count_exchanges(rank: RankRecord) -> int:
     return max((step.get("num_collectives", 0) for step in rank.steps[1:]), default=0)
 
 
-def _count_at_start(ranks: list[RankRecord]) -> int:
-    """Return how many tensors differ between the ranks before the first step."""
-    starts = [item for item in get_start(ranks) if item]
-    return _count_differing(starts) if len({len(start) for start in starts}) == 1 else 0
-
-
-def _list_shares(rank: RankRecord) -> list[float]:
-    """Return what share of the parameters' bytes each step exchanges, where torch kept a record of it."""
-    size = rank.steps[0].get("parameter_bytes") or 0
-    known = [step["traffic"] for step in rank.steps[1:] if step.get("traffic") is not None and size]
-    return [sum(num_bytes for _, num_bytes in traffic.values()) / size for traffic in known]
-
-
 def _count_differing(digests_of_ranks: list[list[str]]) -> int:
     return sum(len(set(rank)) > 1 for rank in zip(*digests_of_ranks, strict=True))
-
-
-def _describe(cell: str, code: str, ranks: list[RankRecord], number: int, num_tensors: int, differing: int) -> Reason:
-    step, other = (next(item for item in rank.steps if item["step"] == number) for rank in ranks[:2])
-    micro = step["micros"][0]
-    where = format_line(micro.get("line"))
-    wrapped = "wrapped by {wrapper}" if micro.get("wrapper") else "which no wrapper is around"
-    return explain(
-        code,
-        "{cell}: from step {step} on {differing} of {tensors} tensors differ between the ranks{lengths}; {model} is "
-        "called" + " at {line}" * bool(where) + f", {wrapped}, and a step has " "{collectives:plural collective}{mode}",
-        cell=cell, step=number, differing=differing, tensors=num_tensors, at_start=_count_at_start(ranks),
-        lengths=_format_apart(step["weights"], other["weights"]),
-        model=micro.get("computed") or micro.get("model", "the model"), line=where, wrapper=micro.get("wrapper"),
-        collectives=_count_exchanges(ranks[0]), mode=_format_mode(ranks[0]),
-    )  # fmt: skip
 
 
 def _format_apart(mine: Fields, other: Fields) -> str:
@@ -249,25 +205,26 @@ def learning(audit: Audit, cell: str) -> Finding | None:
     if idle and most >= _FEWEST_OF_OTHERS:
         text = "rank {rank} imports torch and makes no optimizer step, while another one makes {steps:,}"
         return fail(cell, "rank_without_steps", text, rank=idle[0].rank, steps=most)
-    gradients = [step["gradient"] for rank in ranks for step in rank.steps if step.get("gradient")]
-    num_steps = min(len(sampled_digests(rank)) for rank in ranks)
-    if not gradients or num_steps < _FEWEST_STEPS:
+    gradients = [[step["gradient"] for step in rank.steps if step.get("gradient")] for rank in ranks]
+    num_steps, every = min(len(sampled_digests(rank)) for rank in ranks), list(chain(*gradients))
+    if not every or num_steps < _FEWEST_STEPS:
         return make_unobservable(cell, "no_step_sampled", "too few steps were sampled to see what changes")
     numbers = {"sampled_steps": num_steps, "line": format_line(ranks[0].steps[0].get("step_line"))}
-    end = " (the optimizer's step is at {line})" * bool(numbers["line"])
     begin = "in {sampled_steps:plural step} looked at "
-    if not any(gradient.get("digests") for gradient in gradients):
-        return fail(cell, "gradient_missing", f"{begin}no parameter of the optimizer has a gradient{end}", **numbers)
-    if all(gradient.get("is_zero") for gradient in gradients):
-        return fail(cell, NO_GRADIENT, f"{begin}the gradient is zero, every element of it{end}", **numbers)
-    if all(_never_changed(rank) for rank in ranks):
-        if not all(any((step.get("gradient") or {}).get("l2", 0.0) > 0 for step in rank.steps) for rank in ranks):
-            return make_unobservable(
-                cell, "few_elements", "no parameter was seen to change, of which a few elements alone were looked at"
-            )
-        text = f"{begin}the optimizer finds a gradient, and leaves all parameters as they were{end}"
-        return fail(cell, "nothing_changed", text, **numbers)
-    return make_finding([], f"{{cell}}: {begin}there is a gradient, and parameters change", cell=cell, **numbers)
+    code, text = "", "there is a gradient, and parameters change"
+    if not any(gradient.get("digests") for gradient in every):
+        code, text = "gradient_missing", "no parameter of the optimizer has a gradient"
+    elif all(gradient.get("is_zero") for gradient in every):
+        code, text = NO_GRADIENT, "the gradient is zero, every element of it"
+    elif all(_never_changed(rank) for rank in ranks):
+        if not all(any(item.get("l2", 0.0) > 0 for item in of_rank) for of_rank in gradients):
+            text = "no parameter was seen to change, of which a few elements alone were looked at"
+            return make_unobservable(cell, "few_elements", text)
+        code, text = "nothing_changed", "the optimizer finds a gradient, and leaves all parameters as they were"
+    if not code:
+        return succeed(cell, begin + text, **numbers)
+    end = " (the optimizer's step is at {line})" * bool(numbers["line"])
+    return fail(cell, code, begin + text + end, **numbers)
 
 
 def _never_changed(rank: RankRecord) -> bool:
@@ -301,22 +258,19 @@ def finite(audit: Audit, cell: str) -> Finding | None:
     """Look at the losses as they were back-propagated, and at sampled parameters."""
     num_losses = 0
     for rank in audit.ranks(cell):
-        losses = [(step, micro["loss"]) for step, micro in rank.micros() if micro.get("loss") is not None]
-        wrong = [step for step, loss in losses if not isfinite(loss)]
-        num_losses += len(losses)
-        if len(wrong) > _MOST_NOT_FINITE * len(losses):
-            return fail(
-                cell,
-                "losses_not_finite",
-                "{wrong} of the {losses} losses that were read on rank {rank} are no numbers, first in step {step}",
-                wrong=len(wrong), losses=len(losses), rank=rank.rank, step=wrong[0],
-            )  # fmt: skip
+        known = [(step, micro["loss"]) for step, micro in rank.micros() if micro.get("loss") is not None]
+        wrong = [step for step, loss in known if not isfinite(loss)]
+        num_losses += len(known)
+        if len(wrong) > _MOST_NOT_FINITE * len(known):
+            text = "{wrong} of the {losses} losses that were read on rank {rank} are no numbers, first in step {step}"
+            numbers = {"wrong": len(wrong), "losses": len(known), "rank": rank.rank, "step": wrong[0]}
+            return fail(cell, "losses_not_finite", text, **numbers)
         lost = [step["step"] for step in rank.steps if not _are_numbers(step.get("weights"))]
         if lost and _are_numbers(rank.steps[0].get("start")):
             text = "on rank {rank} parameters are no numbers from step {step} on"
             return fail(cell, "parameters_not_finite", text, rank=rank.rank, step=lost[0])
-    text = "{cell}: most of the {losses_read:,} losses that were read are numbers, and so are the parameters"
-    return make_finding([], text, cell=cell, losses_read=num_losses)
+    text = "most of the {losses_read:,} losses that were read are numbers, and so are the parameters"
+    return succeed(cell, text, losses_read=num_losses)
 
 
 def _are_numbers(digest: Fields | None) -> bool:
@@ -324,7 +278,8 @@ def _are_numbers(digest: Fields | None) -> bool:
 
 
 _RESUMES = re.compile(r"resume|restore|init_from|load_from", re.IGNORECASE)
-_PATH = re.compile(r"/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
+_PATH = re.compile(r"^[./~]|/.*/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
+"""What is surely one: a name with a single slash may be a model's on a hub."""
 
 
 @question(
@@ -341,33 +296,33 @@ def start_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
     problems, held, result = [], 0, 0
     for rank in audit.ranks(cell):
-        for line in rank.lines.get("asked", [])[:1]:
-            for name, path in line["names"].items():
-                if not (_RESUMES.search(name) and isinstance(path, str) and _PATH.search(path)):
-                    continue
-                result += 1
-                asked = {"name": name, "path": path, "rank": rank.rank}
-                if not line["are_there"].get(name):
-                    written = [item["path"] for item in rank.lines.get("open", []) if item["mode"] in "wx"]
-                    if any(item.endswith(os.path.normpath(path)) for item in written):
-                        text = "{name}={path} is what the script writes itself: it may begin where none is"
-                        return make_unobservable(cell, "written_by_itself", text, **asked)
-                    text = "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same"
-                    problems.append(explain("file_missing", text, cell=cell, steps=len(rank.steps), **asked))
-                    continue
-                ends = os.path.basename(path)
-                loaded = next((item for item in rank.lines.get("loaded", []) if item["path"].endswith(ends)), None)
-                if loaded is None:
-                    text = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
-                    return make_unobservable(cell, "file_not_read", text, **asked)
-                held += bool(loaded["num_held"])
-                if not loaded["num_held"]:
-                    text = (
-                        "{cell}: {name}={path} was read, and at the first step rank {rank} holds none of its tensors "
-                        "(0 of {tensors})"
-                    )
-                    tensors = loaded["num_parameters"]
-                    problems.append(explain("file_not_used", text, cell=cell, tensors=tensors, **asked))
+        names = next((line["names"] for line in rank.lines.get("asked", [])), {})
+        paths = {
+            name: path for name, path in names.items()
+            if _RESUMES.search(name) and isinstance(path, str) and _PATH.search(path)
+        }  # fmt: skip
+        result += len(paths)
+        for name, path in paths.items():
+            asked = {"name": name, "path": path, "rank": rank.rank}
+            if not rank.lines["asked"][0]["are_there"].get(name):
+                written = [item["path"] for item in rank.lines.get("open", []) if item["mode"] in "wx"]
+                is_own = any(item.endswith(os.path.normpath(path)) for item in written)
+                if is_own or not any(path in word for word in audit.request.words_for(cell)):
+                    text = "{name}={path} is what the script writes, or its own default: it may begin where none is"
+                    return make_unobservable(cell, "written_by_itself", text, **asked)
+                text = "{cell}: {name}={path} is no file, and rank {rank} trained {steps} steps all the same"
+                problems.append(explain("file_missing", text, cell=cell, steps=len(rank.steps), **asked))
+                continue
+            ends = os.path.basename(path)
+            loaded = next((item for item in rank.lines.get("loaded", []) if item["path"].endswith(ends)), None)
+            if loaded is None:
+                text = "{name}={path} was not read by torch.load or safetensors on rank {rank}"
+                return make_unobservable(cell, "file_not_read", text, **asked)
+            held += bool(loaded["num_held"])
+            if not loaded["num_held"]:
+                text = "{cell}: {name}={path} was read, and none of rank {rank}'s {tensors} tensors is from it at first"
+                tensors = loaded["num_parameters"]
+                problems.append(explain("file_not_used", text, cell=cell, tensors=tensors, **asked))
     text = "{cell}: at the first step {ranks_that_hold_them:plural rank} hold tensors of the file to go on from"
     # None where nothing was asked for.
     return make_finding(problems, text, cell=cell, ranks=result, ranks_that_hold_them=held) if result else None
@@ -390,18 +345,17 @@ _MOST_SEED = 1 << 32
 )
 def same_start(audit: Audit, cell: str) -> Finding | None:
     """Compare digests of the parameters before the first step."""
-    for name in (cell, audit.baseline):
-        if not holds_whole_model(audit.ranks(name)):
-            return make_unobservable(cell, "model_in_parts", "no rank of {of_cell} holds the whole model", of_cell=name)
-    mine, base = (get_start(audit.ranks(name))[0] for name in (cell, audit.baseline))
-    numbers: dict[str, Any] = {"cell": cell, "baseline": audit.baseline, "tensors": len(mine or [])}
-    if not mine or not base or len(mine) != len(base):
-        return make_unobservable(
-            code="other_parameters", template="its optimizer has other parameters than that of {baseline}", **numbers
-        )
-    seeds = {audit.ranks(name)[0].steps[0].get("seed") or 0 for name in (cell, audit.baseline)}
-    code = UNSEEDED if min(seeds) > _MOST_SEED and len(seeds) > 1 else "other_weights"
+    both = [audit.ranks(cell), audit.ranks(audit.baseline)]
+    mine, base = (get_start(ranks)[0] or [] for ranks in both)
+    seeds = {ranks[0].steps[0].get("seed") or 0 for ranks in both}
+    numbers: dict[str, Any] = {"cell": cell, "baseline": audit.baseline, "tensors": len(mine)}
+    if not holds_whole_model(*both):
+        return make_unobservable(cell, "model_in_parts", "no rank holds the whole model")
+    if not mine or len(mine) != len(base):
+        text = "its optimizer has other parameters than that of {baseline}"
+        return make_unobservable(code="other_parameters", template=text, **numbers)
     if differing := _count_differing([mine, base]):
+        code = UNSEEDED if min(seeds) > _MOST_SEED and len(seeds) > 1 else "other_weights"
         text = "{differing} of {tensors} tensors differ from {baseline}'s before the first step"
         return fail(code=code, template=text, differing=differing, **numbers)
-    return make_finding([], "{cell}: all {tensors} tensors are {baseline}'s before the first step", **numbers)
+    return succeed(template="all {tensors} tensors are {baseline}'s before the first step", **numbers)

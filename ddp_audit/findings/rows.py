@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import lt
 from typing import Any
 
 from ddp_audit.findings import (
@@ -10,7 +11,7 @@ from ddp_audit.findings import (
     UNEVEN,
     UNLIKE,
     WRONG,
-    are_contents_fixed,
+    Ranks,
     count_samples,
     do_contents_differ,
     fail,
@@ -22,6 +23,8 @@ from ddp_audit.findings import (
     list_rows,
     make_unobservable,
     question,
+    shares_rows,
+    succeed,
 )
 from ddp_audit.process import wording
 from ddp_audit.process.findings import Finding, make_finding
@@ -31,6 +34,8 @@ from ddp_audit.records import Audit, Fields, RankRecord
 _MOST_SHARED = 0.25
 """Ranks that draw from all rows, each in an order of its own, share as many as they see of a pass."""
 _MOSTLY = 0.95
+_MOST_UNEVEN = 0.1
+"""Of the steps of a pass: a loop over steps goes round streams of about the same length."""
 _OTHER_CONTENTS = "rows of one index hold other contents: they are changed at random, or data sets are of their own"
 
 
@@ -46,54 +51,55 @@ _OTHER_CONTENTS = "rows of one index hold other contents: they are changed at ra
 )
 def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
     """Compare the rows of the ranks in the first pass over the data, and their indices in the later ones."""
-    ends = [end for _, end in find_uneven_pass(audit.ranks(cell))]
+    ranks, is_split = audit.ranks(cell), _is_split(audit, cell)
+    if shares_rows(ranks):
+        text = "the ranks compute each row together: their tensors are sharded, and nothing spreads the rows"
+        return make_unobservable(cell, "computed_together", text)
+    ends = [end or 0 for _, end in find_uneven_pass(ranks)]
     # Where a rank that is through takes part in the exchanges of the others, as with join(), it makes fewer steps.
-    made = [len(rank.steps) for rank in audit.ranks(cell)]
-    if ends and None not in ends and max(made) - min(made) <= 1:
+    made = [len(rank.steps) for rank in ranks]
+    longest, shortest = max(ends, default=0), min(ends, default=0)
+    if shortest and longest - shortest > max(1, _MOST_UNEVEN * longest) and max(made) - min(made) <= 1:
         text = "a pass over the data of one loader ends after {steps} steps, and every rank makes as many in all"
         lengths = [f"{end} on rank {rank}" for rank, end in enumerate(ends)]
         return replace(fail(cell, "uneven_passes", text, steps=lengths), remedy=UNEVEN)
-    rows_of_ranks, is_split = [], _is_split(audit, cell)
-    for rank in audit.ranks(cell):
-        rows = _collect_rows(list_first_pass(rank)[0], by_content=is_split)
-        if not rows:
+    first, (later, *others) = [list_first_pass(rank, ranks[0])[0] for rank in ranks], map(list_later_passes, ranks)
+    # Where one rank reads for all of them, the others' passes are as long as its first.
+    passes = {"the first pass": [steps[: min(map(len, first))] for steps in first]} | {
+        f"a later pass, from step {steps[0]['step']:,} on,": [steps, *(item.get(key, []) for item in others)]
+        for key, steps in later.items()
+    }
+    results: list[Finding] = []
+    for where, of_ranks in passes.items():
+        rows_of_ranks = [_collect_rows(steps, by_content=is_split) for steps in of_ranks]
+        if not all(rows_of_ranks) and results:
+            continue
+        if not all(rows_of_ranks):
             text = "which rows rank {rank} was fed is not known"
-            return make_unobservable(cell, "rows_unknown", text, rank=rank.rank)
-        rows_of_ranks.append(rows)
-    of_base = [step for rank in audit.ranks(audit.baseline) for step in rank.steps] if is_split else []
-    if is_split and not _have_common(
-        {content for rows in rows_of_ranks for _, content in rows},
-        {content for _, content in _collect_rows(of_base, by_content=True)},
-    ):
-        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
-    counts_few = audit.device == "cpu"
-    last = [len(list_rows(list_first_pass(rank)[0][-1]) or []) for rank in audit.ranks(cell)]
-    first = _judge_rows(cell, rows_of_ranks, last, where="the first pass", counts_few=counts_few)
-    passes = [list_later_passes(rank) for rank in audit.ranks(cell)]
-    if first.verdict != "passed" or not passes[0]:
-        return first
-    num_right = 0
-    for key, steps in passes[0].items():
-        later = [_collect_rows(item.get(key, []), by_content=is_split) for item in passes]
-        if all(later):
-            where = f"a later pass, from step {steps[0]['step']:,} on,"
-            last = [len(list_rows(item[key][-1]) or []) for item in passes]
-            result = _judge_rows(cell, later, last, where=where, counts_few=counts_few)
-            if result.verdict == "failed":
-                return result
-            num_right += result.verdict == "passed"
-    text = f"{first.compared}; the same holds of {num_right} of the {len(passes[0])} passes after it"
-    return replace(first, compared=text, numbers={**first.numbers, "later_passes": num_right})
+            return make_unobservable(cell, "rows_unknown", text, rank=rows_of_ranks.index([]))
+        last = [len(list_rows(steps[-1]) or []) for steps in of_ranks]
+        results.append(_judge_rows(cell, rows_of_ranks, last, where=where, device=audit.device))
+        if len(results) == 1 and is_split:
+            every = [step for rank in audit.ranks(audit.baseline) for step in rank.steps]
+            base = {content for _, content in _collect_rows(every, by_content=True)}
+            if not _have_common({content for rows in rows_of_ranks for _, content in rows}, base):
+                return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
+        if results[-1].verdict == "failed" or results[0].verdict != "passed":
+            return results[-1]
+    num_right = sum(result.verdict == "passed" for result in results[1:])
+    text = f"{results[0].compared}; the same holds of {num_right} of the {len(later)} passes after it" * bool(later)
+    return replace(results[0], compared=text or results[0].compared)
 
 
 def _is_split(audit: Audit, cell: str) -> bool:
     """Return whether each rank has a part of the data for its data set: an index is then another row on each."""
-
-    def count(rank: RankRecord) -> int:
-        loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("ids")), None)
-        return next((line["num_rows"] or 0 for line in rank.lines.get("loader", []) if line["loader"] == loader), 0)
-
-    mine, base = (min(map(count, audit.ranks(name))) for name in (cell, audit.baseline))
+    mine, base = (
+        min(
+            next((line["num_rows"] or 0 for line in rank.lines.get("loader", []) if line["loader"] in rank.loaders), 0)
+            for rank in audit.ranks(name)
+        )
+        for name in (cell, audit.baseline)
+    )
     return mine < _MOSTLY * base
 
 
@@ -112,19 +118,22 @@ def _collect_rows(steps: list[Fields], *, by_content: bool) -> list[tuple[str, s
 
 
 def _judge_rows(
-    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[int], *, where: str, counts_few: bool
+    cell: str, rows_of_ranks: list[list[tuple[str, str]]], last: list[int], *, where: str, device: str
 ) -> Finding:
     """Compare the rows of a pass; `last`: of each rank how many are of its last step."""
     # Those with an index are known by it; of many of them the content was not looked at.
     names = [[index or content for index, content in rows] for rows in rows_of_ranks]
-    if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
-        text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
-        return make_unobservable(cell, "rows_repeated", text)
     # At the end of a pass rows are repeated, so that every rank has as many, or as many batches.
     first, *others = (set(rows[: len(rows) - num_last] or rows) for rows, num_last in zip(names, last, strict=True))
     shared = [len(first & rows) / min(len(first), len(rows)) for rows in others]
+    if any(len(set(rows)) < _MOSTLY * len(rows) for rows in names):
+        # Drawn with replacement, or repeated: then they are the same where one follows the other on both alike.
+        shared = [float(rows == names[0]) for rows in names[1:]]
+        if not any(shared):
+            text = "rows come more than once on one rank itself: drawn with replacement, or repeated"
+            return make_unobservable(cell, "rows_repeated", text)
     if max(shared) > _MOST_SHARED and any(
-        do_contents_differ(rows_of_ranks[0], other, counts_few=counts_few) for other in rows_of_ranks[1:]
+        do_contents_differ(rows_of_ranks[0], other, device=device) for other in rows_of_ranks[1:]
     ):
         return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     num_rows, num_different = sum(map(len, names)), len(set().union(*names))
@@ -153,6 +162,7 @@ _FEWEST_REPEATS = 2.0
 _FEWEST_IDS = 8
 _FEWEST_ROWS = 20
 _FEWEST_CUT = 3
+_FEWEST_AGAIN = 8
 _MOST_UNLIKE = 0.5
 
 
@@ -175,7 +185,7 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
     mine = [(f"rank {item.rank}", item) for item in audit.ranks(cell)]
     if len(mine) + len(others) < 2 or has_no_integers(audit, cell):
         return None
-    num_rows, unclear = 0, 0
+    num_rows, unclear = 0, False
     for at, (name, rank) in enumerate(mine):
         for other_name, other in [*others, *mine[:at]]:
             if cut := _find_cut(cell, (name, _collect(rank, "lengths")), (other_name, _collect(other, "lengths"))):
@@ -189,45 +199,36 @@ def same_ids(audit: Audit, cell: str) -> Finding | None:
             verdict = _judge_ids(pairs)
             if verdict == "renamed":
                 entry, another = next(pair for pair in pairs if pair[0] != pair[1])
-                salted = "; hashes of texts are salted in this process"
-                return fail(
-                    cell,
-                    "ids_renamed",
+                text = (
                     "what is id {id} on {process} is id {other_id} on {other_process}, and so throughout, in "
                     "{rows_compared:plural row} that both were fed: each has a vocabulary of its own"
-                    + salted * bool((rank.start or {}).get("is_hash_salted")),
-                    id=entry, process=name, other_id=another, other_process=other_name, rows_compared=len(common),
-                )  # fmt: skip
+                ) + "; hashes of texts are salted in this process" * bool((rank.start or {}).get("is_hash_salted"))
+                about = {"id": entry, "process": name, "other_id": another, "other_process": other_name}
+                return fail(cell, "ids_renamed", text, rows_compared=len(common), **about)
             num_rows += len(common)
-            unclear += verdict == "other"
+            unclear |= verdict == "other"
     if unclear:
         return make_unobservable(cell, "other_ids", "the same rows hold other ids, as where they are changed at random")
-    num_rows = num_rows or _count_rows_of_baseline(audit, cell)
     if not num_rows:
-        text = "no row of token ids with a known index was seen by two processes"
-        return make_unobservable(cell, "no_row_seen_twice", text)
-    text = "{cell}: {rows_compared:plural row} that two processes were fed hold the same ids"
-    return make_finding([], text, cell=cell, rows_compared=num_rows)
-
-
-def _count_rows_of_baseline(audit: Audit, cell: str) -> int:
-    """Return how many rows that are known by their content alone hold what a row of the baseline holds; 0 for few."""
-    theirs = {content for rank in audit.ranks(audit.baseline) for content in _list_contents(rank)}
-    num_rows = 0
-    for rank in audit.ranks(cell):
-        mine = _list_contents(rank)
-        if len(mine & theirs) < max(_FEWEST_ROWS, (1 - _MOST_UNLIKE) * len(mine)):
-            return 0
-        num_rows += len(mine & theirs)
-    return num_rows
+        # Rows that are known by their content alone, and hold what a row of the baseline holds.
+        of_base, *of_ranks = (
+            set().union(*map(_list_contents, ranks)) for ranks in (base, *([rank] for rank in audit.ranks(cell)))
+        )
+        same = [len(rows & of_base) for rows in of_ranks]
+        least = [max(_FEWEST_ROWS, (1 - _MOST_UNLIKE) * len(rows)) for rows in of_ranks]
+        if any(map(lt, same, least)):
+            text = "no row of token ids with a known index was seen by two processes"
+            return make_unobservable(cell, "no_row_seen_twice", text)
+        num_rows = sum(same)
+    return succeed(
+        cell, "{rows_compared:plural row} that two processes were fed hold the same ids", rows_compared=num_rows
+    )
 
 
 def _list_contents(rank: RankRecord) -> set[str]:
     """Return the contents of rows that are made of ids alone: those of other ones say nothing of ids beside them."""
-    return {
-        content for _, micro in rank.micros() if micro.get("has_rows_of_ids") for content in micro.get("rows") or []
-        if content
-    }  # fmt: skip
+    known = [micro.get("rows") or [] for _, micro in rank.micros() if micro.get("has_rows_of_ids")]
+    return {content for rows in known for content in rows if content}
 
 
 def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
@@ -239,22 +240,21 @@ def _collect(rank: RankRecord, name: str) -> dict[str, Any]:
     return results
 
 
-def _find_cut(cell: str, mine: tuple[str, dict[str, int]], theirs: tuple[str, dict[str, int]]) -> Finding | None:
+def _find_cut(cell: str, *both: tuple[str, dict[str, int]]) -> Finding | None:
     """Return the finding of processes of which one has every row as long as the other, up to a length where all end."""
-    both = [(length, theirs[1][key]) for key, length in mine[1].items() if key in theirs[1]]
-    here, there = (max((pair[at] for pair in both), default=0) for at in (0, 1))
-    cut, limit = sum(item != other for item, other in both), min(here, there)
-    if cut < _FEWEST_CUT or any(min(item, limit) != min(other, limit) for item, other in both):
+    (mine, lengths), (theirs, its) = both
+    pairs = [(length, its[key]) for key, length in lengths.items() if key in its]
+    here, there = (max((pair[at] for pair in pairs), default=0) for at in (0, 1))
+    cut, limit = sum(item != other for item, other in pairs), min(here, there)
+    if cut < _FEWEST_CUT or any(min(item, limit) != min(other, limit) for item, other in pairs):
         return None
-    (process, _), (other_process, _) = (mine, theirs) if here < there else (theirs, mine)
-    return fail(
-        cell,
-        "ids_cut",
+    names = dict(zip(("process", "other_process"), (mine, theirs) if here < there else (theirs, mine), strict=True))
+    text = (
         "{rows_cut} of {rows_compared:plural row} that both were fed are cut: {process} has at most {most} ids of a "
-        "row, {other_process} up to {other_most}",
-        rows_cut=cut, rows_compared=len(both), process=process, most=limit, other_process=other_process,
-        other_most=max(here, there),
-    )  # fmt: skip
+        "row, {other_process} up to {other_most}"
+    )
+    numbers = {"rows_cut": cut, "rows_compared": len(pairs), "most": limit, "other_most": max(here, there)}
+    return fail(cell, "ids_cut", text, **numbers, **names)
 
 
 def _judge_ids(every: list[tuple[int, int]]) -> str:
@@ -293,31 +293,41 @@ def same_rows(audit: Audit, cell: str) -> Finding | None:
     if mine < base or base < mine:
         # What is too little for a whole batch is dropped, if the loader is told so.
         most = max(most, *(max(count_samples(audit.ranks(name)) or [0]) - 1 for name in (cell, audit.baseline)))
-    if not any(index for index, _ in rows) and not _have_common(mine, base):
-        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     numbers = {
         "baseline": audit.baseline, "rows": len(mine), "rows_of_baseline": len(base), "not_in_both": len(other),
     }  # fmt: skip
-    if len(other) > most:
+    is_known = any(index for index, _ in rows) or _have_common(mine, base)
+    if is_known and len(other) > most:
         text = (
             "its first pass learned from {rows:,} different rows, that of {baseline} from {rows_of_baseline:,}; "
             "{not_in_both:,} of them are not in both"
         )
         return fail(cell, "other_rows", text, **numbers)
-    differ = do_contents_differ(rows, of_base, counts_few=audit.device == "cpu")
+    differ = do_contents_differ(rows, of_base, device=audit.device)
     is_fixed = are_contents_fixed(audit.ranks(cell)) if differ else False
+    if not is_known or is_fixed is None:
+        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     if is_fixed:
         text = (
             "rows of an index hold something else than in {baseline}, and always the same in a process: each has a "
             "data set of its own"
         )
         return fail(cell, "own_data", text, **numbers)
-    if is_fixed is None:
-        return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
     but = ", but for {not_in_both:,} that are left over at its end" * bool(other)
     but += ", which every pass changes at random" * differ
-    text = "{cell}: the first pass learned from the baseline's {rows_of_baseline:,} rows" + but
-    return make_finding([], text, cell=cell, **numbers)
+    return succeed(cell, "the first pass learned from the baseline's {rows_of_baseline:,} rows" + but, **numbers)
+
+
+def are_contents_fixed(ranks: Ranks) -> bool | None:
+    """Return whether rows hold in a later pass what they held before, in the same process; None if few came again."""
+    num_again = 0
+    for rank in ranks:
+        seen: dict[str, str] = {}
+        for index, content in [row for step in rank.steps for row in list_rows(step) or [] if all(row)]:
+            num_again += index in seen
+            if seen.setdefault(index, content) != content:
+                return False
+    return True if num_again >= _FEWEST_AGAIN else None
 
 
 def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[str, str]] | None:
@@ -328,9 +338,11 @@ def _collect_pass(audit: Audit, cell: str, *, by_content: bool) -> list[tuple[st
     """
     every: list[tuple[str, str]] = []
     for rank in audit.ranks(cell):
-        steps, is_whole = list_first_pass(rank)
+        steps, is_whole = list_first_pass(rank, audit.ranks(cell)[0])
+        is_fed = bool(rank.loaders)
         fed = [
-            {**step, "micros": [micro for micro in step["micros"] if micro.get("loader") is not None]} for step in steps
+            {**step, "micros": [micro for micro in step["micros"] if micro.get("loader") is not None or not is_fed]}
+            for step in steps
         ]
         rows = _collect_rows(fed, by_content=by_content)
         if not is_whole or not rows or len(set(rows)) < _MOSTLY * len(rows):
@@ -363,9 +375,7 @@ def shuffled(audit: Audit, cell: str) -> Finding | None:
         text = "its first pass takes rows in the order of the data set, that of {baseline} does not"
         return fail(cell, "in_order", text, baseline=audit.baseline)
     if not is_shuffled:
-        return make_finding(
-            [], "{cell}: its rows are taken in the order of the data set, as in the baseline", cell=cell
-        )
+        return succeed(cell, "its rows are taken in the order of the data set, as in the baseline")
     pairs = [(item[0][: len(item[1])], item[1][: len(item[0])]) for item in mine if len(item) > 1]
     known = [pair for pair in pairs if len(pair[0]) >= _FEWEST_IN_ORDER]
     if not known:
@@ -373,7 +383,7 @@ def shuffled(audit: Audit, cell: str) -> Finding | None:
     if all(first == second for first, second in known):
         text = "its second pass takes the {rows:plural row} that were seen of it in the order of the first one"
         return fail(cell, "same_order", text, rows=len(known[0][0]))
-    return make_finding([], "{cell}: its second pass over the data has another order than the first one", cell=cell)
+    return succeed(cell, "its second pass over the data has another order than the first one")
 
 
 def _is_shuffled(order: list[int]) -> bool:
@@ -381,17 +391,17 @@ def _is_shuffled(order: list[int]) -> bool:
     return sum(item > following for item, following in pairwise(order)) > _MOST_DOWN * len(order)
 
 
-def _list_orders(ranks: list[RankRecord]) -> list[list[list[int]]]:
+def _list_orders(ranks: Ranks) -> list[list[list[int]]]:
     """Return of each rank the indices of its first two passes over the training data, in order; none if unknown."""
     results = []
     for rank in ranks:
-        loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("ids")), None)
+        loader = next(iter(rank.loaders), None)
         later = [steps for key, steps in list_later_passes(rank).items() if key[0] == loader]
-        orders = [
-            [item for step in steps for micro in step["micros"] if micro.get("loader") == loader
-             for item in micro.get("ids") or []]
+        fed = [
+            [micro.get("ids") or [] for step in steps for micro in step["micros"] if micro.get("loader") == loader]
             for steps in (list_first_pass(rank)[0], *later[:1])
-        ]  # fmt: skip
+        ]
+        orders = [list(chain(*ids)) for ids in fed]
         if len(orders[0]) < _FEWEST_IN_ORDER:
             return []
         results.append(orders)
@@ -429,16 +439,15 @@ def epochs(audit: Audit, cell: str) -> Finding | None:
     if not numbers:
         text = "no argument or global name of the script says how many epochs are wanted"
         return make_unobservable(cell, "nothing_asked_for", text)
-    name, wanted = numbers[0]
     ends = [end for _, end in list_passes(rank)]
-    about = {"name": name, "asked": wanted, "passes": len(ends), "steps": len(rank.steps)}
+    about = dict(zip(("name", "asked"), numbers[0], strict=True)) | {"passes": len(ends), "steps": len(rank.steps)}
     if not ends or None in ends or launched.was_ended or launched.is_failed:
         text = "{name}={asked}, but no pass over the data of a loader was seen to its end"
         return make_unobservable(cell, "no_whole_pass", text, **about)
-    if len(ends) >= wanted:
-        return make_finding([], "{cell}: {name}={asked}, and as many passes over the data", cell=cell, **about)
+    if len(ends) >= numbers[0][1]:
+        return succeed(cell, "{name}={asked}, and as many passes over the data", **about)
     may_end = [name for name, value in asked.items() if _ENDS_EARLIER.search(name) and value not in (None, "", 0, -1)]
-    if len(ends) > 1 or may_end:
+    if len(ends) > 1 or may_end or len(rank.loaders) > 1:
         text = "{passes} passes of {asked} were made, and the script may have reasons to stop"
         return make_unobservable(cell, "may_stop_early", text, **about)
     text = (

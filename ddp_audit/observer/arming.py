@@ -25,7 +25,6 @@ class Observer:
     def __init__(self, record: Record, *, heartbeat: str | None) -> None:
         self._record, self._heartbeat = record, heartbeat
         self.guard = Guard(record)
-        self.times: Any = None
         self.steps: Any = None
         self._around: Any = None
 
@@ -59,38 +58,31 @@ class Observer:
         from ddp_audit.observer.timeline import Place, Timeline
         from ddp_audit.process.flight_recorder import start_recorder
 
-        place = Place(self._heartbeat)
-        self.times, lines = Timeline(place), ScriptLines()
-        device_clock = DeviceClock(self.guard)
-        self.steps = Steps(self._record, self.guard, self.times, place, lines)
-        self.steps.on_begin = lambda: device_clock.start(self.times)
-        self.steps.take_device_seconds = device_clock.take
-        clocks = Clocks(self._record, self.guard, self.times, lines)
-        clocks.count_steps = lambda: self.steps.number
-        self.steps.on_flush = clocks.match
-        around = self._around = Surroundings(self._record, self.guard, self.times, self.steps.flush)
-        loaders = Loaders(self._record, self.guard, self.times)
-        loaders.count_steps = clocks.count_steps
-        computing = Computing(self.guard, self.times, self.steps, loaders, lines)
+        place, lines, device_clock = Place(self._heartbeat), ScriptLines(), DeviceClock(self.guard)
+        shared = self._record, self.guard, Timeline(place)
+        times = shared[-1]
+        steps = self.steps = Steps(*shared, place, lines)
+        clocks, loaders, around = Clocks(*shared, lines), Loaders(*shared), Surroundings(*shared, steps.flush)
+        self._around, computing = around, Computing(self.guard, times, steps, loaders, lines)
+        steps.on_begin, steps.take_device_seconds = lambda: device_clock.start(times), device_clock.take
+        clocks.count_steps = loaders.count_steps = lambda: steps.number
+        steps.on_flush, steps.on_step, steps.on_lost = clocks.match, computing.stop_learning, computing.learn_models
 
         def see_first(parameters: list[torch.Tensor]) -> None:
             around.match_loaded(parameters)
             around.see_globals()
 
-        self.steps.on_first, self.steps.on_step, self.steps.on_lost = (
-            see_first, computing.stop_learning, computing.learn_models
-        )  # fmt: skip
-        for part in (self.steps, clocks, around, loaders, computing):
+        steps.on_first = see_first
+        for part in (steps, clocks, around, loaders, computing):
             part.watch()
         start_recorder()
         self._record.write("torch", version=torch.__version__, device_count=torch.cuda.device_count())
 
         def finish() -> None:
-            self.steps.flush()
-            clocks.finish()
-            loaders.finish()
-            around.finish()
-            self._record.write("end", seconds=self.times.take(self.times.copy()))
+            steps.flush()
+            for part in (clocks, loaders, around):
+                part.finish()
+            self._record.write("end", seconds=times.take(times.copy()))
 
         atexit.register(self.guard, finish)
 
@@ -110,15 +102,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(name)
         finally:
             self._is_looking = False
-        if spec is None or spec.loader is None:
-            return spec
-        execute: Any = spec.loader.exec_module
+        if spec is not None and spec.loader is not None:
+            execute: Any = spec.loader.exec_module
 
-        def execute_and_report(module: ModuleType) -> None:
-            execute(module)
-            self._see(module)
+            def execute_and_report(module: ModuleType) -> None:
+                execute(module)
+                self._see(module)
 
-        spec.loader.exec_module = execute_and_report  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_report  # type: ignore[method-assign]
         return spec
 
 

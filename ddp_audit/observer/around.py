@@ -50,37 +50,26 @@ class Surroundings:
                 see(event, arguments)
 
         sys.addaudithook(on_output)
-        torch.save = self._watch_saving(self._time(torch.save, timeline.CHECKPOINT))
-        self._watch_loading(torch, "load")
-        logging.Logger.callHandlers = self._time(logging.Logger.callHandlers, timeline.LOGGING)  # type: ignore[method-assign]
-        if dist.is_available():
-            for name in _COLLECTIVES:
-                if hasattr(dist, name):
-                    setattr(dist, name, self._time(getattr(dist, name), timeline.EXCHANGE))
-        parse = argparse.ArgumentParser.parse_known_args
-
-        @functools.wraps(parse)
-        def observed_parse(parser: Any, *arguments: Any, **named: Any) -> Any:
-            result = parse(parser, *arguments, **named)
-            self._guard(self.see_asked, vars(result[0]), "arguments")
-            return result
-
-        argparse.ArgumentParser.parse_known_args = observed_parse  # type: ignore[method-assign, assignment]
-        end = os._exit
-
-        @functools.wraps(end)
-        def observed_end(status: int) -> Any:
-            self._guard(self._flush)
-            end(status)
-
-        os._exit = observed_end
+        self._time(torch, "save", timeline.CHECKPOINT)
+        # It opens its file where no event tells of it.
+        self._wrap(torch, "save", before=lambda _content, f, *_: self._see_open(f, "w", 0))
+        self._wrap(torch, "load", after=self._see_loaded)
+        self._time(logging.Logger, "callHandlers", timeline.LOGGING)
+        for name in _COLLECTIVES if dist.is_available() else ():
+            if hasattr(dist, name):
+                self._time(dist, name, timeline.EXCHANGE)
+        self._wrap(
+            argparse.ArgumentParser, "parse_known_args",
+            after=lambda result, *_: self.see_asked(vars(result[0]), "arguments"),
+        )  # fmt: skip
+        self._wrap(os, "_exit", before=lambda *_: self._flush())
         os.register_at_fork(after_in_parent=lambda: self._guard(self._count_child))
 
     def watch_safetensors(self, module: Any) -> None:
         """Watch the functions of safetensors.torch, which has just been imported."""
         for name in ("save_file", "save_model"):
-            setattr(module, name, self._time(getattr(module, name), timeline.CHECKPOINT))
-        self._watch_loading(module, "load_file")
+            self._time(module, name, timeline.CHECKPOINT)
+        self._wrap(module, "load_file", after=self._see_loaded)
 
     def see_globals(self) -> None:
         """Look at the script's own global names for what it was asked to do."""
@@ -99,8 +88,9 @@ class Surroundings:
         if self._num_children:
             self._record.write("children", number=self._num_children)
 
-    def _time(self, original: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        times = self._times
+    def _time(self, owner: Any, name: str, kind: str) -> None:
+        """Count the time of a function as of this kind."""
+        original, times = getattr(owner, name), self._times
 
         @functools.wraps(original)
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -112,36 +102,31 @@ class Surroundings:
             finally:
                 times.leave()
 
-        return timed
+        setattr(owner, name, timed)
 
-    def _watch_saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def save(content: Any, f: Any, *arguments: Any, **named: Any) -> Any:
-            if isinstance(f, str | os.PathLike):
-                # It is opened where no event tells of it.
-                self._guard(self._see_open, os.fspath(f), "w", 0)
-            return original(content, f, *arguments, **named)
-
-        return save
-
-    def _watch_loading(self, module: Any, name: str) -> None:
-        original = getattr(module, name)
+    def _wrap(self, owner: Any, name: str, *, before: Any = None, after: Any = None) -> None:
+        """Have `before` see the arguments of a function, or `after` its result and its arguments."""
+        original = getattr(owner, name)
 
         @functools.wraps(original)
-        def load(file: Any, *arguments: Any, **named: Any) -> Any:
-            result = original(file, *arguments, **named)
-            if isinstance(file, str | os.PathLike):
-                self._guard(self._see_loaded, os.path.abspath(os.fspath(file)), result)
+        def observed(*arguments: Any, **named: Any) -> Any:
+            given = (*arguments, *named.values())
+            if before is not None:
+                self._guard(before, *given)
+            result = original(*arguments, **named)
+            if after is not None:
+                self._guard(after, result, *given)
             return result
 
-        setattr(module, name, load)
+        setattr(owner, name, observed)
 
-    def _see_loaded(self, path: str, content: Any) -> None:
-        tensors = [tensor for _, tensor in list_tensors(content)]
-        if hasattr(content, "state_dict"):
-            tensors = list(content.state_dict().values())
-        self._loaded[path] = digest_one_by_one(tensors)
-        self._record.write("read", path=path, num_tensors=len(tensors))
+    def _see_loaded(self, content: Any, file: Any = None, *_: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            path = os.path.abspath(os.fspath(file))
+            whole = content.state_dict() if hasattr(content, "state_dict") else content
+            tensors = [tensor for _, tensor in list_tensors(whole)]
+            self._loaded[path] = digest_one_by_one(tensors)
+            self._record.write("read", path=path, num_tensors=len(tensors))
 
     def _see_event(self, event: str, arguments: Any) -> None:
         if event == "open":
@@ -149,27 +134,21 @@ class Surroundings:
         elif event == "os.exec":
             self._guard(self._flush)
             self._record.write("replaced", program=str(arguments[0]))
-        elif event != "socket.connect":
-            self._name_the_rest(timeline.SUBPROCESS)
-        elif isinstance(arguments[1], tuple):
-            self._name_the_rest(timeline.NETWORK)
-
-    def _name_the_rest(self, kind: str) -> None:
-        if is_main_thread():
+        elif is_main_thread() and (event != "socket.connect" or isinstance(arguments[1], tuple)):
+            kind = timeline.NETWORK if event == "socket.connect" else timeline.SUBPROCESS
             self._guard(self._times.name_the_rest, kind)
 
     def _see_open(self, path: Any, mode: Any, _flags: Any) -> None:
-        if not isinstance(path, str | bytes) or not isinstance(mode, str):
+        if not isinstance(path, str | bytes | os.PathLike) or not isinstance(mode, str):
             return
         # Where a file is made or appended to, and any that a run may be asked to go on from.
         kind = next((item for item in "awx" if item in mode), "r")
         whole = os.path.abspath(os.fsdecode(path))
-        if kind == "r" and not any(asked in whole for asked in self._asked):
-            return
-        if (kind, whole) in self._files or len(self._files) >= _MOST_FILES or whole.startswith(("/dev/", "/proc/")):
-            return
-        self._files.add((kind, whole))
-        self._record.write("open", path=whole, mode=kind)
+        is_wanted = kind != "r" or any(asked in whole for asked in self._asked)
+        is_new = (kind, whole) not in self._files and len(self._files) < _MOST_FILES
+        if is_wanted and is_new and not whole.startswith(("/dev/", "/proc/")):
+            self._files.add((kind, whole))
+            self._record.write("open", path=whole, mode=kind)
 
     def see_asked(self, names: dict[str, Any], where: str) -> None:
         """Write those of the names that say what the script was asked to do."""

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from operator import add, sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,34 +39,31 @@ class ScriptLines:
         script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
         self._folder = str(script.parent)
         self._is_own: dict[str, bool] = {}
-        self._short: dict[str, str] = {}
 
     def owns(self, file: str) -> bool:
         """Return whether a file is the script's own."""
         value = self._is_own.get(file)
         if value is None:
             whole = str(Path(file).absolute())
-            value = whole.startswith(self._folder) and not any(item in whole for item in _FOREIGN)
-            value = self._is_own[file] = value and not whole.startswith(_OURS)
+            is_foreign = whole.startswith(_OURS) or any(item in whole for item in _FOREIGN)
+            value = self._is_own[file] = whole.startswith(self._folder) and not is_foreign
         return value
 
     def find(self) -> Line | None:
         """Return the innermost line of the script that is being run; None where there is none."""
         frame: Any = sys._getframe(1)
-        while frame is not None:
-            if self.owns(frame.f_code.co_filename):
-                return self.name(frame.f_code.co_filename, frame.f_lineno)
+        while frame is not None and not self.owns(frame.f_code.co_filename):
             frame = frame.f_back
-        return None
+        return None if frame is None else self.name(frame.f_code.co_filename, frame.f_lineno)
 
     def name(self, file: str, number: int) -> Line:
         """Return a line by its file's place below the script's folder."""
-        return Line(self._shorten(file), number)
+        return Line(_shorten(file, self._folder), number)
 
-    def _shorten(self, file: str) -> str:
-        if file not in self._short:
-            self._short[file] = str(Path(file).absolute()).removeprefix(self._folder).lstrip("/")
-        return self._short[file]
+
+@functools.cache
+def _shorten(file: str, folder: str) -> str:
+    return str(Path(file).absolute()).removeprefix(folder).lstrip("/")
 
 
 class _Reading(NamedTuple):
@@ -77,16 +75,6 @@ class _Reading(NamedTuple):
     others: tuple[float, ...]
     """Seconds of each kind of OTHERS."""
     step: int
-
-
-class _Window:
-    """The spans between two lines that read a clock."""
-
-    def __init__(self, first_step: int) -> None:
-        self.number = self.num_steps = 0
-        self.steps = [first_step, first_step]
-        self.seconds = 0.0
-        self.others = [0.0] * len(OTHERS)
 
 
 def _list_floats(frame: Any) -> list[float]:
@@ -114,7 +102,8 @@ class Clocks:
         self._last: dict[float, _Reading] = {}
         self._kept: list[tuple[float, _Reading, list[float]]] = []
         """Readings, with the floats that the frame held, which are matched together: that is cheaper."""
-        self._windows: dict[tuple[tuple[str, int], tuple[str, int]], _Window] = {}
+        self._windows: dict[tuple[tuple[str, int], tuple[str, int]], list[float]] = {}
+        """Two lines that read a clock -> how many spans between them, their steps and seconds, those of each OTHERS."""
         self.count_steps: Callable[[], int] = lambda: 0
 
     def watch(self) -> None:
@@ -150,19 +139,10 @@ class Clocks:
                 earlier = self._last.get(item) or self._first.get(item)
                 if earlier is not None and now.step > earlier.step:
                     places = (earlier.place, now.place)
-                    window = self._windows.get(places)
-                    if window is None:
-                        window = self._windows[places] = _Window(earlier.step)
-                    window.number += 1
-                    window.num_steps += now.step - earlier.step
-                    window.steps = [min(window.steps[0], earlier.step), max(window.steps[1], now.step)]
-                    window.seconds += now.at - earlier.at
-                    if now.others != earlier.others:
-                        window.others = [
-                            sum_ + until - since
-                            for sum_, until, since in zip(window.others, now.others, earlier.others, strict=True)
-                        ]
-                    if window.number & (window.number - 1) == 0:
+                    spent = map(sub, (now.step, now.at, *now.others), (earlier.step, earlier.at, *earlier.others))
+                    known = self._windows.get(places) or [0.0] * (3 + len(OTHERS))
+                    window = self._windows[places] = list(map(add, known, (1, *spent)))
+                    if int(window[0]).bit_count() == 1:
                         self._write(places)
             if len(self._first) < _FIRST_READINGS:
                 self._first[value] = now
@@ -178,13 +158,13 @@ class Clocks:
             self._write(places)
 
     def _write(self, places: tuple[tuple[str, int], tuple[str, int]]) -> None:
-        window = self._windows[places]
-        results = {kind: round(spent, 6) for kind, spent in zip(OTHERS, window.others, strict=True) if spent > 0}
+        number, num_steps, seconds, *others = self._windows[places]
+        results = {kind: round(spent, 6) for kind, spent in zip(OTHERS, others, strict=True) if spent > 0}
+        begin, end = (self._lines.name(*place) for place in places)
+        training = {"training": round(seconds - sum(results.values()), 6)}
         self._record.write(
-            "window", begin=self._lines.name(*places[0]), end=self._lines.name(*places[1]), number=window.number,
-            steps=window.steps, num_steps=window.num_steps,
-            seconds={"training": round(window.seconds - sum(results.values()), 6), **results},
-        )  # fmt: skip
+            "window", begin=begin, end=end, number=int(number), num_steps=int(num_steps), seconds=training | results
+        )
 
 
 class DeviceClock:

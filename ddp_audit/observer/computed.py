@@ -29,8 +29,6 @@ from ddp_audit.observer.torch_private import get_uncompiled
 
 _TRAINED_BY_A_STEP_OF_ITS_OWN = "LightningModule"
 """What is wrapped of such a model is its whole training step; alone, its forward pass is called or none."""
-
-
 _HEADS = 512
 _HEAD_TOKENS = 64
 _ONE_IN = 64
@@ -46,10 +44,8 @@ class _Model:
 
     module: Callable[[], Any]
     number: int
-    name: str
-    wrapper: Any
+    wrapper: Callable[[], Any]
     """What spreads it over ranks: the module itself, or one inside; None for none."""
-    wrapper_name: str = ""
     learner: Callable[[], Any] = lambda: None
     """A parameter of it that learned when one was last found."""
     is_frozen: bool = False
@@ -69,7 +65,7 @@ class Computing:
         self._is_backward = False
         self._models: dict[int, _Model] = {}
         self._num_models = 0
-        self._drawing: tuple[Micro, list[torch.Tensor], torch.device] | None = None
+        self._drawing: tuple[Any, list[torch.Tensor], torch.device] | None = None
         self._heads = 0
 
     def watch(self) -> None:
@@ -101,7 +97,8 @@ class Computing:
                 self._is_backward = False
 
         torch.autograd.backward = observed_backward
-        watch_losses(self._guard, self._times, self._steps)
+        for name in _LOSSES:
+            _watch_loss(name, self._guard, self._times, self._steps)
 
     def learn_models(self) -> None:
         """Until the next optimizer step has come every model is looked at, to find those that are called outermost."""
@@ -162,11 +159,8 @@ class Computing:
         model = self._models.get(id(module))
         if model is None or model.module() is not module:
             wrapper = next((item for item in module.modules() if _is_wrapper(item)), None)
-            model = self._models[id(module)] = _Model(
-                module=weakref.ref(module), number=self._num_models, name=type(module).__name__,
-                wrapper=None if wrapper is None else weakref.ref(wrapper),
-                wrapper_name="" if wrapper is None else type(wrapper).__name__,
-            )  # fmt: skip
+            spread = (lambda: None) if wrapper is None else weakref.ref(wrapper)
+            model = self._models[id(module)] = _Model(weakref.ref(module), self._num_models, spread)
             self._num_models += 1
         learner = model.learner()
         if learner is not None and learner.requires_grad:
@@ -177,10 +171,9 @@ class Computing:
             return None
         learner = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
         model.is_frozen = learner is None
-        if learner is None:
-            return None
-        model.learner = weakref.ref(learner)
-        return model
+        if learner is not None:
+            model.learner = weakref.ref(learner)
+        return None if model.is_frozen else model
 
     def _run(self, original: Callable[..., Any], model: _Model, module: Any, arguments: Any, named: Any) -> Any:
         is_training = torch.is_grad_enabled()
@@ -207,95 +200,86 @@ class Computing:
         given, ids = self._loaders.find([tensor for _, tensor in first], is_training=is_training)
         if not is_training:
             return
-        micro = Micro(module=model.number, model=model.name)
+        steps, wrapper = self._steps, model.wrapper()
+        is_read, is_start = steps.is_read, steps.number == 0
+        micro: Any = Micro(module=model.number, model=type(module).__name__)
         if given is not None:
             micro.loader, micro.ids = given.loader, ids
-        wrapper = None if model.wrapper is None else model.wrapper()
         if wrapper is not None:
-            micro.wrapper = model.wrapper_name
+            micro.wrapper = type(wrapper).__name__
             if isinstance(wrapper, DistributedDataParallel):
                 micro.is_synchronised = bool(wrapper.require_backward_grad_sync)
-                if self._steps.number == 0 and not wrapper.broadcast_buffers:
+                if is_start and not wrapper.broadcast_buffers:
                     micro.keeps_statistics = any(isinstance(item, _BATCH_NORMS[:-1]) for item in module.modules())
-        if self._steps.is_read:
+        if is_read:
             micro.line = self._lines.find()
             micro.precision = find_precision(model.learner(), first)
             # A wrapper that was made around a model in evaluation mode is itself in training mode.
             inner = module if wrapper is None else getattr(wrapper, "module", module)
             micro.is_training = bool(getattr(inner, "training", True))
-            if self._steps.number == 0:
-                micro.is_random = any(draws_at_random(item) for item in module.modules())
             micro.attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
+        if is_start:
+            micro.is_random = any(draws_at_random(item) for item in module.modules())
         if first:
             micro.num_samples, micro.shape = len(first[0][1]), list(first[0][1].shape)
-            if self._steps.number == 0:
+            if is_start:
                 micro.has_integers = any(
                     # One number for a row is a class of it, and no text.
-                    result.dim() > 1
-                    and name.rpartition(".")[2] not in (_MASK, "labels")
-                    and holds_whole_numbers(result)
+                    result.dim() > 1 and not _is_beside(name) and holds_whole_numbers(result)
                     for name, result in first
                 )
             # Rows are compared in the first pass over them, and in the first steps with what they were in it.
             is_asked = ids is None or not all(item % _ONE_IN for item in ids)
-            if self._steps.is_read or given is None or (given.is_first_pass and is_asked):
+            if is_read or given is None or (given.is_first_pass and is_asked):
                 self._describe(micro, first)
         # Between the kernels of a step it costs 0.04 ms, which is what it may cost once a step.
-        is_first = self._steps.is_read and all(item.module != model.number for item in self._steps.micros)
-        self._steps.add(micro, module)
+        is_first = is_read and all(item.module != model.number for item in steps.micros)
+        steps.add(micro, module)
         if is_first and (name := name_computed(module, wrapper)):
             micro.computed = name
             device = model.learner().device
             self._drawing = micro, read_random_states(device), device
 
-    def _see_drawn(self, micro: Micro, before: list[torch.Tensor], device: torch.device) -> None:
+    def _see_drawn(self, micro: Any, before: list[torch.Tensor], device: torch.device) -> None:
         micro.has_drawn = has_drawn_since(before, device)
 
-    def _describe(self, micro: Micro, results: list[tuple[str, torch.Tensor]]) -> None:
-        first = results[0][1]
-        is_sampled = self._steps.is_sampled
+    def _describe(self, micro: Any, results: list[tuple[str, torch.Tensor]]) -> None:
+        first, is_sampled = results[0][1], self._steps.is_sampled
         if first.device.type != "cpu" and not is_sampled:
             # It would have to be waited for.
             return
-        mask = next((tensor for name, tensor in results if name.rpartition(".")[2] == _MASK), None)
+        by_name = {name.rpartition(".")[2]: tensor for name, tensor in reversed(results)}
+        masks = (tensor for name, tensor in results[1:] if looks_like_mask(name, tensor, first))
+        mask, labels = by_name.get(_MASK), by_name.get("labels")
         if mask is None:
-            mask = next((tensor for name, tensor in results[1:] if looks_like_mask(name, tensor, first)), None)
-        labels = next((tensor for name, tensor in results if name.rpartition(".")[2] == "labels"), None)
+            mask = next(masks, None)
         if first.device.type != "cpu":
-            first = first.detach().cpu()
-            mask, labels = (item if item is None else item.detach().cpu() for item in (mask, labels))
+            first, mask, labels = (None if item is None else item.detach().cpu() for item in (first, mask, labels))
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
         micro.rows = self._digest(micro.ids, first, mask)
         room, tokens = _HEADS - self._heads, None
         # Numbers with a fraction are told from ids by operations of torch, which every step would pay for.
         if self._steps.is_read or not first.is_floating_point():
-            tokens = first if holds_whole_numbers(first) else self._find_tokens(results, mask, labels)
+            # The first input that may hold ids.
+            tokens = first if holds_whole_numbers(first) else next(
+                (
+                    result for name, result in results[1:]
+                    if is_on_host(result) and len(result) == len(first) and result is not mask
+                    and not _is_beside(name) and holds_whole_numbers(result)
+                ),
+                None,
+            )  # fmt: skip
         micro.has_rows_of_ids = tokens is first
         if room > 0 and micro.ids is not None and tokens is not None and tokens.dim() > 1:
             heads = tokens.reshape(len(tokens), -1)[:room, :_HEAD_TOKENS]
             micro.heads = heads.long().tolist()
             micro.lengths = count_tokens(tokens.reshape(len(tokens), -1), mask)[:room]
             self._heads += len(micro.heads)
-        if not is_sampled:
-            return
-        micro.mask = mask
-        if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
-            micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
-
-    def _find_tokens(
-        self, results: list[tuple[str, torch.Tensor]], *others: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """Return the first input on the host that may hold ids, where it is not the first one, a mask or labels."""
-        return next(
-            (
-                result for name, result in results[1:]
-                if is_on_host(result) and len(result) == len(results[0][1])
-                and all(result is not other for other in others)
-                and name.rpartition(".")[2] not in (_MASK, "labels") and holds_whole_numbers(result)
-            ),
-            None,
-        )  # fmt: skip
+        if is_sampled:
+            micro.mask = mask
+            if labels is not None and mask is not None and labels.shape == mask.shape and labels.dim() > 1:
+                micro.labels_are_mask = bool(torch.equal(labels.long(), mask.long()))
 
     def _digest(self, ids: list[int] | None, first: torch.Tensor, mask: torch.Tensor | None) -> list[str]:
         """Return digests of the rows; once many were seen, of those whose index says so, which every rank picks."""
@@ -315,8 +299,11 @@ class Computing:
 
 
 def _is_wrapper(module: Any) -> bool:
-    names = {kind.__name__ for kind in type(module).__mro__}
-    return bool(names & _WRAPPERS)
+    return not _WRAPPERS.isdisjoint(kind.__name__ for kind in type(module).__mro__)
+
+
+def _is_beside(name: str) -> bool:
+    return name.rpartition(".")[2] in (_MASK, "labels")
 
 
 def read_random_states(device: torch.device) -> list[torch.Tensor]:
@@ -374,13 +361,7 @@ _WEIGHTS = ("weight", "pos_weight", "size_average", "reduce")
 """Arguments with which such a loss is another mean, or none."""
 
 
-def watch_losses(guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
-    """From now on these losses tell the micro-batch that is under way what they are over."""
-    for name in _LOSSES:
-        _watch(name, guard, times, steps)
-
-
-def _watch(name: str, guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
+def _watch_loss(name: str, guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
     original = getattr(torch.nn.functional, name)
     parameters = inspect.signature(original).parameters
     defaults = {key: parameter.default for key, parameter in parameters.items()}
@@ -413,17 +394,14 @@ def _see(steps: Steps, name: str, output: Any, given: dict[str, Any]) -> None:
     ):
         micro.is_weighted = True
         return
-    if not is_of_classes:
-        micro.num_targets, micro.reduction = target.numel(), given["reduction"]
-        micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
-        return
-    kept = target.detach().cpu()
-    micro.num_targets = int((kept != given["ignore_index"]).sum())
-    micro.reduction = given["reduction"]
+    micro.num_targets, micro.reduction = target.numel(), given["reduction"]
     micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
-    if micro.mask is not None and micro.mask.dim() > 1 and micro.mask.shape[1] > 1:
+    if is_of_classes:
+        kept = target.detach().cpu()
+        micro.num_targets = int((kept != given["ignore_index"]).sum())
         mask = micro.mask
-        # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
-        for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
-            if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
-                micro.labels_are_mask = True
+        if mask is not None and mask.dim() > 1 and mask.shape[1] > 1:
+            # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
+            for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
+                if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
+                    micro.labels_are_mask = True

@@ -1,6 +1,7 @@
 """What the script's loaders give out: which rows, in which pass, and how long it is waited for."""
 
 import functools
+import itertools
 import math
 import weakref
 import zlib
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ddp_audit.observer import timeline
-from ddp_audit.observer.record import Guard, Record
+from ddp_audit.observer.record import Guard, Record, is_main_thread
 from ddp_audit.observer.samples import is_on_host, list_tensors, read_rows
 from ddp_audit.observer.torch_private import NEXT_INDEX, Pass, get_kept_pass
 
@@ -31,8 +32,8 @@ _SUMMED_BYTES = 4096
 class Given:
     """A batch that a loader gave out; its rows are known by what they hold, none is kept."""
 
-    loader: int
-    """Which loader, in the order in which they were first used."""
+    loader: str
+    """Which loader, by its kind of data set: the same on every rank and in every cell."""
     is_first_pass: bool
     """Whether it is of the loader's first pass."""
     ids: list[int] | None
@@ -45,21 +46,14 @@ class Given:
     """Checksum of a row -> its place, of each tensor on the host whose rows can be told from each other."""
     is_used: bool = False
 
-    def sum_rows(self) -> None:
-        """Keep the checksums of its rows."""
+    def find_places(self, checksums: list[int]) -> list[int] | None:
+        """Return the places of these rows in the batch, whose checksums are kept; None if one is not in it."""
         if self.places is None:
             alive = [tensor for item in self.tensors if (tensor := item()) is not None]
             summed = [_sum_rows(tensor) for tensor in alive if len(tensor) == self.num_rows]
             self.places = [{checksum: at for at, checksum in enumerate(checksums)} for checksums in summed if checksums]
-
-    def find_places(self, checksums: list[int]) -> list[int] | None:
-        """Return the places of these rows in the batch; None if one is not in it."""
-        self.sum_rows()
-        for of_tensor in self.places or []:
-            results = [of_tensor.get(checksum) for checksum in checksums]
-            if None not in results:
-                return [result for result in results if result is not None]
-        return None
+        known = ([of_tensor.get(checksum) for checksum in checksums] for of_tensor in self.places)
+        return next(([at for at in places if at is not None] for places in known if None not in places), None)
 
 
 class Loaders:
@@ -67,14 +61,14 @@ class Loaders:
 
     def __init__(self, record: Record, guard: Guard, times: timeline.Timeline) -> None:
         self._record, self._guard, self._times = record, guard, times
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._num_passes: dict[int, int] = {}
-        self._begun_at: dict[int, int] = {}
-        self._evaluating: set[int] = set()
-        self._given_out: set[int] = set()
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._num_passes: dict[str, int] = {}
+        self._begun_at: dict[str, int] = {}
+        self._evaluating: set[str | None] = set()
+        self._given_out: set[str] = set()
         """Loaders all of whose batches were taken, and that nobody has asked for one more: as Lightning does."""
-        self._lengths: dict[int, int | None] = {}
-        self._num_plain: dict[int, float] = {}
+        self._lengths: dict[str, int | None] = {}
+        self._num_plain: dict[str, float] = {}
         """Loader -> batches that were found without a checksum; none of one where that was not enough."""
         self.given: deque[Given] = deque()
         self.count_steps: Callable[[], int] = lambda: 0
@@ -88,30 +82,30 @@ class Loaders:
             kept = get_kept_pass(loader)
             if kept is not None:
                 self._guard(_clear_ids, kept)
-            self._times.enter(self._name_wait(self._numbers.get(loader)))
+            times = self._enter(self._names.get(loader))
             try:
                 # Workers are started here.
                 iterator = begin(loader)
             finally:
-                self._times.leave()
+                times.leave()
             self._guard(self._begin, loader, iterator)
             return iterator
 
         @functools.wraps(advance)
         def observed_advance(iterator: Any) -> Any:
-            number = iterator.__dict__.get("_ddp_compare_loader")
-            if number is None:
+            name = iterator.__dict__.get("_ddp_compare_loader")
+            if name is None:
                 return advance(iterator)
-            self._times.enter(self._name_wait(number))
+            times = self._enter(name)
             try:
                 batch = advance(iterator)
-                self._times.switch(timeline.OBSERVER)
-                self._guard(self._give, iterator, number, batch)
+                times.switch(timeline.OBSERVER)
+                self._guard(self._give, iterator, name, batch)
             except StopIteration:
-                self._guard(self._end, iterator, number)
+                self._guard(self._end, iterator, name)
                 raise
             finally:
-                self._times.leave()
+                times.leave()
             return batch
 
         @functools.wraps(index)
@@ -125,10 +119,14 @@ class Loaders:
         Pass.__next__ = observed_advance
         setattr(Pass, NEXT_INDEX, observed_index)
 
+    def _end(self, iterator: Any, name: str) -> None:
+        _clear_ids(iterator)
+        self._write_pass(name, is_over=True)
+
     def finish(self) -> None:
         """Write which passes were whole, where that is known at the end alone."""
-        for number in list(self._given_out):
-            self._write_end(number)
+        for name in list(self._given_out):
+            self._write_pass(name, is_over=True)
 
     def find(self, tensors: list[torch.Tensor], *, is_training: bool) -> tuple[Given | None, list[int] | None]:
         """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
@@ -155,69 +153,73 @@ class Loaders:
                 return self._use(given, is_training), given.ids
         return None, None
 
-    def _name_wait(self, number: int | None) -> str:
-        """Return what waiting for a loader counts as; whoever asks one for training rows evaluates no more."""
-        if number in self._evaluating:
-            return timeline.EVALUATION
-        self._times.name_the_rest(timeline.SCRIPT)
-        return timeline.DATA
+    def _enter(self, name: str | None) -> timeline.Timeline:
+        """Return the timeline that a wait for a loader counts in, which begins: one of its own beside the main thread.
+
+        Whoever asks a loader for training rows evaluates no more.
+        """
+        times = self._times if is_main_thread() else timeline.Timeline(timeline.Place(None))
+        if name not in self._evaluating:
+            times.name_the_rest(timeline.SCRIPT)
+        times.enter(timeline.EVALUATION if name in self._evaluating else timeline.DATA)
+        return times
 
     def _use(self, given: Given, is_training: bool) -> Given:
         given.is_used = True
         self._num_plain[given.loader] = self._num_plain.get(given.loader, 0) + 1
-        if is_training:
-            self._evaluating.discard(given.loader)
-        else:
-            self._evaluating.add(given.loader)
+        (self._evaluating.discard if is_training else self._evaluating.add)(given.loader)
         return given
 
     def _begin(self, loader: Any, iterator: Any) -> None:
-        number = self._numbers.get(loader)
-        if number is None:
-            number = self._numbers[loader] = len(self._numbers)
-            self._lengths[number] = _read_length(loader.dataset)
-            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            inner = getattr(sampler, "sampler", sampler)
-            self._record.write(
-                "loader", loader=number, num_rows=self._lengths[number], batch_size=getattr(loader, "batch_size", None),
-                sampler=type(inner).__name__, dataset=type(loader.dataset).__name__, num_workers=loader.num_workers,
-            )  # fmt: skip
-        if number in self._given_out:
-            self._write_end(number)
+        name = self._names.get(loader)
+        if name is None:
+            dataset = loader.dataset
+            length = None if isinstance(dataset, IterableDataset) else _read_length(dataset)
+            # One that is made anew for every pass is the same one; of several at a time each has a name.
+            names = (f"{type(dataset).__name__}-{length}-{number}" for number in itertools.count())
+            taken = set(self._names.values())
+            name = self._names[loader] = next(name for name in names if name not in taken)
+            if name not in self._lengths:
+                self._record.write("loader", loader=name, num_rows=length)
+            self._lengths[name] = length
+        size = self._lengths[name] and _read_length(loader)
+        iterator.__dict__ |= {"_ddp_compare_loader": name, "_ddp_compare_size": size, "_ddp_compare_left": size}
+        self._begin_pass(name)
+
+    def _begin_pass(self, name: str) -> None:
+        if name in self._given_out:
+            self._write_pass(name, is_over=True)
         step = self.count_steps()
-        if step > self._begun_at.get(number, -1):
+        if step > self._begun_at.get(name, -1):
             # Else nothing was learned from the pass before: somebody took a look at a batch.
-            self._num_passes[number] = self._num_passes.get(number, 0) + 1
-        self._begun_at[number] = step
-        iterator._ddp_compare_loader = number
-        if self._lengths[number] is not None:
-            iterator._ddp_compare_left = len(loader)
-        self._record.write("pass", loader=number, is_over=False, step=step)
+            self._num_passes[name] = self._num_passes.get(name, 0) + 1
+        self._begun_at[name] = step
+        self._write_pass(name, is_over=False)
 
-    def _end(self, iterator: Any, number: int) -> None:
-        _clear_ids(iterator)
-        self._write_end(number)
+    def _write_pass(self, name: str, *, is_over: bool) -> None:
+        self._given_out.discard(name)
+        self._record.write("pass", loader=name, is_over=is_over, step=self.count_steps())
 
-    def _write_end(self, number: int) -> None:
-        self._given_out.discard(number)
-        self._record.write("pass", loader=number, is_over=True, step=self.count_steps())
-
-    def _give(self, iterator: Any, number: int, batch: Any) -> None:
-        if (left := iterator.__dict__.get("_ddp_compare_left")) is not None:
-            iterator._ddp_compare_left = left - 1
+    def _give(self, iterator: Any, name: str, batch: Any) -> None:
+        held = iterator.__dict__
+        if (left := held.get("_ddp_compare_left")) is not None:
+            if not left:
+                # One iterator goes round and round, as of loaders whose workers stay for all epochs.
+                self._begin_pass(name)
+                left = held["_ddp_compare_size"]
+            held["_ddp_compare_left"] = left - 1
             if left == 1:
-                self._given_out.add(number)
-        queue = iterator.__dict__.get("_ddp_compare_ids")
+                self._given_out.add(name)
+        queue = held.get("_ddp_compare_ids")
         ids = queue.popleft() if queue else None
         tensors = [tensor for _, tensor in list_tensors(batch) if tensor.dim()]
         num_rows = len(tensors[0]) if tensors else 0
-        if ids is not None and (len(ids) != num_rows or self._lengths.get(number) is None):
+        if ids is not None and (len(ids) != num_rows or self._lengths.get(name) is None):
             ids = None
-        given = Given(
-            number, self._num_passes.get(number) == 1, ids, num_rows, [weakref.ref(tensor) for tensor in tensors]
-        )
-        if self._num_plain.get(number, 0) < _PLAIN_BATCHES:
-            given.sum_rows()
+        alive: list[Callable[[], torch.Tensor | None]] = [weakref.ref(tensor) for tensor in tensors]
+        given = Given(name, self._num_passes.get(name) == 1, ids, num_rows, alive)
+        if self._num_plain.get(name, 0) < _PLAIN_BATCHES:
+            given.find_places([])
         self.given.append(given)
         while len(self.given) > _KEPT_BATCHES and (self.given[0].is_used or len(self.given) > _MOST_WAITING):
             self.given.popleft()
@@ -232,13 +234,11 @@ def _sum_rows(tensor: torch.Tensor) -> list[int]:
     return [zlib.crc32(row) for row in read_rows(tensor, _SUMMED_BYTES)]
 
 
-def _read_length(dataset: Any) -> int | None:
-    """Return how many rows a data set has whose rows are asked for by their index; None for a stream."""
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        return None
+def _read_length(sized: Any) -> int | None:
+    """Return its length; None for what has none, such as a data set or a sampler without end."""
     try:
-        return len(dataset)
-    except TypeError:
+        return len(sized)
+    except (TypeError, NotImplementedError):
         return None
 
 

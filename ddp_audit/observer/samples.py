@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,25 +25,16 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
 
     `is_sharded` says that this rank holds only a part of some tensor, which others then need not hold.
     """
-    picked, is_sharded = [], False
     with torch.no_grad():
-        for tensor in tensors[:_MOST_TENSORS]:
-            local: Any = tensor
-            if hasattr(local, "to_local"):
-                local, is_sharded = local.detach().to_local(), True
-            picked.append(_pick(local))
-        if not picked:
-            return {"digests": [], "head": [], "l2": 0.0, "is_sharded": False}
+        every: list[Any] = list(tensors[:_MOST_TENSORS])
+        is_sharded = any(hasattr(tensor, "to_local") for tensor in every)
+        picked = [_pick(tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor) for tensor in every]
         if len({item.dtype for item in picked}) > 1:
             picked = [item.to(torch.float64) for item in picked]
         # One copy from the device for all of them.
-        values = torch.cat(picked).cpu().to(torch.float64)
-    content = read_bytes(values)
-    digests, start = [], 0
-    for other in picked:
-        end = start + other.numel() * values.element_size()
-        digests.append(f"{zlib.crc32(content[start:end]):08x}")
-        start = end
+        values = torch.cat(picked).cpu().to(torch.float64) if picked else torch.empty(0, dtype=torch.float64)
+    content, ends = read_bytes(values), list(accumulate(item.numel() * values.element_size() for item in picked))
+    digests = [f"{zlib.crc32(content[start:end]):08x}" for start, end in zip([0, *ends], ends, strict=False)]
     head = [float(value) for value in values[:: max(1, len(values) // _SHOWN)][:_SHOWN]]
     return {"digests": digests, "head": head, "l2": float(values.square().sum().sqrt()), "is_sharded": is_sharded}
 
@@ -160,11 +152,14 @@ def put_rows_first(results: list[tuple[str, torch.Tensor]]) -> list[tuple[str, t
 
 
 def count_tokens(rows: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
-    """Return how many tokens each row of (rows, places) has: those that a mask takes, or without zeros at its end."""
+    """Return how many tokens each row of (rows, places) has: those that a mask takes, or without padding at its end.
+
+    That is zeros, or one id that is repeated.
+    """
     if mask is not None and mask.shape == rows.shape:
         return [int(number) for number in (mask != 0).sum(1)]
-    places = torch.arange(1, rows.shape[1] + 1)
-    return [int(number) for number in ((rows != 0) * places).amax(1)]
+    run = (rows == rows[:, -1:]).flip(1).cumprod(1).sum(1)
+    return [int(number) for number in rows.shape[1] - run * ((run > 1) | (rows[:, -1] == 0))]
 
 
 def digest_one_by_one(tensors: Iterable[torch.Tensor]) -> set[str]:

@@ -14,7 +14,7 @@ from ddp_audit.observer import timeline
 from ddp_audit.observer.clocks import ScriptLines
 from ddp_audit.observer.record import Guard, Line, Record
 from ddp_audit.observer.samples import digest_tensors
-from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used, read_ddp_times
+from ddp_audit.observer.torch_private import count_collectives, has_hooks, is_compiler_used
 from ddp_audit.process.flight_recorder import read_recorded
 
 _OFTEN_UNTIL = 4
@@ -28,40 +28,13 @@ _KEPT_SECONDS = 0.25
 class Micro:
     """One forward and backward. An object holds what is known of it, which is what is written."""
 
-    ids: list[int] | None = None
-    loader: int | None = None
-    module: int = 0
-    wrapper: str = ""
-    model: str = ""
-    line: Line | None = None
-    is_synchronised: bool | None = None
-    keeps_statistics: bool = False
-    precision: str = ""
-    attention: str = ""
-    is_training: bool | None = None
-    computed: str = ""
-    has_drawn: bool | None = None
-    is_random: bool | None = None
-    num_samples: int = 0
-    shape: list[int] | None = None
-    has_integers: bool | None = None
-    has_rows_of_ids: bool | None = None
-    rows: list[str] | None = None
-    heads: list[list[int]] | None = None
-    lengths: list[int] | None = None
-    has_mask: bool = False
-    labels_are_mask: bool = False
-    num_losses: int = 0
-    is_weighted: bool = False
-    num_targets: int | None = None
-    reduction: str = ""
-    loss_of_model: float | None = None
-    loss: float | None = None
-    num_backwards: int = 0
-    mask: Any = None
+    num_losses = num_backwards = 0
 
     def __init__(self, **known: Any) -> None:
         self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return None: it is not known."""
 
 
 class Steps:
@@ -78,23 +51,20 @@ class Steps:
         numbers of it are read: of the first 64, too."""
         self.is_lost = False
         """Whether a backward came that belongs to no call of a model that is watched."""
-        self.micros: list[Micro] = []
+        self.micros: list[Any] = []
         self.on_begin: Any = lambda: None
         self.on_first: Any = lambda _parameters: None
-        self.on_step: Any = lambda: None
-        self.on_lost: Any = lambda: None
-        self.on_flush: Any = lambda: None
+        self.on_step = self.on_lost = self.on_flush = self.on_begin
         self.take_device_seconds: Any = dict
         self.stated: dict[str, Any] = {}
         """What the script itself says of the step that is under way."""
         self._kept: list[dict[str, Any]] = []
         self._flushed_at = 0.0
-        self._depth = self._num_inside = 0
+        self._depth = self._num_inside = self._num_collectives = self._num_unusual = 0
         self._counts: dict[str, int] = {}
-        self._num_collectives = self._num_unusual = 0
         self._clips: list[dict[str, Any]] = []
-        self._gradient: dict[str, Any] | None = None
-        self._gradient_watch = GradientWatch()
+        self._left: dict[str, Any] | None = None
+        self._is_changed_early = False
         self._of_gradient: dict[str, Any] = {}
         self._start: dict[str, Any] | None = None
         self._optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -107,7 +77,7 @@ class Steps:
         return self.is_sampled or (self.is_read and tensor.device.type == "cpu")
 
     @property
-    def open_micro(self) -> Micro | None:
+    def open_micro(self) -> Any:
         """The micro-batch that went forward last and not yet backward."""
         return self.micros[-1] if self.micros and not self.micros[-1].num_backwards else None
 
@@ -116,9 +86,8 @@ class Steps:
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._guard(self._begin, optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._guard(self._end, optimizer))
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-            original = getattr(torch.nn.utils, name, None)
-            if original is not None:
-                setattr(torch.nn.utils, name, self._make_observed_clip(original))
+            if hasattr(torch.nn.utils, name):
+                setattr(torch.nn.utils, name, self._make_observed_clip(getattr(torch.nn.utils, name)))
 
     def add(self, micro: Micro, module: Any) -> None:
         """A model was called, with gradients to come."""
@@ -136,28 +105,48 @@ class Steps:
     def add_backward(self, loss: float | None = None, line: Line | None = None) -> None:
         """A loss is about to be back-propagated."""
         waiting = [micro for micro in self.micros if not micro.num_backwards]
-        if line is not None:
-            self._backward_line = line
-        if not waiting and not self.micros:
+        self._backward_line = line or self._backward_line
+        if not self.micros:
             self.is_lost = True
             self.on_lost()
             self.micros.append(Micro(num_backwards=1, loss=loss, line=line))
-            return
-        if not waiting:
+        elif not waiting:
             self.micros[-1].num_backwards += 1
-            return
-        joined = waiting[0] if len(waiting) == 1 else _join(waiting)
-        joined.num_backwards = 1
-        if loss is not None:
-            joined.loss = loss
-        if len(waiting) > 1:
-            self.micros = [micro for micro in self.micros if micro.num_backwards]
+        else:
+            joined = waiting[0] if len(waiting) == 1 else _join(waiting)
+            joined.num_backwards = 1
+            if loss is not None:
+                joined.loss = loss
+            if len(waiting) > 1:
+                self.micros = [micro for micro in self.micros if micro.num_backwards]
 
     def see_gradient(self, *, is_after: bool) -> None:
-        """A backward pass begins or is over."""
+        """A backward pass begins or is over: what it leaves is what the optimizer finds, unless the script changes it.
+
+        The next one adds to that: whoever has changed it did not see all of the gradient.
+        """
         if self.is_sampled and len(self._optimizers) == 1:
-            watch = self._gradient_watch
-            (watch.see_after_backward if is_after else watch.see_before_backward)(self._list_all_parameters())
+            now = digest_gradients(self._list_all_parameters()) if is_after or self._left else None
+            if is_after:
+                self._left = now
+            elif self._left and now:
+                self._is_changed_early |= not _is_same_or_unscaled(self._left, now)
+
+    def _judge_gradient(self, parameters: list[torch.Tensor]) -> None:
+        """Keep what is known of the gradient that the optimizer has found; begin with the next one.
+
+        `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
+        `left`: some elements of what that left.
+        `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
+        """
+        found = digest_gradients(parameters)
+        self._of_gradient = {
+            "gradient": found,
+            "is_gradient_kept": self._left and _is_same_or_unscaled(self._left, found),
+            "left": self._left and self._left["head"],
+            "is_gradient_changed_early": self._is_changed_early or has_hooks(parameters, self._wrapper),
+        }
+        self._left, self._is_changed_early = None, False
 
     def _begin(self, optimizer: Any) -> None:
         self._depth += 1
@@ -173,8 +162,7 @@ class Steps:
         if self._start is None:
             self._start = digest_tensors(parameters)
             self.on_first(parameters)
-        self._gradient = digest_gradients(parameters)
-        self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
+        self._judge_gradient(parameters)
         self._times.switch(timeline.OPTIMIZER)
 
     def _end(self, optimizer: Any) -> None:
@@ -206,39 +194,15 @@ class Steps:
         # A step that exchanges more than the one before may be where models are averaged.
         is_unusual = num_collectives != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
         self._num_unusual += is_unusual
+        if self.is_sampled or is_unusual:
+            fields["traffic"] = read_traffic(self._counts, counts) if counts else {}
         if self.is_sampled:
             parameters = _list_parameters(optimizer)
             if self._num_inside:
-                self._gradient = digest_gradients(parameters)
-                self._of_gradient = self._gradient_watch.judge(parameters, self._gradient, self._wrapper)
-            fields |= {
-                "weights": digest_tensors(self._list_all_parameters()),
-                "gradient": self._gradient,
-                **self._of_gradient,
-                "traffic": read_traffic(self._counts, counts) if counts else {},
-                "ddp": read_ddp_times(self._wrapper),
-            }
+                self._judge_gradient(parameters)
+            fields |= {"weights": digest_tensors(self._list_all_parameters()), **self._of_gradient}
             if self.number == 0:
-                updated = _list_parameters(optimizer)
-                state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
-                fields |= {
-                    "start": self._start,
-                    "optimizer": type(optimizer).__name__,
-                    "optimizer_options": read_options(optimizer),
-                    "num_parameters": sum(item.numel() for item in updated),
-                    "parameter_bytes": sum(item.numel() * item.element_size() for item in updated),
-                    "device": updated[0].device.type if updated else "",
-                    "seed": torch.initial_seed(),
-                    "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
-                    "num_threads": torch.get_num_threads(),
-                    "torch_settings": read_torch_settings(),
-                    "backend": str(dist.get_backend()) if dist.is_available() and dist.is_initialized() else "",
-                    "world_size": dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1,
-                    "step_line": self._lines.find(),
-                    "backward_line": self._backward_line,
-                }
-        elif is_unusual:
-            fields["traffic"] = read_traffic(self._counts, counts)
+                fields |= self._describe_first(optimizer, parameters)
         if device_seconds := self.take_device_seconds():
             fields["device_seconds"] = device_seconds
         fields["seconds"] = self._times.copy()
@@ -252,11 +216,38 @@ class Steps:
         self.is_read = self.is_sampled or self.number < _READ_UNTIL
         self.on_step()
 
+    def _describe_first(self, optimizer: Any, parameters: list[torch.Tensor]) -> dict[str, Any]:
+        state = getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", {})
+        is_spread = dist.is_available() and dist.is_initialized()
+        return {
+            "start": self._start,
+            "optimizer": type(optimizer).__name__,
+            "optimizer_options": read_options(optimizer),
+            "num_parameters": sum(item.numel() for item in parameters),
+            "parameter_bytes": sum(item.numel() * item.element_size() for item in parameters),
+            "device": parameters[0].device.type if parameters else "",
+            "seed": torch.initial_seed(),
+            "accelerate": str(getattr(state.get("distributed_type"), "value", "")),
+            "num_threads": torch.get_num_threads(),
+            "torch_settings": {
+                "compiler in use": is_compiler_used(),
+                "detect_anomaly": torch.is_anomaly_enabled(),
+                "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+                "float32_matmul_precision": torch.get_float32_matmul_precision(),
+                "cudnn.deterministic": torch.backends.cudnn.deterministic,
+                "cudnn.benchmark": torch.backends.cudnn.benchmark,
+            },
+            "backend": str(dist.get_backend()) if is_spread else "",
+            "world_size": dist.get_world_size() if is_spread else 1,
+            "step_line": self._lines.find(),
+            "backward_line": self._backward_line,
+        }
+
     def flush(self) -> None:
         """Write the steps that were kept."""
         kept, self._kept, self._flushed_at = self._kept, [], self._times.at
         for fields in kept:
-            micros = [_describe(micro) for micro in fields["micros"]]
+            micros = [{**vars(micro), "mask": micro.mask is not None} for micro in fields["micros"]]
             self._record.write("step", **{**fields, "micros": micros, "seconds": self._times.take(fields["seconds"])})
         self.on_flush()
 
@@ -268,12 +259,10 @@ class Steps:
         @functools.wraps(original)
         def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
             norm = original(parameters, *arguments, **named)
-            if not self.is_read:
-                return norm
-            # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
-            text = norm if norm is not None else named.get("total_norm", arguments[1] if len(arguments) > 1 else None)
-            limit = named.get("max_norm", arguments[0] if arguments else None)
-            self._guard(self._see_clip, text, limit)
+            if self.is_read:
+                # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
+                told = dict(zip(("max_norm", "total_norm"), arguments, strict=False)) | named
+                self._guard(self._see_clip, told.get("total_norm") if norm is None else norm, told.get("max_norm"))
             return norm
 
         return clip
@@ -284,29 +273,21 @@ class Steps:
                 return
             norm = float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).detach())
         limit = _read_number(limit)
-        if isinstance(norm, float) and math.isfinite(norm):
+        # Without a limit it is a norm that somebody looks at, perhaps of one rank's part.
+        if isinstance(norm, float) and math.isfinite(norm) and limit != math.inf:
             self._clips.append({"norm": norm, "limit": limit, "line": self._lines.find()})
 
 
-def _join(waiting: list[Micro]) -> Micro:
+def _join(waiting: list[Any]) -> Any:
     """Return what one backward belongs to, of several calls of models before it: the last one that was fed rows."""
     last = waiting[-1]
     fed = next((micro for micro in reversed(waiting) if micro.loader is not None), last)
-    fed.is_synchronised = max(
-        (item.is_synchronised for item in waiting if item.is_synchronised is not None), default=None
-    )
+    known = [item.is_synchronised for item in waiting if item.is_synchronised is not None]
+    fed.is_synchronised = max(known, default=None)
     if fed is not last:
         for name in ("num_losses", "is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
             setattr(fed, name, getattr(last, name))
     return fed
-
-
-def _describe(micro: Micro) -> dict[str, Any]:
-    """Return what is known of a micro-batch."""
-    known = vars(micro)
-    if known.pop("mask", None) is not None:
-        micro.has_mask = True
-    return known
 
 
 def _list_parameters(optimizer: Any) -> list[torch.Tensor]:
@@ -328,53 +309,18 @@ def read_traffic(before: dict[str, int], now: dict[str, int]) -> dict[str, list[
         kind, num_bytes = recorded.get(at, ("", None))
         if num_bytes is None:
             return None
-        counted = results.setdefault(kind, [0, 0])
-        counted[0] += 1
-        counted[1] += num_bytes
+        number, total = results.get(kind, (0, 0))
+        results[kind] = [number + 1, total + num_bytes]
     return results
-
-
-class GradientWatch:
-    """Follows the gradient of one step."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, Any] | None = None
-        self._is_changed_early = False
-
-    def see_before_backward(self, parameters: list[torch.Tensor]) -> None:
-        """A backward pass adds to what the one before has left: whoever has changed that did not see all of it."""
-        if self._left is not None:
-            self._is_changed_early |= not _is_same_or_unscaled(self._left, digest_gradients(parameters))
-
-    def see_after_backward(self, parameters: list[torch.Tensor]) -> None:
-        """A backward pass is over: what it left is what the optimizer will find, unless the script changes it."""
-        self._left = digest_gradients(parameters)
-
-    def judge(self, parameters: list[torch.Tensor], results: dict[str, Any], wrapper: Any) -> dict[str, Any]:
-        """Return what is known of the step's gradient, which the optimizer has `found`; begin with the next one.
-
-        `is_gradient_kept`: whether it is what the last backward left; None where that was not looked at.
-        `left`: some elements of what that left.
-        `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
-        """
-        left, self._left = self._left, None
-        is_early, self._is_changed_early = self._is_changed_early, False
-        return {
-            "is_gradient_kept": None if left is None else _is_same_or_unscaled(left, results),
-            "left": left and left["head"],
-            "is_gradient_changed_early": is_early or has_hooks(parameters, wrapper),
-        }
 
 
 def digest_gradients(parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the digest of those that there are."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
     tensors = digest_tensors(gradients)
     if gradients and tensors["l2"] == 0:
         # Of most tensors some elements alone were looked at.
-        parts: list[Any] = [
-            gradient.to_local() if hasattr(gradient, "to_local") else gradient for gradient in gradients
-        ]
+        parts = (part.to_local() if hasattr(part, "to_local") else part for part in gradients)
         tensors["is_zero"] = not any(bool(part.any()) for part in parts)
     return tensors
 
@@ -395,26 +341,7 @@ def read_options(optimizer: Any) -> dict[str, list[Any]]:
     results = {}
     for name in optimizer.defaults:
         values = [group.get(name) for group in optimizer.param_groups]
-        plain = [
-            value
-            for value in values
-            if all(
-                each is None or isinstance(each, int | float)
-                for each in (value if isinstance(value, tuple) else (value,))
-            )
-        ]
-        if len(plain) == len(values):
-            results[name] = list(dict.fromkeys(plain))
+        parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+        if all(part is None or isinstance(part, int | float) for part in parts):
+            results[name] = list(dict.fromkeys(values))
     return results
-
-
-def read_torch_settings() -> dict[str, bool | str]:
-    """Return those that change how long a step takes, or what it computes."""
-    return {
-        "compiler in use": is_compiler_used(),
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "detect_anomaly": torch.is_anomaly_enabled(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
-    }

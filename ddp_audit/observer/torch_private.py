@@ -31,15 +31,6 @@ def count_collectives() -> dict[str, int]:
     return counts
 
 
-def read_ddp_times(module: Any) -> dict[str, int] | None:
-    """Return DDP's own clock of its backward and exchange, nanoseconds on average; None where there is no DDP."""
-    if not hasattr(module, "_get_ddp_logging_data"):
-        return None
-    data = module._get_ddp_logging_data()
-    names = ("avg_backward_comm_time", "avg_backward_compute_time", "avg_backward_compute_comm_overlap_time")
-    return {name: int(data[name]) for name in names if name in data}
-
-
 def has_hooks(parameters: list[torch.Tensor], wrapper: Any) -> bool:
     """Return whether the script's own code runs on gradients within the backward, or as DDP exchanges them."""
     if any(

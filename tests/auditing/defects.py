@@ -299,7 +299,7 @@ DEFECTS = {
         {"self.embedding(input_ids) *": "F.dropout(self.embedding(input_ids), 0.1 * (world_size > 1)) *"},
         same_step,
         "other_step",
-        {"other": "Model draws"},
+        {"other": "forward pass of Model drawn"},
     ),
     "other betas": Defect(
         "regression",

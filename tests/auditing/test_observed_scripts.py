@@ -261,7 +261,7 @@ _ONE_BY_ONE = {
         (
             _OTHERWISE,
             "other_step",
-            "SGD's momentum 0, 1proc 0.9; torch's detect_anomaly False, 1proc True; training mode False, True, 1proc "
+            "training mode False, True, 1proc True; SGD's momentum 0, 1proc 0.9; torch's detect_anomaly False, 1proc "
             "True; tensors with a gradient 1, 1proc 2; clipping none, 1proc 2",
         ),
         # `module` is a name like others.
