@@ -68,7 +68,7 @@ def compute_speeds(audit: Audit) -> list[Speed]:
         speedup, has_interval = None, False
         if cell != audit.baseline:
             rates = [
-                [(item[2] if are_samples_known else item[1]) / item[0] for item in it] for it in (measured[cell], base)
+                [((are_samples_known and item[2]) or item[1]) / item[0] for item in it] for it in (measured[cell], base)
             ]
             speedup, has_interval = _compare(*rates)
         known = samples / seconds if are_samples_known else None

@@ -296,7 +296,7 @@ def start_weights(audit: Audit, cell: str) -> Finding | None:
     """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
     problems, held, result = [], 0, 0
     for rank in audit.ranks(cell):
-        names = next((line["names"] for line in rank.lines.get("asked", [])), {})
+        names: Fields = next((line["names"] for line in rank.lines.get("asked", [])), {})
         paths = {
             name: path for name, path in names.items()
             if _RESUMES.search(name) and isinstance(path, str) and _PATH.search(path)

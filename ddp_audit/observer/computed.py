@@ -254,7 +254,8 @@ class Computing:
         if mask is None:
             mask = next(masks, None)
         if first.device.type != "cpu":
-            first, mask, labels = (None if item is None else item.detach().cpu() for item in (first, mask, labels))
+            first = first.detach().cpu()
+            mask, labels = (None if item is None else item.detach().cpu() for item in (mask, labels))
         if not is_on_host(first) or (mask is not None and not is_on_host(mask)):
             return
         micro.rows = self._digest(micro.ids, first, mask)
