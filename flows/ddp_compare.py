@@ -41,7 +41,6 @@ from flows.recording import (
     mark_running,
     name_run,
     set_up_flow_log,
-    show_progress_of,
     tolerate_outage,
 )
 from tasks.fingerprint import TRIAL
@@ -102,8 +101,7 @@ def dvc_stage(stage: str, place: str, environment: Mapping[str, str]) -> State[A
     started_at, lock_before = time.perf_counter(), read_lock()
     output = StageOutput(_LOGS / f"{stage}.log", send=get_line_logger().info)
     try:
-        with show_progress_of(stage):
-            code = reproduce(stage, environment=environment, on_output=output.write)
+        code = reproduce(stage, environment=environment, on_output=output.write)
     finally:
         output.close()
     if code != 0:

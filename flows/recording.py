@@ -1,17 +1,13 @@
-"""What Prefect records of a run: its lines, its progress, and that it was killed.
+"""What Prefect records of a run: its lines, and that it was killed.
 
 Without its server, or where that does not answer, the comparison goes on.
 """
 
 import contextlib
-import contextvars
 import fcntl
-import json
 import logging
 import os
-import re
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +15,6 @@ from uuid import UUID
 
 import httpx
 from prefect import State
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.context import FlowRunContext
@@ -32,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 _FLOW_RUNS = Path(".work/flow_runs")
 _SECONDS_KEPT = 30 * 86_400
-_SECONDS_BETWEEN_UPDATES = 10.0
-_BYTES_OF_LAST_LINES = 8_192
 
 
 def is_recorded() -> bool:
@@ -145,58 +138,3 @@ def _set_crashed(client: SyncPrefectClient, run: UUID) -> bool:
     client.set_flow_run_state(run, crashed)
     logger.info("flow run %s had been killed; it is now marked as crashed", run)
     return True
-
-
-@contextlib.contextmanager
-def show_progress_of(stage: str) -> Iterator[None]:
-    """Keep a progress artifact of a training up to date while the block runs; does nothing for another stage."""
-    own_name, _, cell = stage.partition("@")
-    if own_name != "train" or not is_recorded():
-        yield
-        return
-    is_over = threading.Event()
-    # The run that the artifact belongs to is found through the context.
-    thread = threading.Thread(
-        target=contextvars.copy_context().run, args=(_update_progress, cell, is_over), name="progress", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join(timeout=2)
-
-
-def _update_progress(cell: str, is_over: threading.Event) -> None:
-    """Read from what the ranks write anyway, every few seconds until the end, how far they are."""
-    steps = Path(".work/runs", cell, "steps.jsonl")
-    before = steps.stat().st_mtime_ns if steps.exists() else 0
-    artifact: UUID | None = None
-    shown = 0.0
-    with tolerate_outage(f"no further progress of {cell} is shown"):
-        while True:
-            is_last = is_over.wait(_SECONDS_BETWEEN_UPDATES)
-            # The file of an earlier launch says nothing about this one.
-            is_new = steps.exists() and steps.stat().st_mtime_ns != before
-            percent = round(100 * _read_share_done(steps), 1) if is_new else 0.0
-            if percent > shown and artifact is not None:
-                update_progress_artifact(artifact, percent)
-            elif percent > shown and not is_last:
-                # Keys take lower-case letters, digits and dashes.
-                key = "train-" + re.sub("[^a-z0-9]", "-", cell.lower())
-                result = create_progress_artifact(percent, key=key, description=f"Training of cell {cell}")
-                assert isinstance(result, UUID)  # outside of an event loop it is no coroutine
-                artifact = result
-            shown = max(shown, percent)
-            if is_last:
-                return
-
-
-def _read_share_done(steps: Path) -> float:
-    """Return which share of its optimizer steps a training has taken, from its steps.jsonl; 0 if it says nothing."""
-    with contextlib.suppress(OSError, ValueError, KeyError, ZeroDivisionError), steps.open("rb") as file:
-        num_steps = int(json.loads(file.readline())["num_steps"])
-        file.seek(max(0, steps.stat().st_size - _BYTES_OF_LAST_LINES))
-        taken = re.findall(rb'"(?:last_)?step": ?(\d+)', file.read())
-        return max(map(int, taken), default=0) / num_steps
-    return 0.0

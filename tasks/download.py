@@ -48,8 +48,8 @@ def download_rows(
     """
     dataset, other = params.dataset, params.dataset.of_heldout
     repeated = RepeatedRows(None if other else params.heldout)
-    place_part = _place_images if dataset.holds_images else partial(_place_texts, child=child)
-    manifest = place_part(dataset, params.num_rows_needed, raw, repeated=repeated, source_digest=source_digest)
+    place = partial(_place_rows, repeated=repeated, child=child)
+    manifest = place(dataset, params.num_rows_needed, raw, source_digest=source_digest)
     if dataset.label is not None and not 2 <= len(manifest.class_names) <= MAX_CLASSES:
         raise DataError(
             f"dataset.label: the rows have {len(manifest.class_names)} classes; allowed: 2 to {MAX_CLASSES:,}; choose "
@@ -57,7 +57,7 @@ def download_rows(
         )
     if other is not None:
         repeated.begin_heldout(params.heldout)
-        part = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
+        part = place(other, params.heldout.end, raw / HELDOUT, source_digest=heldout_digest)
         if unknown := set(part.class_names) - set(manifest.class_names):
             raise DataError(
                 f"{other.place}: has rows of the class {min(unknown)!r}, which no row of {dataset.source} has; "
@@ -67,7 +67,7 @@ def download_rows(
     _finish(manifest.model_copy(update={**repeated.count(), "heldout_source": dataset.heldout_source}), raw)
 
 
-def _place_texts(
+def _place_rows(
     dataset: DatasetParams,
     num_rows: int,
     raw: Path,
@@ -76,13 +76,31 @@ def _place_texts(
     source_digest: str | None,
     child: BoundedChild | None,
 ) -> RawManifest:
-    """Have the first rows of a data set of texts in `raw`; return what is to be said of them."""
-    commit = _find_commit(dataset, "dataset")
-    stored = store_rows(dataset, num_rows, commit=commit, child=child)
+    """Have the first rows of a data set, of images all rows, in `raw`; return what is to be said of them."""
+    is_builtin, commit = dataset.kind == "builtin", _find_commit(dataset, "dataset")
+    if dataset.holds_images:
+        stored = store_images(dataset)
+    else:
+        stored = store_rows(dataset, num_rows, commit=commit, child=child)
     _require_unchanged(dataset, source_digest, stored.source_digest)
-    _clear(raw)
-    facts = place_rows(stored, num_rows, repeated=repeated, target=raw / ROWS)
-    is_builtin = dataset.kind == "builtin"
+    more: dict[str, Any] = {}
+    if dataset.holds_images:
+        facts = collect_image_facts(stored, num_rows, repeated=repeated, source=dataset.source)
+        _clear(raw)
+        link_file(stored.file, raw / ROWS)
+        if is_builtin:
+            more = {"license": "CC BY 4.0"}
+    else:
+        _clear(raw)
+        facts = place_rows(stored, num_rows, repeated=repeated, target=raw / ROWS)
+        more = {"license": stored.about.license, "languages": stored.about.languages}
+        if is_builtin:
+            more = {"license": "the open-source licence of each package", "languages": ["en"]}
+            more["packages"] = read_package_versions()
+    try:
+        template = None if dataset.template is None else read_template(dataset.template)
+    except ValueError as error:
+        raise DataError(str(error)) from None
     return RawManifest(
         source=dataset.source,
         kind=dataset.kind,
@@ -90,40 +108,13 @@ def _place_texts(
         commit=commit,
         split=dataset.split if dataset.kind == "hub" else None,
         config=stored.about.config,
-        text_column=None if dataset.holds_instructions else dataset.text_column,
+        text_column=None if dataset.holds_instructions or dataset.holds_images else dataset.text_column,
         add_special_tokens=dataset.add_special_tokens,
-        template=_read_template(dataset),
-        **facts,
-        license="the open-source licence of each package" if is_builtin else stored.about.license,
-        languages=["en"] if is_builtin else stored.about.languages,
-        label=_make_label(dataset, facts.get("class_names", [])),
-        packages=read_package_versions() if is_builtin else {},
-        source_digest=stored.source_digest,
-    )
-
-
-def _place_images(
-    dataset: DatasetParams, num_rows: int, raw: Path, *, repeated: RepeatedRows, source_digest: str | None
-) -> RawManifest:
-    """Have all rows of a data set of images in `raw`; return what is to be said of them."""
-    stored = store_images(dataset)
-    _require_unchanged(dataset, source_digest, stored.source_digest)
-    facts = collect_image_facts(stored, num_rows, repeated=repeated, source=dataset.source)
-    _clear(raw)
-    link_file(stored.file, raw / ROWS)
-    name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
-    return RawManifest(
-        source=dataset.source,
-        kind=dataset.kind,
-        revision=None,
-        commit=None,
-        split=None,
-        text_column=None,
+        template=template,
         image_size=dataset.image_size,
-        **facts,
-        license="CC BY 4.0" if dataset.kind == "builtin" else None,
-        label=f"{name}, {len(stored.about.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
+        label=_make_label(dataset, facts.get("class_names", [])),
         source_digest=stored.source_digest,
+        **{"license": None, **facts, **more},
     )
 
 
@@ -170,8 +161,7 @@ def require_fitness(params: Params, raw: Path, base_model: Path, *, child: Bound
     num_bytes = count_bytes(base_model, params.model.model_copy(update={"weights": "pretrained"}))
     what = f"model.source {params.model.source} with {params.dataset.source}"
     result = child.run(check_fitness, params, raw, base_model, what=what, num_bytes=num_bytes)
-    manifest = RawManifest.read(raw).model_copy(update={"tokenised": result})
-    manifest.write(raw)
+    RawManifest.read(raw).model_copy(update={"tokenised": result}).write(raw)
     _log.info("%s: tokenised: %s", params.dataset.source, describe_tokenised(result))
 
 
@@ -180,21 +170,18 @@ def _find_commit(source: Any, kind: Any) -> str | None:
 
 
 def _make_label(dataset: DatasetParams, class_names: Sequence[str]) -> str:
-    classes = f", {len(class_names)} classes of column {dataset.label}" if class_names else ""
+    name = Path(dataset.location).name if dataset.kind == "path" else dataset.location
+    classes = f", {len(class_names)} classes" * bool(class_names)
+    if dataset.holds_images:
+        name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else name
+        return f"{name}{classes}, {dataset.image_size} x {dataset.image_size} pixels"
+    classes += f" of column {dataset.label}" * bool(classes)
     if dataset.kind == "builtin":
         what = "instructions made of docstrings" if dataset.holds_instructions else "docstrings"
         return f"{what} of the installed packages (built-in){classes}"
-    name = Path(dataset.location).name if dataset.kind == "path" else dataset.location
     if dataset.holds_instructions:
         return f"{name}, instructions with responses, as prompts of the template {dataset.template}"
     return f"{name}, column {dataset.text_column}{classes}"
-
-
-def _read_template(dataset: DatasetParams) -> str | None:
-    try:
-        return None if dataset.template is None else read_template(dataset.template)
-    except ValueError as error:
-        raise DataError(str(error)) from None
 
 
 def _clear(folder: Path) -> None:

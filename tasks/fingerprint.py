@@ -21,7 +21,6 @@ from tasks.measuring.versions import list_versions
 from tasks.params import Params, load_params
 from tasks.params.local_files import digest_source
 from tasks.params.prompts import FILE
-from tasks.params.sources import Source
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.manifests import InputsFile, SourceDigest, SourcesFile, TrialFile
@@ -93,14 +92,6 @@ def require_folder_for_dvc(folder: Path) -> None:
         )
 
 
-def _digest_source(source: Source | None) -> SourceDigest | None:
-    return _digest_path(source.location) if source and source.kind == "path" else None
-
-
-def _digest_path(path: str) -> SourceDigest:
-    return SourceDigest(digest=digest_source(Path(path)))
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
     for name in ("machine", "sources", "trial", "stages"):
@@ -112,13 +103,17 @@ def _main() -> None:
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
     machine.write(arguments.machine)
-    template = params.dataset.template
-    SourcesFile(
-        model=_digest_source(params.model),
-        dataset=_digest_source(params.dataset),
-        heldout=_digest_source(params.dataset.of_heldout),
-        template=_digest_path(template.removeprefix(FILE)) if template and template.startswith(FILE) else None,
-    ).write(arguments.sources)
+    other = params.dataset.of_heldout
+    sources = {
+        "model": params.model.source, "dataset": params.dataset.source, "heldout": other and other.source,
+        "template": params.dataset.template,
+    }  # fmt: skip
+    digests = {
+        name: SourceDigest(digest=digest_source(Path(source.removeprefix(FILE))))
+        for name, source in sources.items()
+        if source and source.startswith(FILE)
+    }
+    SourcesFile.model_validate(dict.fromkeys(sources) | digests).write(arguments.sources)
     note_versions(_VERSIONS)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)

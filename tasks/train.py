@@ -5,12 +5,11 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
-import contextlib
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -141,11 +140,6 @@ class CellTraining:
             missing[:0] = [part] * is_missing
         return missing
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Size of a whole checkpoint."""
-        return self.base_model.num_parameters * self.params.train.count_bytes_kept(1)
-
     def count_max_checkpoints(self, missing: list[PlannedSegment]) -> float:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
         train = self.params.train
@@ -158,12 +152,9 @@ class CellTraining:
         return CellFacts(
             cell=self.cell,
             **spread.spread,
-            threads_per_rank=train.threads_per_rank,
+            **train.model_dump(include={"threads_per_rank", "micro_batch_size", "exact", "global_batch_size"}),
             device=self.device,
-            micro_batch_size=train.micro_batch_size,
             grad_accum_steps=self.params.grad_accum_steps(self.cell),
-            exact=train.exact,
-            global_batch_size=train.global_batch_size,
             model_name=self.params.model.name,
             base_model_digest=self.base_model.digest,
             numerics_version=NUMERICS_VERSION,
@@ -236,12 +227,12 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
         "%s: %d of %d segments are finished already%s",
         run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
     )  # fmt: skip
-    if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
-        _log.info(
-            "the learning rate runs its course once, over all %d steps: another number of epochs or ranges trains anew "
-            "what decays", run.segments[0].span.total,
-        )  # fmt: skip
     if missing:
+        if run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
+            _log.info(
+                "the learning rate runs its course once, over all %d steps: another number of epochs or ranges trains "
+                "anew what decays", run.segments[0].span.total,
+            )  # fmt: skip
         if (left := explain_left_work(run.work, world_size=params.cells[run.cell].world_size)) is not None:
             _log.info("%s: %s", run.cell, left)
         for part in missing:
@@ -254,7 +245,8 @@ def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Pa
         heldout = [run.params.heldout_name] * bool(run.params.train.eval_every_steps)
         for name in dict.fromkeys([*(part.range for part in missing), *heldout]):
             require_whole(arguments.slices / name, digest=slices[name].digest)
-        require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
+        num_bytes = run.base_model.num_parameters * run.params.train.count_bytes_kept(1)
+        require_room(run.work, num_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
         with (
             lock_machine(f"training of cell {run.cell}"),
             follow_cell(params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
@@ -275,8 +267,7 @@ def explain_left_work(work: Path, *, world_size: int) -> str | None:
 
     `work`: the cell's folder, where the ranks of every start find what they are told (run_ranks).
     """
-    config = work / "config.json"
-    if not config.is_file():
+    if not (config := work / "config.json").is_file():
         return None
     last = json.loads(config.read_bytes())
     begun = [part for part in last["segments"] if any((work / "partial" / part["fingerprint"]).glob("step-*"))]
@@ -291,31 +282,10 @@ def explain_left_work(work: Path, *, world_size: int) -> str | None:
 
 def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
-    with (
-        show_training(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as show,
-        UpdateReplayer(run.work) as replayer,
-    ):
+    cell, unit, text = run.cell, read_unit(run.params.workload), ", ranks are starting"
+    with show_progress(cell, total_steps) as advance, UpdateReplayer(run.work) as replayer:
 
         def follow(events: list[dict[str, Any]]) -> None:
-            show(events)
-            follower.send(events)
-            replayer.follow(events)
-
-        with stop_on_signals() as stop:
-            run_within_memory(
-                config, num_shares=run.params.count_shares(run.cell),
-                launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
-                watchdog_seconds=run.params.train.watchdog_seconds, nodes=find_nodes(run.cell, run.params),
-            )  # fmt: skip
-
-
-@contextlib.contextmanager
-def show_training(cell: str, *, total_steps: int, unit: str) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    """Yield a function that takes the ranks' new events into a progress bar, or elsewhere into a line now and then."""
-    with show_progress(cell, total_steps) as advance:
-        text = ", ranks are starting"
-
-        def show(events: list[dict[str, Any]]) -> None:
             nonlocal text
             num_steps = 0
             for event in events:
@@ -334,8 +304,14 @@ def show_training(cell: str, *, total_steps: int, unit: str) -> Iterator[Callabl
                 elif event["event"] == "checkpoint_not_used":
                     _log.warning("%s: NOT USED: %s: %s", cell, event["folder"], event["problem"])
             advance(num_steps, text)
+            follower.send(events)
+            replayer.follow(events)
 
-        yield show
+        with stop_on_signals() as stop:
+            run_within_memory(
+                config, num_shares=run.params.count_shares(cell), launcher=run.params.cells[cell].launcher, stop=stop,
+                follow=follow, watchdog_seconds=run.params.train.watchdog_seconds, nodes=find_nodes(cell, run.params),
+            )  # fmt: skip
 
 
 def _assemble(run: CellTraining, output: Path) -> None:

@@ -39,18 +39,13 @@ def check_fitness(params: Params, raw: Path, base_model: Path) -> TokenisedFacts
     """Return what the first rows become. Raises DataError, in one line, if they or the model cannot be trained on."""
     manifest = RawManifest.read(raw)
     slicer: Any = find_slicing(params.workload).open_rows(params, raw=raw, base_model=base_model)
-    batches = read_rows(raw / ROWS, RowRange(start=0, end=min(manifest.num_rows, _MOST_ROWS)))
-    rows = {
-        row_id: row
-        for first, batch in batches
-        for row_id, row in enumerate(batch, start=first)
-        if row.fault not in QUARANTINED
-    }
-    encoded = slicer.encode(rows)
-    tokens: Mapping[int, np.ndarray] = encoded.tokens
+    first = read_rows(raw / ROWS, RowRange(start=0, end=min(manifest.num_rows, _MOST_ROWS)))
+    numbered = enumerate(row for _, batch in first for row in batch)
+    rows = {row_id: row for row_id, row in numbered if row.fault not in QUARANTINED}
+    tokens: Mapping[int, np.ndarray] = slicer.encode(rows).tokens
     result = _count(rows, tokens, slicer, is_labelled=has_labels(params.workload))
     place = f"model.source {params.model.source}"
-    _require_words(result, place, manifest.source)
+    _require_words(result, place, manifest.source, has_prompts=params.dataset.holds_instructions)
     with translate_errors(place):
         model = _load(params, base_model)
     _try(params, model, [row for row in tokens.values() if len(row) > (0 if has_labels(params.workload) else 1)])
@@ -102,7 +97,7 @@ def _count(
     )  # fmt: skip
 
 
-def _require_words(facts: TokenisedFacts, place: str, source: str) -> None:
+def _require_words(facts: TokenisedFacts, place: str, source: str, *, has_prompts: bool) -> None:
     """Raise DataError unless the rows are still told apart by their tokens."""
     where = f"of the first {facts.num_rows:,} rows of {source}"
     remedy = "use the tokenizer that belongs to the model, or a model for what these rows are written in"
@@ -111,12 +106,15 @@ def _require_words(facts: TokenisedFacts, place: str, source: str) -> None:
             f"{place}: its tokenizer knows {1 - facts.unknown_share:.1%} {where}, by tokens; allowed: at least "
             f"{1 - _MOST_UNKNOWN:.0%}; {remedy}"
         )
-    for number, most, what in (
-        (facts.num_rows_without_target, _MOST_WITHOUT_TARGET, "leave nothing to learn from"),
-        (facts.num_equal_rows, _MOST_EQUAL, "become the tokens of another row that says something else"),
-    ):
+    empty = f"leave nothing to learn from; allowed: at most {_MOST_WITHOUT_TARGET:.0%}; {remedy}"
+    if has_prompts:
+        empty = "have prompts that fill train.seq_len; set a larger one, or a shorter dataset.template"
+    equal = f"become the tokens of another row that says something else; allowed: at most {_MOST_EQUAL:.0%}; {remedy}"
+    for number, most, why in (
+        (facts.num_rows_without_target, _MOST_WITHOUT_TARGET, empty), (facts.num_equal_rows, _MOST_EQUAL, equal),
+    ):  # fmt: skip
         if number > most * facts.num_rows:
-            raise DataError(f"{place}: {number:,} {where} {what}; allowed: at most {most:.0%}; {remedy}")
+            raise DataError(f"{place}: {number:,} {where} {why}")
 
 
 def _load(params: Params, base_model: Path) -> Any:

@@ -75,10 +75,9 @@ class RowTokenizer:
         """
         results = []
         for encoding in self._encode(texts, row_ids=row_ids, is_framed=is_framed):
-            ids, is_added = list(encoding.ids), list(encoding.special_tokens_mask) if is_framed else []
-            while is_added and is_added[-1]:
+            ids = list(encoding.ids)
+            while ids and is_framed and encoding.special_tokens_mask[len(ids) - 1]:
                 ids.pop()
-                is_added.pop()
             results.append(ids)
         return results
 
@@ -94,16 +93,12 @@ class RowTokenizer:
         """Return what the tokenizer makes of each; `is_framed`: with what it puts around a text."""
         seconds = _SECONDS_OF_A_BATCH + sum(map(len, texts)) / _CHARACTERS_PER_SECOND
         what = f"tokenizer of the base model, rows {row_ids[0]} to {row_ids[-1]}" if row_ids else "tokenizer"
-        remedy = (
-            "its tokenizer.json has a pattern that these texts are too much for: use another tokenizer or other rows"
-        )
+        remedy = "its tokenizer.json has a pattern that these texts are too much for: use another one or other rows"
         with bound_native_code(what, seconds=seconds, remedy=remedy):
             encodings: list[Any] = self.backend.encode_batch_fast(texts, add_special_tokens=is_framed)
         for row_id, encoding in zip(row_ids or itertools.repeat("of a tokenizer"), encodings, strict=False):
-            own = encoding.ids
-            if is_framed:
-                is_added = encoding.special_tokens_mask
-                own = [token for token, added in zip(encoding.ids, is_added, strict=True) if not added]
+            added = encoding.special_tokens_mask if is_framed else itertools.repeat(0)
+            own = [token for token, is_added in zip(encoding.ids, added, strict=False) if not is_added]
             if (highest := max([self.eos_token_id, *encoding.ids])) >= self.vocab_size:
                 raise DataError(
                     f"row {row_id}: the tokenizer gives id {highest}, and the model's embedding has "
@@ -146,9 +141,7 @@ def load_tokenizer(base_model: Path, *, is_framed: bool = False, has_labels: boo
     if not tokenizer.is_fast:
         raise DataError(f"{place}: has no fast tokenizer; save one with a tokenizer.json beside the model")
     end = tokenizer.eos_token_id
-    if end is None and has_labels:
-        end = tokenizer.sep_token_id
-    if end is None:
+    if end is None and (not has_labels or (end := tokenizer.sep_token_id) is None):
         raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

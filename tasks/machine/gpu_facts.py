@@ -54,6 +54,11 @@ _SLOWDOWNS = {
     0x80: "power brake of the power supply",
 }
 """Of nvmlClocksEventReasons those that cost speed."""
+_QUESTIONS = {
+    "pcie_generation": "CurrPcieLinkGeneration", "pcie_generation_max": "MaxPcieLinkGeneration",
+    "pcie_width": "CurrPcieLinkWidth", "pcie_width_max": "MaxPcieLinkWidth", "performance_state": "PerformanceState",
+}  # fmt: skip
+"""Field of a GpuMoment -> what NVML calls it."""
 _MIG_ON = 1
 _READING_PEERS = 0
 """NVML_P2P_CAPS_INDEX_READ, which is a tuple in nvidia-ml-py (13.x: `= 0,`), so that no call takes it."""
@@ -130,37 +135,31 @@ def read_gpu(handle: Any, index: int) -> GpuMoment:
 
     total, used = read_memory_gib(handle)
     processes = ask_nvml("DeviceGetComputeRunningProcesses", handle)
+    if processes is not None:
+        processes = tuple(GpuProcess(pid=item.pid, memory_gib=divide(item.usedGpuMemory, 2**30)) for item in processes)
     links = [ask_nvml("DeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in links if state is not None]
     utilisation = ask_nvml("DeviceGetUtilizationRates", handle)
     return GpuMoment(
         index=index,
         name=ask_nvml("DeviceGetName", handle) or "unnamed GPU",
-        utilisation=None if utilisation is None else utilisation.gpu / 100,
-        processes=None
-        if processes is None
-        else tuple(
-            GpuProcess(pid=process.pid, memory_gib=_divide(process.usedGpuMemory, 2**30)) for process in processes
-        ),
+        utilisation=utilisation and utilisation.gpu / 100,
+        processes=processes,
         memory_total_gib=total,
         memory_used_gib=used,
-        pcie_generation=ask_nvml("DeviceGetCurrPcieLinkGeneration", handle),
-        pcie_generation_max=ask_nvml("DeviceGetMaxPcieLinkGeneration", handle),
-        pcie_width=ask_nvml("DeviceGetCurrPcieLinkWidth", handle),
-        pcie_width_max=ask_nvml("DeviceGetMaxPcieLinkWidth", handle),
-        performance_state=ask_nvml("DeviceGetPerformanceState", handle),
+        **{field: ask_nvml(f"DeviceGet{question}", handle) for field, question in _QUESTIONS.items()},
         sm_clock_mhz=ask_nvml("DeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
         sm_clock_max_mhz=ask_nvml("DeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
         slowdowns=read_slowdowns(handle),
-        power_limit_watts=_divide(ask_nvml("DeviceGetEnforcedPowerLimit", handle), 1000),
-        power_limit_default_watts=_divide(ask_nvml("DeviceGetPowerManagementDefaultLimit", handle), 1000),
+        power_limit_watts=divide(ask_nvml("DeviceGetEnforcedPowerLimit", handle), 1000),
+        power_limit_default_watts=divide(ask_nvml("DeviceGetPowerManagementDefaultLimit", handle), 1000),
         temperature_celsius=ask_nvml("DeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         nvlinks_active=sum(known) if known else None,
-        nvlinks=len(known) if known else None,
+        nvlinks=len(known) or None,
     )
 
 
-def _divide(value: float | None, unit: float) -> float | None:
+def divide(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
 
 
@@ -175,8 +174,8 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
         first=indices[0],
         second=indices[1],
         has_nvlink=None if nvlink is None else nvlink == nvml.NVML_P2P_STATUS_OK,
-        peer=None if peer is None else _PEER_STATES.get(peer),
-        path=None if level is None else _LEVELS.get(level),
+        peer=_PEER_STATES.get(peer),
+        path=_LEVELS.get(level),
     )
 
 
@@ -225,13 +224,13 @@ def open_gpus() -> Iterator[OpenGpus]:
     """
     import pynvml
 
-    absence = None
+    absence = ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        absence = OpenGpus(handles=(), driver=None, problem=f"no NVIDIA driver answers: {error}")
+        absence = f"no NVIDIA driver answers: {error}"
     if absence:
-        yield absence
+        yield OpenGpus(handles=(), driver=None, problem=absence)
         return
     try:
         every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -291,12 +290,10 @@ def _find_entry(
 ) -> tuple[int, int | None] | None:
     if entry.isdigit() and int(entry) < len(uuids):
         return int(entry), None
-    if entry.startswith("GPU-"):
-        return next(((gpu, None) for gpu, uuid in enumerate(uuids) if uuid.startswith(entry)), None)
-    if entry.startswith("MIG-"):
-        named = [(gpu, part, uuid) for gpu, own in enumerate(slices) for part, uuid in enumerate(own or ())]
-        return next(((gpu, part) for gpu, part, uuid in named if uuid.startswith(entry)), None)
-    return None
+    named: list[tuple[int, int | None, str]] = [(gpu, None, uuid) for gpu, uuid in enumerate(uuids)]
+    named += [(gpu, part, uuid) for gpu, own in enumerate(slices) for part, uuid in enumerate(own or ())]
+    is_uuid = entry.startswith(("GPU-", "MIG-"))
+    return next(((gpu, part) for gpu, part, uuid in named if is_uuid and uuid.startswith(entry)), None)
 
 
 class Peak(NamedTuple):
@@ -333,7 +330,5 @@ def find_peak(gpu_name: str) -> Peak | None:
 
 def find_peak_tflops(gpu_name: str, precision: str) -> float | None:
     """Return the dense peak (TFLOP/s) of a GPU at `fp32`, `tf32`, `bf16` or `fp16`; None where it is not known."""
-    peak = find_peak(gpu_name)
-    if peak is None:
-        return None
-    return {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp16": peak.fp16}[precision]
+    tflops: float | None = getattr(find_peak(gpu_name), precision, None)
+    return tflops

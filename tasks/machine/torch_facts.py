@@ -3,6 +3,7 @@
 In a process of its own, since torch takes seconds to import; only where there are GPUs, and once for a machine.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -34,21 +35,14 @@ class TorchFacts(Record):
 
 def fetch_torch_facts(machine_digest: str) -> TorchFacts:
     """Return what torch says on a machine of this digest; kept in .work/ unless torch could not use the GPUs."""
-    kept = _read_kept(machine_digest)
-    if kept is not None:
-        return kept
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        kept = json.loads(_KEPT.read_bytes())
+        if kept["machine"] == machine_digest:
+            return TorchFacts.model_validate(kept["torch"])
     facts = _ask_torch()
     if facts.problem is None and facts.num_gpus:
         write_json(_KEPT, {"machine": machine_digest, "torch": facts.model_dump(mode="json")})
     return facts
-
-
-def _read_kept(machine_digest: str) -> TorchFacts | None:
-    try:
-        kept = json.loads(_KEPT.read_bytes())
-        return TorchFacts.model_validate(kept["torch"]) if kept["machine"] == machine_digest else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def _ask_torch() -> TorchFacts:

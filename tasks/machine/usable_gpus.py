@@ -40,15 +40,13 @@ def require_usable_gpus(params: Params, machine: MachineFile) -> None:
             raise ResourceError(f"{opened.problem}; or {_CPU}")
         return
     used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
-    problem = (
+    if problem := (
         explain_too_few(params, machine, num_there=len(names), is_slice=opened.is_slice)
         or explain_order(names, os.environ)
         or explain_unfit(used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda)
-    )
-    if problem:
+    ):
         raise ResourceError(problem)
-    problem = explain_slow(params, used)
-    if problem:
+    if problem := explain_slow(params, used):
         raise ConfigurationError(problem)
 
 

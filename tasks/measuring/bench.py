@@ -27,7 +27,7 @@ class Bench:
     ) -> None:
         """Without `holds_all` memory has room for one variant, built anew at each turn."""
         self._workers = workers
-        self._meter = meter
+        self._meter = meter or GpuMeter([])
         self.holds_all = holds_all
         """Whether every variant is built once."""
         self._held: Arm | None = None
@@ -168,14 +168,10 @@ class Bench:
         segment, own = self._locate_steps(steps)
         block = {"steps": own, "segment": segment, "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
-        figures, started_at = None, time.time()
-        if self._meter is None:
+        started_at = time.time()
+        with self._meter.span() as span:
             outcome = group.ask("run", ranks=ranks, **asked)
-        else:
-            with self._meter.span() as span:
-                outcome = group.ask("run", ranks=ranks, **asked)
-            figures = span.figures
-        gpus = figures.gpus[: group.world_size] if figures else ()
+        gpus = span.gpus[: group.world_size]
         return Timed(
             arm=arm.name,
             turn=self._turn,
@@ -190,7 +186,7 @@ class Bench:
             facts={"range": group.ranges[segment], "steps": own, "ranks": outcome},
             gpus=gpus,
             has_others_on_gpu=self._find_others_on_gpu(arm, gpus),
-            metered_seconds=figures.seconds if figures else 0.0,
+            metered_seconds=span.seconds if gpus else 0.0,
             started_at=started_at,
         )
 

@@ -47,11 +47,8 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
     """
     from huggingface_hub import resolve_revision
 
-    def ask() -> str:
-        return resolve_revision(repo_id, repo_type=kind, revision=revision).resolved
-
     with _translate_read_errors(f"{kind} {repo_id}", revision):
-        commit = call_hub(ask)
+        commit = call_hub(lambda: resolve_revision(repo_id, repo_type=kind, revision=revision).resolved)
     if commit != revision:
         _log.info("%s %s: revision %s is commit %s", kind, repo_id, revision, commit)
     return commit
@@ -86,7 +83,7 @@ def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool
     Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
     """
     wanted = [*SMALL_FILES, *WEIGHTS_FILES] if has_weights else [name for name in SMALL_FILES if name != INDEX]
-    names = _download_files(repo_id, commit, folder, wanted)
+    names = download_files(repo_id, commit, folder, wanted)
     if has_weights and not any(name.endswith(".safetensors") for name in names):
         raise DataError(
             f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
@@ -94,21 +91,14 @@ def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool
         )
 
 
-def download_config(repo_id: str, commit: str, folder: Path) -> None:
-    """Fill `folder` with the model's config.json alone. Raises as `download_model`."""
-    _download_files(repo_id, commit, folder, [_CONFIG])
-
-
-def _download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -> list[str]:
+def download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -> list[str]:
     """Fill `folder` with the model's files of these names, as the Hub states them; return those there are."""
     from huggingface_hub import snapshot_download
 
-    def fetch() -> str:
-        # Folders of a repository ("*/*") hold other formats of the same model.
-        return snapshot_download(repo_id, revision=commit, allow_patterns=wanted, ignore_patterns=["*/*"])
-
+    # Folders of a repository ("*/*") hold other formats of the same model.
+    patterns = {"allow_patterns": wanted, "ignore_patterns": ["*/*"]}
     with _translate_read_errors(f"model {repo_id}", commit), log_while_running(f"downloading model {repo_id}"):
-        snapshot = Path(call_hub(fetch))
+        snapshot = Path(call_hub(lambda: snapshot_download(repo_id, revision=commit, **patterns)))
     files = {file.name: file for pattern in wanted for file in sorted(snapshot.glob(pattern))}
     for file in files.values():
         _require_stated_hash(file, f"model {repo_id} at {commit}")

@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from tasks.process.failure import ResourceError, StageError
+from training.process.heartbeat import call_every
 
 if TYPE_CHECKING:
     import httpx2
@@ -103,23 +103,14 @@ def call_hub(call: Callable[[], _Result]) -> _Result:
     raise AssertionError("the last try returns or raises")
 
 
-@contextlib.contextmanager
-def log_while_running(what: str) -> Iterator[None]:
+def log_while_running(what: str) -> contextlib.AbstractContextManager[None]:
     """Log a line every few seconds for as long as the block runs, so that a long transfer is not silent."""
-    is_over = threading.Event()
     started = time.perf_counter()
 
     def say() -> None:
-        while not is_over.wait(_SECONDS_BETWEEN_WORDS):
-            _log.info("%s: %.0f s so far", what, time.perf_counter() - started)
+        _log.info("%s: %.0f s so far", what, time.perf_counter() - started)
 
-    thread = threading.Thread(target=say, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return call_every(_SECONDS_BETWEEN_WORDS, say, name="transfer")
 
 
 class Patience:
@@ -159,8 +150,7 @@ def is_transient(error: BaseException) -> bool:
     """Return True if the network or an overloaded server is to blame, so that a later try may succeed."""
     import httpx2
 
-    status = find_status_code(error)
-    if status is not None:
+    if (status := find_status_code(error)) is not None:
         return status in _TRANSIENT_STATUS
     return is_caused_by(error, httpx2.TransportError, ConnectionError, TimeoutError)
 
@@ -187,10 +177,10 @@ def is_caused_by(error: BaseException, *kinds: type[BaseException]) -> bool:
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and what caused it: libraries wrap the server's answer in errors of their own."""
-    seen: list[BaseException] = []
+    seen: set[BaseException | None] = {None}
     current: BaseException | None = error
-    while current is not None and current not in seen:
-        seen.append(current)
+    while current not in seen:
+        seen.add(current)
         yield current
         current = current.__cause__ or current.__context__
 

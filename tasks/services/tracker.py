@@ -120,18 +120,17 @@ def send_report(
 
 
 def register_published(params: Params, published: PublishedModel) -> None:
-    """Have every tracker with a registry point at what was published; a failure is one warning line."""
-    for kind in params.tracking.kinds:
-        tracker = load_tracker(kind)
-        register = functools.partial(
-            tracker.register_model, published,
-            experiment=params.tracking.experiment, uri=tracker.choose_uri(params.tracking.uri),
-        )  # fmt: skip
-        has_registry, problem = attempt_within(REGISTER_SECONDS, register)
-        if problem is not None:
-            _log.warning("%s: %s; what was published is not registered there", kind, problem)
-        elif has_registry:
-            _log.info("%s: registered as a version of the model %s", kind, published.name)
+    """Have MLflow's registry point at what was published; a failure is one warning line."""
+    if "mlflow" not in params.tracking.kinds:
+        return
+    from tasks.services.trackers import mlflow
+
+    where = {"experiment": params.tracking.experiment, "uri": mlflow.choose_uri(params.tracking.uri)}
+    _, problem = attempt_within(REGISTER_SECONDS, functools.partial(mlflow.register_model, published, **where))
+    if problem is not None:
+        _log.warning("mlflow: %s; what was published is not registered there", problem)
+    else:
+        _log.info("mlflow: registered as a version of the model %s", published.name)
 
 
 def send_trials(

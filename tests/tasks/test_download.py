@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.data.sources import models, row_store, sorted_numbers
+from tasks.data.sources import models, row_store
 from tasks.data.sources.models import refuse_not_finite
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
@@ -237,9 +237,7 @@ def test_a_held_out_text_that_is_trained_on_in_other_case_and_white_space_is_see
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 3)
 
 
-def test_repeated_texts_are_counted_whatever_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_RUN", 4), ("_MARK_EVERY", 2), ("_WINDOW", 4)):
-        monkeypatch.setattr(sorted_numbers, name, value)
+def test_repeated_texts_are_counted() -> None:
     texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
     _, manifest = download(ask(jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
     assert manifest["num_duplicate_rows"] == 90 - len(set(texts[:90])) > 10

@@ -102,17 +102,28 @@ class Heartbeat:
         if not self._is_watched:
             yield
             return
-        is_over = threading.Event()
 
         def count() -> None:
-            while not is_over.wait(_SECONDS_BETWEEN_COUNTS):
-                self._words[NUM_COLLECTIVES] = num_collectives()
+            self._words[NUM_COLLECTIVES] = num_collectives()
 
-        thread = threading.Thread(target=count, name="count-collectives", daemon=True)
-        thread.start()
-        try:
+        # Joined: the groups that are asked may be gone soon.
+        with call_every(_SECONDS_BETWEEN_COUNTS, count, name="count-collectives"):
             yield
-        finally:
-            # The groups that are asked may be gone soon.
-            is_over.set()
-            thread.join()
+
+
+@contextlib.contextmanager
+def call_every(seconds: float, call: Callable[[], object], *, name: str) -> Iterator[None]:
+    """Call it in a thread of its own, again and again until the block ends and no call is under way."""
+    is_over = threading.Event()
+
+    def go_on() -> None:
+        while not is_over.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=go_on, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

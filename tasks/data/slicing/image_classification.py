@@ -84,8 +84,8 @@ class Images:
         np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
         np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
         return {
-            "num_rows": len(row_ids),
-            "num_tokens": len(row_ids),
+            "num_rows": num_rows,
+            "num_tokens": num_rows,
             "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
             "class_names": self.class_names,
         }

@@ -22,11 +22,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 NUM_GROUPS = 32
-NORMS: dict[str, dict[str, Any]] = {
-    "group": {"norm": "group", "num_groups": NUM_GROUPS},
-    "sync_batch": {"norm": "sync_batch"},
-}
-"""model.norm in params.yaml -> what config.json says of it, of a ResNet."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "resnet18": {"model_type": "resnet18"},
     "resnet50": {"model_type": "resnet50"},
@@ -45,11 +40,7 @@ _PREFIX = "module."
 _log = logging.getLogger(__name__)
 
 _FILES = ("config.json", "model.safetensors")
-_NAMES = {
-    "resnet18": "ResNet18",
-    "resnet50": "ResNet50",
-    "vit": "vision transformer",
-}
+_NAMES = {"resnet18": "ResNet18", "resnet50": "ResNet50", "vit": "vision transformer"}
 _NORMS = {
     "group": " with group in place of batch normalisation",
     "sync_batch": " with batch normalisation over the rows of all ranks",
@@ -77,18 +68,19 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
     if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
-    head = ""
     with fill_folder(folder) as new:
+        weights = Path(model.location).resolve().name
         if model.kind == "builtin":
-            patch = CONFIGS[model.location].get("patch_size")
-            if patch is not None and (image_size is None or image_size % patch):
+            patch = CONFIGS[model.location].get("patch_size", 1)
+            if (image_size or 1) % patch:
                 raise ConfigurationError(
-                    f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a "
-                    f"multiple of {patch}"
+                    f"params.yaml: dataset.image_size: got {image_size} for {model.source}; allowed: a multiple of "
+                    f"{patch}"
                 )
             write_image_network(new, model.location, class_names, image_size=image_size, norm=model.norm)
+            weights = "random weights (built-in)"
         elif Path(model.location).is_file():
-            head = f" with {write_pretrained_network(model, new, class_names)}"
+            weights += f" with {write_pretrained_network(model, new, class_names)}"
         else:
             for name in _FILES:
                 if not (file := Path(model.location, name)).is_file():
@@ -99,7 +91,6 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str], image_s
                 # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
                 shutil.copyfile(file, new / name)
         config, num_parameters = _check_model(new, class_names, image_size, model=model)
-        weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name + head
         network = _NAMES[config["model_type"]] + _NORMS.get(str(config.get("norm")), "")
         label = f"{network}, {num_parameters / 1e6:,.1f} M parameters, {weights}"
         write_manifest(
@@ -183,8 +174,9 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
         )
     differences: list[str] = []
     for name in ("resnet18", "resnet50"):
-        config = {**CONFIGS[name], **NORMS[norm], "class_names": list(class_names)}
-        network = draw_network(config)
+        config = _make_config(name, class_names, norm=norm)
+        config["class_names"] = config.pop("class_names")  # last in the file, by whose bytes the model is known
+        network = _draw_network(config)
         own = network.state_dict()
         # What counts batches changes nothing, and older files do not have it.
         results = {key: part for key, part in own.items() if key.endswith(".num_batches_tracked")} | tensors
@@ -194,10 +186,8 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
         differences = list_differences(results, own)
         if not differences:
             network.load_state_dict(results, strict=True)
-            save(folder, config, network)
-            head = "its own head" if keeps_head else f"a new head for {len(class_names)} classes"
-            _log.info("%s: a %s, with %s", model.source, name, head)
-            return head
+            _save(folder, config, network)
+            return "its own head" if keeps_head else f"a new head for {len(class_names)} classes"
     raise DataError(
         f"model.source {model.source}: weights of neither resnet18 nor resnet50 of torchvision ({differences[0]}); "
         "allowed: a state dict of one of them"
@@ -228,13 +218,14 @@ def _read(model: ModelParams) -> "dict[str, Tensor]":
     }
 
 
-def make_config(
+def _make_config(
     name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
 ) -> dict[str, Any]:
     """Return the content of config.json of the network `name` for these classes."""
     config = {**CONFIGS[name], "class_names": list(class_names)}
-    of_kind = {"image_size": image_size} if config["model_type"] == "vit" else NORMS[norm or "group"]
-    return config | of_kind
+    if config["model_type"] == "vit":
+        return config | {"image_size": image_size}
+    return config | {"norm": norm or "group"} | ({} if norm == "sync_batch" else {"num_groups": NUM_GROUPS})
 
 
 def write_image_network(
@@ -245,12 +236,11 @@ def write_image_network(
     The same classes, size of images (pixels of a side) and versions of torch and torchvision give the same bytes. The
     caller's random state is left as it was.
     """
-    config = make_config(name, class_names, image_size=image_size, norm=norm)
-    save(folder, config, draw_network(config))
-    _log.info("%s: %d classes, random weights", name, len(class_names))
+    config = _make_config(name, class_names, image_size=image_size, norm=norm)
+    _save(folder, config, _draw_network(config))
 
 
-def draw_network(config: dict[str, Any]) -> Any:
+def _draw_network(config: dict[str, Any]) -> Any:
     """Return the network with random weights, the same at every call; the caller's random state is left as it was."""
     import torch
 
@@ -261,7 +251,7 @@ def draw_network(config: dict[str, Any]) -> Any:
         return build_network(config)
 
 
-def save(folder: Path, config: dict[str, Any], network: Any) -> None:
+def _save(folder: Path, config: dict[str, Any], network: Any) -> None:
     """Write config.json and model.safetensors."""
     from safetensors.torch import save_model
 

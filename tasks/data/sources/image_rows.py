@@ -1,6 +1,5 @@
 """Rows of images: decoded and resized once, when they arrive, and kept in .work/download/images/ from then on."""
 
-import contextlib
 import importlib.metadata
 import io
 import itertools
@@ -107,7 +106,7 @@ def collect_image_facts(stored: StoredRows, num_rows: int, *, repeated: Repeated
 
 def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     """Write every image of the source to `target`; return `num_rows` and `class_names`."""
-    place = f"{dataset.place}"
+    place = dataset.place
     try:
         files = list_image_files(source)
     except ValueError as error:
@@ -119,10 +118,9 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     with (
         pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
         show_progress(f"{dataset.source}: images", len(files)) as advance,
-        contextlib.ExitStack() as opened,
-    ):
         # Decoders let go of Python's lock.
-        pool = opened.enter_context(ThreadPoolExecutor(len(os.sched_getaffinity(0))))
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
         first = 0
         for batch in _make_batches(files, size=size):
             contents = []
@@ -132,32 +130,27 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
                     # Of too large a one, one byte more than is allowed.
                     contents.append(content.read(min(file.size, MAX_BYTES + 1)))
             images = list(pool.map(partial(decode_image, size=size), contents))
-            columns = {
-                "row_id": np.arange(first, first + len(batch), dtype=np.int64),
-                "label": pa.array([file.label for file in batch], pa.string()),
-                "pixels": pa.array(
-                    [b"" if isinstance(image, str) else image.tobytes() for image in images], pa.binary()
-                ),
-                "fault": pa.array([image if isinstance(image, str) else None for image in images], pa.string()),
-            }
-            writer.write_table(pa.table(columns, schema=_SCHEMA))
-            for file, image in zip(batch, images, strict=True):
-                if isinstance(image, str):
-                    results[image] += 1
-                    first_names.setdefault(image, file.name)
+            rows = []
+            for number, (file, image) in enumerate(zip(batch, images, strict=True), start=first):
+                fault = image if isinstance(image, str) else None
+                pixels = b"" if isinstance(image, str) else image.tobytes()
+                rows.append({"row_id": number, "label": file.label, "pixels": pixels, "fault": fault})
+                if fault is not None:
+                    results[fault] += 1
+                    first_names.setdefault(fault, file.name)
+            writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
             first += len(batch)
             advance(len(batch))
-    num_rows = len(files)
-    if sum(results.values()) > MAX_QUARANTINED_SHARE * num_rows:
+    if results.total() > MAX_QUARANTINED_SHARE * first:
         faults = "; ".join(
-            f"{count} of {num_rows} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
+            f"{count} of {first} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
             for fault, count in results.items()
         )
         raise DataError(
             f"{place}: {faults}; allowed: at most {MAX_QUARANTINED_SHARE:.0%} of such images, which are left out; "
             "drop or mend them in the source"
         )
-    return {"num_rows": len(files), "class_names": list_class_names({file.label for file in files})}
+    return {"num_rows": first, "class_names": list_class_names({file.label for file in files})}
 
 
 def _make_batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[ImageFile]]:

@@ -119,7 +119,7 @@ def fetch_config(model: ModelParams, folder: Path, *, commit: str | None, is_cla
     place = f"model.source {model.source}"
     if model.kind == "hub":
         assert commit is not None
-        hub.download_config(model.location, commit, folder)
+        hub.download_files(model.location, commit, folder, ["config.json"])
     else:
         file = Path(model.location) / "config.json"
         _check_files([file, *file.parent.glob("*.safetensors")], place)

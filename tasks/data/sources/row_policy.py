@@ -105,6 +105,7 @@ class RowCheck:
         self._place, self._key = place, key
         self._num_rows = 0
         self._faults: dict[str, tuple[int, int]] = {}
+        self._are_labels_text: bool | None = None
 
     def take(self, batch: Iterable[Sequence[Any]]) -> list[Row]:
         """Return the next rows as they are kept: texts, texts with a class, or instruction, context and response.
@@ -135,16 +136,22 @@ class RowCheck:
         if isinstance(label, float) and (math.isnan(label) or label.is_integer()):
             # So a column of whole numbers is read where some rows have none.
             label = None if math.isnan(label) else int(label)
-        if label is None or label == "" or (isinstance(label, int) and label in NO_CLASS):
+        if label in (None, "", *NO_CLASS):
             return Row("", UNLABELLED)
-        if not isinstance(label, str | int) or (
-            isinstance(label, str) and (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable())
-        ):
+        is_text = isinstance(label, str)
+        if (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable()) if is_text else not isinstance(label, int):
             raise DataError(
                 f"{self._place}: the class of row {self._num_rows} is {str(label)[:80]!r} ({type(label).__name__}); "
                 f"allowed: a whole number, or a line of text of at most {MAX_LABEL_CHARACTERS} characters"
             )
-        return row._replace(label=str(int(label)) if isinstance(label, int) else label)
+        if self._are_labels_text not in (None, is_text):
+            # As `datasets` has it: a column is of one type.
+            raise DataError(
+                f"{self._place}: the class of row {self._num_rows} is {label!r}, and those before are "
+                f"{'numbers' if is_text else 'texts'}; allowed: one kind, whole numbers or texts"
+            )
+        self._are_labels_text = is_text
+        return row._replace(label=label if is_text else str(int(label)))
 
     def finish(self) -> None:
         """Raise DataError if so many rows are quarantined that the data set is not what it was taken for."""

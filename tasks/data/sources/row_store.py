@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ from tasks.data.sources.row_policy import (
     open_parquet,
     read_groups,
 )
-from tasks.data.sources.rows import Reading, read_source_values
-from tasks.data.sources.sorted_numbers import SortedNumbers, read_windows
+from tasks.data.sources.rows import read_source_values
 from tasks.params.local_files import digest_source
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.bounded_child import BoundedChild
@@ -62,7 +62,8 @@ class RepeatedRows:
         """`heldout`: which rows are held out; None: those come later, from a source of their own."""
         self._heldout = range(0) if heldout is None else range(heldout.start, heldout.end)
         self._are_others_trained_on = True
-        self._inside, self._outside = SortedNumbers(), SortedNumbers()
+        self._keys = array("q")
+        """Of each row 63 bits of its digest, and last whether it is held out."""
 
     def begin_heldout(self, heldout: RowRange) -> None:
         """What comes from here on are rows of the source that the held-out ones have; others of it count nowhere."""
@@ -70,18 +71,20 @@ class RepeatedRows:
 
     def add(self, row_id: int, content: bytes) -> None:
         """Take a row that is not left out."""
-        if row_id not in self._heldout and not self._are_others_trained_on:
-            return
-        key = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
-        (self._inside if row_id in self._heldout else self._outside).add(key)
+        is_heldout = row_id in self._heldout
+        if is_heldout or self._are_others_trained_on:
+            key = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
+            self._keys.append(key >> 1 << 1 | is_heldout)
 
     def count(self) -> dict[str, int]:
         """Return `num_duplicate_rows` and `num_heldout_rows_seen` (tasks/data/sources/row_store.py)."""
-        num_duplicates = num_seen = 0
-        for inside, outside in read_windows(self._inside, self._outside):
-            num_duplicates += inside.size + outside.size - np.union1d(inside, outside).size
-            num_seen += int(np.isin(inside, outside).sum())
-        return {"num_duplicate_rows": num_duplicates, "num_heldout_rows_seen": num_seen}
+        keys = np.sort(np.array(self._keys, dtype=np.int64))
+        texts = keys >> 1
+        # Of each text the first place, where it is one that is trained on if any is.
+        first = np.flatnonzero(np.diff(texts, prepend=~texts[:1]))
+        num_heldout = np.add.reduceat(keys & 1, first) if len(keys) else first
+        num_seen = int(num_heldout[keys[first] & 1 == 0].sum())
+        return {"num_duplicate_rows": len(keys) - len(first), "num_heldout_rows_seen": num_seen}
 
 
 @dataclass(frozen=True)
@@ -202,22 +205,18 @@ def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, tar
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> str | None:
     """Write the rows; return which of the source's configs they are of."""
-    reading = Reading()
+    notes: dict[str, str] = {}
     what, key = f"column {dataset.text_column!r}", "text_column"
-    more = [] if dataset.label is None else ["label"]
+    more = () if dataset.label is None else ("label",)
     if dataset.holds_instructions:
-        what, key, more = (
-            "instruction or response",
-            "instruction_column and dataset.response_column",
-            list(_OF_INSTRUCTIONS),
-        )
+        what, key, more = "instruction or response", "instruction_column and dataset.response_column", _OF_INSTRUCTIONS
     check = RowCheck(f"{dataset.place}: {what}", key=key)
     schema = pa.schema([*_SCHEMA, *(pa.field(name, pa.string()) for name in more)])
     first = 0
     with (
         pq.ParquetWriter(target, schema, compression="zstd") as writer,
         show_progress(f"{dataset.source}: rows", num_rows) as advance,
-        contextlib.closing(read_source_values(dataset, num_rows, commit=commit, reading=reading)) as batches,
+        contextlib.closing(read_source_values(dataset, num_rows, commit=commit, notes=notes)) as batches,
     ):
         for values in batches:
             rows = check.take(values)
@@ -230,12 +229,11 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
             f"params.yaml: ranges and heldout: they need {num_rows} rows, and {dataset.source} has {first}; "
             f"allowed: 0-{first}"
         )
-    return None if dataset.kind == "path" and Path(dataset.location).is_file() else reading.config
+    return None if dataset.kind == "path" and Path(dataset.location).is_file() else notes.get("config")
 
 
 def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
-    named = (dict(zip(Row._fields, row, strict=True)) for row in rows)
-    return pa.Table.from_pylist([{"row_id": index, **row} for index, row in enumerate(named, first)], schema)
+    return pa.Table.from_pylist([{"row_id": index, **row._asdict()} for index, row in enumerate(rows, first)], schema)
 
 
 def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import itertools
 import logging
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,17 @@ _EMPTY = "BatchSize must be greater than 0"
 """What the reader says of a parquet file without rows; of others it only stops."""
 
 
-@dataclass
-class Reading:
-    """What becomes known of a source while it is read."""
-
-    config: str | None = None
-    """Which of the configs of a Hub data set or a folder it is."""
-
-
 def read_source_values(
-    dataset: DatasetParams, num_rows: int, *, commit: str | None, reading: Reading | None = None
+    dataset: DatasetParams, num_rows: int, *, commit: str | None, notes: dict[str, str]
 ) -> Generator[list[Sequence[Any]], None, None]:
     """Yield batches, of bounded size, of what the first `num_rows` rows hold, unchecked, in the order of the source.
 
     Text, perhaps with its class, or instruction, context and response. Fewer come if the source has fewer. Files behind
-    the last one are not looked at. `reading` is told what is read.
+    the last one are not looked at. `notes` gets `config`: which of the configs of a Hub data set or a folder is read.
 
     Raises DataError if the source cannot be read or has no such column, ResourceError if the Hub is away.
     """
-    rows: Iterator[Sequence[Any]] = _read_rows(dataset, commit, reading or Reading())
+    rows: Iterator[Sequence[Any]] = _read_rows(dataset, commit, notes)
     if dataset.kind == "builtin":
         number = 1 if dataset.label is None else 2
         rows = ((text, package)[:number] for package, text in read_corpus_by_package())
@@ -84,26 +75,26 @@ def _choose_columns(dataset: DatasetParams, columns: Iterable[str]) -> list[str 
     return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
-def _read_rows(dataset: DatasetParams, commit: str | None, reading: Reading) -> Iterator[Sequence[Any]]:
+def _read_rows(dataset: DatasetParams, commit: str | None, notes: dict[str, str]) -> Iterator[Sequence[Any]]:
     """Yield the columns of a data set of the Hub, or of local files, as they stream in; null where a row has none."""
     place = dataset.place + (f" at {commit}" if commit else "")
     try:
         for split in dataset.split.split("+"):
             rows = _open(dataset, commit, split)
-            reading.config = rows.info.config_name
+            notes["config"] = rows.info.config_name
             columns: list[str | None] = []
+            # The data set's own names for its numbers; -1 is none.
+            names = getattr((rows.features or {}).get(dataset.label), "names", None)
             for batch in rows.iter(batch_size=BATCH_ROWS):
                 columns = columns or _choose_columns(dataset, batch)
                 size = len(next(iter(batch.values())))
                 parts = [batch.get(column) or [None] * size for column in columns]
-                if dataset.label is not None:
-                    parts[1] = _name_classes(parts[1], (rows.features or {}).get(dataset.label))
+                if names:
+                    is_known = range(len(names)).__contains__
+                    parts[1] = [names[label] if is_known(label) else None for label in parts[1]]
                 # A text of megabytes is cut to one character more than is kept.
-                parts = [
-                    [(value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value) for value in part]
-                    for part in parts
-                ]
-                yield from zip(*parts, strict=True)
+                for row in zip(*parts, strict=True):
+                    yield [value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value for value in row]
     except Exception as error:  # whatever the reader of the files' format raises
         if is_caused_by(error, MemoryError):
             raise MemoryError from None
@@ -121,26 +112,16 @@ def _open(dataset: DatasetParams, commit: str | None, split: str) -> Any:
     # Their warnings show addresses with signatures, and errors twice.
     for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    source, what = Path(dataset.location), dataset.location
+    options: dict[str, Any] = {"name": dataset.config, "split": split}
     if dataset.kind == "hub":
-        return datasets.load_dataset(
-            dataset.location, name=dataset.config, revision=commit, split=split, streaming=True
-        )
-    source = Path(dataset.location)
-    local = {"streaming": True, "cache_dir": str(_CACHE)}
-    if source.is_dir():
-        return datasets.load_dataset(str(source), name=dataset.config, split=split, **local)
-    builder, options = find_builder(source)
-    return datasets.load_dataset(
-        builder, data_files=glob.escape(str(source.resolve())), split="train", **local, **options
-    )
-
-
-def _name_classes(labels: list[Any], feature: Any) -> list[Any]:
-    """Return the labels with the names that the data set itself has for its numbers; -1 is none."""
-    names = getattr(feature, "names", None)
-    if not names:
-        return labels
-    return [names[label] if isinstance(label, int) and 0 <= label < len(names) else None for label in labels]
+        options["revision"] = commit
+    else:
+        options["cache_dir"] = str(_CACHE)
+        if not source.is_dir():
+            what, own = find_builder(source)
+            options |= {"data_files": glob.escape(str(source.resolve())), "split": "train", **own}
+    return datasets.load_dataset(what, streaming=True, **options)
 
 
 def _translate_error(error: Exception, dataset: DatasetParams, place: str) -> StageError:

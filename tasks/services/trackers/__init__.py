@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from tasks.services.tracked import Figures, Point, PublishedModel, Report, TrackedComparison
+from tasks.services.tracked import Figures, Point, Report, TrackedComparison
 from training.registry import import_file
 
 
@@ -42,9 +42,6 @@ class Tracker(Protocol):
 
     def open_runs(self, comparison: TrackedComparison, *, uri: str) -> Runs:
         """Return the comparison's runs there; raises whatever a tracker can get wrong."""
-
-    def register_model(self, published: PublishedModel, *, experiment: str, uri: str) -> bool:
-        """Have the registry point at what was published, once; False where the tracker has none."""
 
 
 def load_tracker(name: str) -> Tracker:

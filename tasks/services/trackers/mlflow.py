@@ -1,6 +1,7 @@
 """MLflow: one parent run per comparison, one child run per cell, and values in batches."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -68,7 +69,7 @@ def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
     return _Runs(comparison, uri)
 
 
-def register_model(published: PublishedModel, *, experiment: str, uri: str) -> bool:
+def register_model(published: PublishedModel, *, experiment: str, uri: str) -> None:
     """Add a version to the registered model of the comparison's name, below the cell's run, unless it has this one."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -82,12 +83,9 @@ def register_model(published: PublishedModel, *, experiment: str, uri: str) -> b
     name = published.name.replace("/", "-").replace(":", "-")
     with contextlib.suppress(MlflowException):  # it is there
         client.create_registered_model(name)
-    if any(version.source == published.source for version in client.search_model_versions(f"name = '{name}'")):
-        return True
-    client.create_model_version(
-        name, published.source, run_id=runs[0].info.run_id if runs else None, tags={"ddp_compare.cell": published.cell}
-    )
-    return True
+    if published.source not in [version.source for version in client.search_model_versions(f"name = '{name}'")]:
+        run_id, tags = runs[0].info.run_id if runs else None, {"ddp_compare.cell": published.cell}
+        client.create_model_version(name, published.source, run_id=run_id, tags=tags)
 
 
 def find_runs_page(uri: str, experiment: str) -> str:
@@ -146,16 +144,23 @@ class _Run:
                 for metric in self._client.get_metric_history(self.id, anchor)
             }
         missing = {point.place: point for point in points if point.place not in self._known}
-        sent, batch = 0, dict[tuple[bool, int], list[Any]]()
-        for point in [*missing.values(), None]:
-            size = sum(map(len, batch.values()))
-            # A point is never split over two calls, and each call is one transaction.
-            if batch and (point is None or size + len(point.values) > _MAX_METRICS_PER_CALL):
-                self._client.log_batch(self.id, metrics=[value for values in batch.values() for value in values])
-                self._known.update(batch)
-                sent, batch = sent + size, {}
-            if point is not None:
-                batch[point.place] = _make_metrics(point)
+        return self._send_batches(list(missing.values()), known=self._known)
+
+    def _send_batches(self, points: list[Point], *, known: set[tuple[bool, int]] | None = None) -> int:
+        """Send the points, which `known` gets as they arrive; return the number of values.
+
+        A point is never split over two calls, and each call is one transaction.
+        """
+        sent = 0
+        while points:
+            sizes = itertools.accumulate(len(point.values) for point in points)
+            number = max(1, sum(size <= _MAX_METRICS_PER_CALL for size in sizes))
+            metrics = [metric for point in points[:number] for metric in _make_metrics(point)]
+            self._client.log_batch(self.id, metrics=metrics)
+            sent += len(metrics)
+            if known is not None:
+                known.update(point.place for point in points[:number])
+            points = points[number:]
         return sent
 
     def log_facts(self, facts: Mapping[str, str]) -> None:
@@ -188,11 +193,9 @@ class _Run:
         digest = digest_json([[point.timestamp_ms, point.values] for point in points])
         if self.run.data.tags.get("ddp_compare.system") == digest:
             return 0
-        values = [value for point in points for value in _make_metrics(point)]
-        for start in range(0, len(values), _MAX_METRICS_PER_CALL):
-            self._client.log_batch(self.id, metrics=values[start : start + _MAX_METRICS_PER_CALL])
+        sent = self._send_batches(points)
         self.log_tags({"ddp_compare.system": digest})
-        return len(values)
+        return sent
 
     def keep_tables(self, tables: Mapping[str, Rows]) -> None:
         """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.services.tracked import Figures, Point, PublishedModel, Report, TrackedComparison
+from tasks.services.tracked import Figures, Point, Report, TrackedComparison
 from training.process.files import digest_json
 
 PACKAGE = "tensorboard"
@@ -22,11 +22,6 @@ _BEING_WRITTEN = Path(".work/tensorboard")
 def choose_uri(asked: str | None) -> str:
     """Return tensorboard/ in this folder; `tracking.uri` is MLflow's."""
     return str(Path.cwd() / "tensorboard")
-
-
-def register_model(published: PublishedModel, *, experiment: str, uri: str) -> bool:
-    """Return False: what is published is registered in MLflow alone."""
-    return False
 
 
 def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":

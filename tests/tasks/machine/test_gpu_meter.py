@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tasks.machine.gpu_meter import GpuFigures, GpuMeter, Reading, compute_gpu_figures, open_gpu_meter
+from training.process.heartbeat import call_every
 
 
 def reading(at: float, *, energy: float | None = None, power: float | None = 100.0) -> Reading:
@@ -14,42 +15,36 @@ def reading(at: float, *, energy: float | None = None, power: float | None = 100
 
 
 def figures(readings: list[Reading]) -> GpuFigures:
-    return compute_gpu_figures(readings, index=0, name="Tesla T4")
+    return compute_gpu_figures(readings)
 
 
 def test_energy_is_what_the_counter_rose_by() -> None:
     found = figures([reading(0.0, energy=5000.0), reading(1.0, energy=5130.0), reading(4.0, energy=5240.0)])
-    assert found.energy_from == "counter"
     assert found.energy_joules == pytest.approx(240.0)
     assert found.power_watts == pytest.approx(60.0)
     assert found.utilisation == pytest.approx((0.0 + 0.1 + 0.4) / 3)
     assert found.peak_memory_gib == 5.0
-    assert found.num_readings == 3
 
 
 def test_without_a_counter_the_power_is_integrated() -> None:
     found = figures([reading(0.0, power=100.0), reading(1.0, power=200.0), reading(3.0, power=50.0)])
-    assert found.energy_from == "integrated power"
     assert found.energy_joules == pytest.approx(150.0 * 1 + 125.0 * 2)
     assert found.power_watts == pytest.approx(400.0 / 3)
 
 
 def test_a_counter_that_was_reset_is_not_believed() -> None:
     found = figures([reading(0.0, energy=9000.0), reading(2.0, energy=10.0)])
-    assert found.energy_from == "integrated power"
     assert found.energy_joules == pytest.approx(200.0)
 
 
 class Recorded:
     """A GPU that draws 50 W by its counter; says when it has been read a few times."""
 
-    name = "Tesla T4"
-
     def __init__(self) -> None:
         self._count = itertools.count(1)
         self.is_read_often = threading.Event()
 
-    def read(self) -> Reading:
+    def __call__(self) -> Reading:
         number, at = next(self._count), time.perf_counter()
         # A stall of this process lets the other thread read a few times more in any span.
         if number >= 30:
@@ -59,35 +54,27 @@ class Recorded:
 
 def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
     gpus = [Recorded(), Recorded()]
-    meter = GpuMeter(gpus, sample_seconds=0.01)
+    meter = GpuMeter(gpus)
     before = threading.active_count()
-    meter.open()
-    assert threading.active_count() == before + 1
-    with meter.span() as first:
-        assert all(gpu.is_read_often.wait(60) for gpu in gpus)
-    with meter.span() as second:
-        pass
-    meter.close()
+    with call_every(0.01, meter.read, name="gpu-meter"):
+        assert threading.active_count() == before + 1
+        with meter.span() as first:
+            assert all(gpu.is_read_often.wait(60) for gpu in gpus)
+        with meter.span() as second:
+            pass
     assert threading.active_count() == before
-    assert first.figures is not None
-    assert second.figures is not None
-    one, two = first.figures, second.figures
-    assert [gpu.power_watts for gpu in one.gpus] == pytest.approx([50.0, 50.0])
-    assert one.energy_joules == pytest.approx(sum(gpu.energy_joules or 0 for gpu in one.gpus))
-    assert one.gpus[0].num_readings >= 30
-    assert 2 <= two.gpus[0].num_readings < one.gpus[0].num_readings  # begun anew
-    assert (two.gpus[0].peak_memory_gib or 0) > (one.gpus[0].peak_memory_gib or 0)
-    assert one.gpus[1].index == 1
+    assert [gpu.power_watts for gpu in first.gpus] == pytest.approx([50.0, 50.0])
+    assert first.seconds > second.seconds  # begun anew
+    assert (first.gpus[0].peak_memory_gib or 0) >= 30
+    assert (second.gpus[0].peak_memory_gib or 0) > (first.gpus[0].peak_memory_gib or 0)
+    assert (second.gpus[0].energy_joules or 0) < (first.gpus[0].energy_joules or 0)
 
 
-def test_without_a_driver_the_meter_says_why_and_never_raises(no_driver: str) -> None:
+def test_without_a_driver_the_meter_has_no_gpus_and_never_raises(no_driver: str) -> None:
     with open_gpu_meter() as meter, meter.span() as span:
         pass
-    assert span.figures is not None
-    assert span.figures.gpus == ()
-    assert span.figures.energy_joules is None
-    assert no_driver in str(span.figures.problem)
-    assert span.figures.seconds >= 0
+    assert span.gpus == ()
+    assert span.seconds > 0
 
 
 def test_clocks_and_what_holds_them_down_are_told_and_processes_are_counted() -> None:

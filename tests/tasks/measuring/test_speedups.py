@@ -221,9 +221,7 @@ def test_a_process_that_comes_to_a_gpu_after_the_ranks_is_another_until_they_are
             )
             for number in numbers
         ]  # fmt: skip
-        return bench._find_others_on_gpu(
-            arm, [compute_gpu_figures([one], index=index, name="T4") for index, one in enumerate(found)]
-        )
+        return bench._find_others_on_gpu(arm, [compute_gpu_figures([one]) for one in found])
 
     assert [has_others(1, 1), has_others(1, 2), has_others(1, 1), has_others(1, None)] == [False, True, False, False]
     bench.launch_again([])
