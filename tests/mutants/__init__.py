@@ -86,7 +86,6 @@ MUTANTS = [
         lambda of, self, texts, *, row_ids: [row[:-1] for row in of(self, texts, row_ids=row_ids)],
         "tasks/test_slice.py",
     ),
-    _mutant("tasks.slice:check_extent", _return(None), "tasks/test_slice.py"),
     _mutant("tasks.download:_require_unchanged", _return(None), "tasks/test_download.py"),
     # tasks/gates
     _mutant("tasks.gates.clock:_find_sum_problem", _return(None), "tasks/gates/test_clock.py"),
