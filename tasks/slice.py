@@ -29,6 +29,15 @@ _log = logging.getLogger(__name__)
 _STORE = Path(".work/slices")
 
 
+def check_extent(params: Params, num_rows: int) -> None:
+    """Raise ConfigurationError if a slice ends beyond the data set's `num_rows` rows."""
+    if params.num_rows_needed > num_rows:
+        raise ConfigurationError(
+            f"params.yaml: ranges and heldout: row {params.num_rows_needed} is beyond the {num_rows} rows of "
+            f"{params.dataset.source}; allowed: 0-{num_rows}"
+        )
+
+
 def store_slice(part: RowRange, rows: Slicer, *, unit: str = "token") -> Path:
     """Return the folder of the slice's arrays and manifest, made only if it is not stored whole yet.
 
@@ -56,11 +65,7 @@ def store_slice(part: RowRange, rows: Slicer, *, unit: str = "token") -> Path:
 
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with every range and the held-out rows, as hard links into the store."""
-    if params.num_rows_needed > (num_rows := pq.read_metadata(raw / ROWS).num_rows):
-        raise ConfigurationError(
-            f"params.yaml: ranges and heldout: row {params.num_rows_needed} is beyond the {num_rows} rows of "
-            f"{params.dataset.source}; allowed: 0-{num_rows}"
-        )
+    check_extent(params, pq.read_metadata(raw / ROWS).num_rows)
     slicing, unit = find_slicing(params.workload), read_unit(params.workload)
     rows = slicing.open_rows(params, raw=raw, base_model=base_model)
     of_heldout = rows

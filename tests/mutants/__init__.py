@@ -86,6 +86,7 @@ MUTANTS = [
         lambda of, self, texts, *, row_ids: [row[:-1] for row in of(self, texts, row_ids=row_ids)],
         "tasks/test_slice.py",
     ),
+    _mutant("tasks.slice:check_extent", _return(None), "tasks/test_slice.py"),
     _mutant("tasks.download:_require_unchanged", _return(None), "tasks/test_download.py"),
     # tasks/gates
     _mutant("tasks.gates.clock:_find_sum_problem", _return(None), "tasks/gates/test_clock.py"),
