@@ -20,7 +20,6 @@ from tasks.process.lock import lock_workspace
 from tasks.process.wording import BASELINE, NOTHING, format_percent, format_ratio, format_seconds
 
 if TYPE_CHECKING:
-    import httpx
     from prefect import State
 
     from flows.server import Server
@@ -73,8 +72,17 @@ def _run(cells: list[str], *, rebench: bool) -> None:
     except (ResourceError, OSError) as error:
         why = str(error)
     else:
-        if (recorded := _run_flow(rebench=rebench)) is not None:
-            code, errors = recorded
+        from flows.ddp_compare import ddp_compare, outcome
+        from flows.recording import tolerate_outage
+
+        try:
+            with tolerate_outage("it may show this run as running until the next one") as errors:
+                outcome.append(ddp_compare(rebench=rebench, return_state=True))
+        except Exception:
+            if outcome:
+                raise
+        if (state := next(filter(None, outcome), None)) is not None:
+            code = _report_outcome(state)
             if errors:
                 _end(code, server)
             sys.exit(code)
@@ -84,21 +92,6 @@ def _run(cells: list[str], *, rebench: bool) -> None:
     from flows.ddp_compare import compare
 
     _end(_report_outcome(compare(rebench=rebench)), server)
-
-
-def _run_flow(*, rebench: bool) -> "tuple[int, list[httpx.HTTPError]] | None":
-    """Run the comparison as a flow; return its exit code and what Prefect missed; None if none could begin."""
-    from flows.ddp_compare import ddp_compare, outcome
-    from flows.recording import tolerate_outage
-
-    try:
-        with tolerate_outage("it may show this run as running until the next one") as errors:
-            outcome.append(ddp_compare(rebench=rebench, return_state=True))
-    except Exception:
-        if outcome:
-            raise
-    state = next(filter(None, outcome), None)
-    return None if state is None else (_report_outcome(state), errors)
 
 
 def _end(code: int, server: "Server | None") -> NoReturn:
@@ -154,11 +147,8 @@ def print_verdict(results: Mapping[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False)
     # What the speedup is of: what was timed in blocks, whatever the batch of a step, else the whole trainings.
-    timed = {
-        cell["cell"]: format_seconds(_SAMPLES / cell["speed"]["samples_per_second"])
-        for cell in results["cells"]
-        if cell["speed"]
-    }
+    speeds = [(cell["cell"], cell["speed"]) for cell in results["cells"] if cell["speed"]]
+    timed = {cell: format_seconds(_SAMPLES / speed["samples_per_second"]) for cell, speed in speeds}
     heading = f"{_SAMPLES:,} samples" if timed else "per epoch"
     table = Table("cell", heading, "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
     for cell in results["cells"]:

@@ -99,11 +99,8 @@ def dvc_stage(stage: str, place: str, environment: Mapping[str, str]) -> State[A
     why = ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
     logger.info("%s %s: %s", place, stage, why)
     started_at, lock_before = time.perf_counter(), read_lock()
-    output = StageOutput(_LOGS / f"{stage}.log", send=get_line_logger().info)
-    try:
+    with contextlib.closing(StageOutput(_LOGS / f"{stage}.log", send=get_line_logger().info)) as output:
         code = reproduce(stage, environment=environment, on_output=output.write)
-    finally:
-        output.close()
     if code != 0:
         return _make_failed_state(stage, *explain_failure(output.last_lines, code))
     if not any(line.startswith("Running stage ") for line in output.first_lines):

@@ -56,7 +56,8 @@ class StageOutput:
         self._file = RotatingFileHandler(file, maxBytes=_MAX_FILE_BYTES, backupCount=1, encoding="utf-8")
         if file.stat().st_size:
             self._file.doRollover()
-        self._thinned = _Thinned(send, whole=file)
+        self._send, self._whole = send, file
+        self._num_left_out, self._allowance, self._counted_at = 0, float(_MAX_BURST_LINES), time.monotonic()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
         self._repainted_at = 0.0
@@ -77,7 +78,7 @@ class StageOutput:
         self._terminal.close()
         self._take(self._pending, is_repaint=False)
         self._pending = ""
-        self._thinned.report_left_out()
+        self._report_left_out()
         self._file.close()
 
     def _take(self, raw: str, *, is_repaint: bool) -> None:
@@ -93,7 +94,20 @@ class StageOutput:
             self.first_lines.append(line)
         self.last_lines.append(line)
         self._file.emit(logging.LogRecord("stage", logging.INFO, "", 0, line, None, None))
-        self._thinned.take(line)
+        now = time.monotonic()
+        earned = (now - self._counted_at) * _MAX_LINES_PER_SECOND
+        self._allowance, self._counted_at = min(_MAX_BURST_LINES, self._allowance + earned), now
+        if self._allowance < 1:
+            self._num_left_out += 1
+            return
+        self._allowance -= 1
+        self._report_left_out()
+        self._send(line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + " …")
+
+    def _report_left_out(self) -> None:
+        if self._num_left_out:
+            self._send(f"({self._num_left_out} lines left out here; all of them: {self._whole})")
+            self._num_left_out = 0
 
 
 class _Terminal:
@@ -108,8 +122,8 @@ class _Terminal:
         """Whether the line that has not ended yet is no line of DVC."""
 
     def write(self, chunk: bytes) -> None:
-        lines = [chunk] if self._is_verbose else chunk.splitlines(keepends=True)
-        sys.stderr.buffer.write(b"".join(map(self._select, lines)))
+        lines = chunk.splitlines(keepends=True)
+        sys.stderr.buffer.write(chunk if self._is_verbose else b"".join(map(self._select, lines)))
         sys.stderr.buffer.flush()
 
     def close(self) -> None:
@@ -120,8 +134,6 @@ class _Terminal:
 
     def _select(self, part: bytes) -> bytes:
         """Return what of a line, or of its beginning, is to be shown now."""
-        if self._is_verbose:
-            return part
         line = part if self._is_shown else self._waiting + part
         has_ended = part.endswith(b"\n")
         may_be_dvc = not self._is_shown and any(
@@ -130,31 +142,3 @@ class _Terminal:
         self._is_shown = not may_be_dvc and not has_ended
         self._waiting = line if may_be_dvc and not has_ended else b""
         return b"" if may_be_dvc else line
-
-
-class _Thinned:
-    """Passes lines on at a bounded rate, and says how many it left out."""
-
-    def __init__(self, send: Callable[[str], None], *, whole: Path) -> None:
-        self._send = send
-        self._whole = whole
-        self._num_left_out = 0
-        self._allowance = float(_MAX_BURST_LINES)
-        self._counted_at = time.monotonic()
-
-    def take(self, line: str) -> None:
-        now = time.monotonic()
-        earned = (now - self._counted_at) * _MAX_LINES_PER_SECOND
-        self._allowance = min(_MAX_BURST_LINES, self._allowance + earned)
-        self._counted_at = now
-        if self._allowance < 1:
-            self._num_left_out += 1
-            return
-        self._allowance -= 1
-        self.report_left_out()
-        self._send(line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + " …")
-
-    def report_left_out(self) -> None:
-        if self._num_left_out:
-            self._send(f"({self._num_left_out} lines left out here; all of them: {self._whole})")
-            self._num_left_out = 0

@@ -7,6 +7,7 @@ server would start slower than a search that is finished already.
 """
 
 import argparse
+import contextlib
 import logging
 import math
 import os
@@ -93,14 +94,12 @@ class Search:
             losses = self.train([self.trials[index] for index in going], epochs)
             if not losses:
                 raise DivergedError(f"all trials diverged by epoch {epochs}; allowed: a lower search.learning_rate")
-            of_index = {index: losses.get(self.trials[index].name) for index in going}
-            self.losses[epochs] = {index: loss for index, loss in of_index.items() if loss is not None}
-            ranked = [
-                f"{self.trials[index].name} {self.losses[epochs][index]:.4f}" for index in rank(self.losses[epochs])
-            ]
-            _log.info("held-out loss after epoch %d: %s", epochs, ", ".join(ranked))
+            named = ((index, self.trials[index].name) for index in going)
+            self.losses[epochs] = of_rung = {index: losses[name] for index, name in named if name in losses}
+            ranked = ", ".join(f"{self.trials[index].name} {of_rung[index]:.4f}" for index in rank(of_rung))
+            _log.info("held-out loss after epoch %d: %s", epochs, ranked)
             self.track()
-            going = choose_promoted(self.losses[epochs], eta=self.asked.eta)
+            going = choose_promoted(of_rung, eta=self.asked.eta)
 
     @property
     def best(self) -> int:
@@ -176,6 +175,12 @@ class Search:
         model = BaseModelManifest.read(find_path("train", "base-model")).label
         rows = f"{RawManifest.read(find_path('report', 'raw')).label}, rows {part}"
         changes = make_train_changes(self.params, self.asked.draw(self.best))
+        trials = []
+        for index, trial in enumerate(self.trials):
+            losses = {epochs: of_rung[index] for epochs, of_rung in self.losses.items() if index in of_rung}
+            epochs = _list_epochs(trial, max(losses)) if losses else []
+            record = {"name": trial.name, "drawn": trial.configuration, "problem": trial.problem}
+            trials.append(TrialRecord(losses=losses, epochs=epochs, **record))
         return SearchFile(
             name=self.params.name,
             about=f"{model}; {rows}; on {'GPUs' if self.devices else 'the CPU'}.",
@@ -184,20 +189,13 @@ class Search:
             asked=self.asked,
             train_seed=self.params.train.seed,
             base_loss=self.base_loss,
-            trials=[self._record(index, trial) for index, trial in enumerate(self.trials)],
+            trials=trials,
             best=self.best,
             runner_up=runner_up,
             compared_after=compared_after,
             repeats=repeats,
             spread=spread,
             patch=make_patch(self.text, changes),
-        )
-
-    def _record(self, index: int, trial: Trial) -> TrialRecord:
-        losses = {epochs: of_rung[index] for epochs, of_rung in self.losses.items() if index in of_rung}
-        epochs = _list_epochs(trial, max(losses)) if losses else []
-        return TrialRecord(
-            name=trial.name, drawn=trial.configuration, losses=losses, epochs=epochs, problem=trial.problem
         )
 
     def track(self, report: Sequence[Path] = ()) -> None:
@@ -227,14 +225,12 @@ def _list_epochs(trial: Trial, epochs: int) -> list[TrialEpoch]:
 def _run_stages(*stages: str, command: list[str] | None = None) -> None:
     """Bring stages up to date by DVC, or run a `command` in their place; raises StageFailed for one that fails."""
     output = StageOutput(_LOGS / f"search-{stages[-1]}.log", send=lambda _: None)
-    try:
+    with contextlib.closing(output):
         if command is None:
             code = reproduce(*stages, environment={}, on_output=output.write)
         else:
             environment = {**make_environment(sys.executable), STARTER: str(os.getpid())}
             code = run_child(command, env=environment, on_output=output.write)
-    finally:
-        output.close()
     if code:
         lines = [*output.last_lines]
         message = lines[-1] if lines else f"{stages[-1]} ended with {code}"

@@ -71,12 +71,10 @@ def change_raw_params(given: Mapping[str, Any], changes: Mapping[str, Any], cell
     """
     raw = {key: value for key, value in given.items() if key not in ("search", "upload")}
     for section in ("model", "dataset"):
-        raw[section] = {
-            key: f"path:{Path(value.removeprefix('path:')).absolute()}"
-            if isinstance(value, str) and value.startswith("path:")
-            else value
-            for key, value in raw[section].items()
-        }
+        raw[section] = dict(raw[section])
+        for key, value in raw[section].items():
+            if isinstance(value, str) and value.startswith("path:"):
+                raw[section][key] = f"path:{Path(value.removeprefix('path:')).absolute()}"
     others = {name: raw["cells"][like] for name, like in cells.items()}
     return {**raw, "train": {**raw["train"], **changes}, "cells": others, "tracking": {"kind": "none"}}
 
@@ -134,10 +132,9 @@ class Stage:
                 pass_fds=[lock.fileno()], env={**environment, STARTER: str(os.getpid())},
             )  # fmt: skip
 
-    def poll(self) -> int | None:
+    def poll(self) -> Any:
         """Return its exit code; None while it runs."""
-        code: int | None = self._process.poll()
-        return code
+        return self._process.poll()
 
     def end(self) -> None:
         """Have it save and end."""
