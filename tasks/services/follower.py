@@ -137,13 +137,13 @@ def send_segments(run: TrackedRun, folders: Iterable[Path]) -> int:
     return sent
 
 
-def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result | None, str | None]:
+def attempt_within(seconds: float, call: Callable[..., _Result], *given: Any) -> tuple[_Result | None, str | None]:
     """Return what `call` returns and None, or None and in one line why it failed or did not end within `seconds`."""
     outcome: list[tuple[_Result | None, str | None]] = []
 
     def attempt() -> None:
         try:
-            outcome.append((call(), None))
+            outcome.append((call(*given), None))
         except Exception as error:
             outcome.append((None, describe_error(error)))
 

@@ -3,7 +3,7 @@
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,14 +91,9 @@ class Point:
     values: dict[str, float]
 
     @property
-    def is_epoch(self) -> bool:
-        """Whether it is what a whole segment came to."""
-        return EPOCH_ANCHOR in self.values
-
-    @property
     def place(self) -> tuple[bool, int]:
         """Its place in a run: no two points of a run have the same; steps come before what segments came to."""
-        return self.is_epoch, self.step
+        return EPOCH_ANCHOR in self.values, self.step
 
 
 class PublishedModel(Record):
@@ -143,6 +138,10 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
     """
     content = params.model_dump(mode="json", exclude={"tracking", "upload", "description", "search"})
     facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
+    source = params.dataset.source
+    rows = [(str(part), str(part), source, "training") for part in params.ranges]
+    other = params.dataset.heldout_source or source
+    rows.append((params.heldout_name, params.heldout_title, other, "evaluation"))
     identity = {
         "params": content,
         "numerics": run.numerics_version,
@@ -160,21 +159,13 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         ),
         rows=[
             TrackedRows(
-                name=f"{params.dataset.source} {title}",
+                name=f"{source} {title}",
                 digest=parts[name].digest,
-                source=source,
+                source=own,
                 num_rows=parts[name].num_rows,
                 context=context,
             )
-            for name, title, source, context in (
-                *((str(part), str(part), params.dataset.source, "training") for part in params.ranges),
-                (
-                    params.heldout_name,
-                    params.heldout_title,
-                    params.dataset.heldout_source or params.dataset.source,
-                    "evaluation",
-                ),
-            )
+            for name, title, own, context in rows
         ],
     )
 
@@ -219,27 +210,18 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
     # reports/hub/ is that: checkpoints. README.md says what the folder is for; a search has runs of its own.
     result = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {str(name): path for name, path in result.items() if name.parts[0] not in _NOT_OF_REPORT}
-    figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
-    return Report(
-        files=files,
-        figures=figures,
-        tables=tables,
-        tags=tags,
-        system={
-            item["cell"]: [
-                Point(number, round(reading["started_at"] * 1000), dict(_list_system_values(reading)))
-                for number, reading in enumerate(item["readings"], start=1)
-            ]
-            for item in results.get("hardware", [])
-        },
-    )
-
-
-def _list_system_values(reading: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, (name, factor) in _SYSTEM_METRICS.items():
-        for number, value in enumerate(reading[key] or []):
-            if value is not None:
-                yield f"system/{name.format(number)}", value * factor
+    system: dict[str, list[Point]] = {}
+    for item in results.get("hardware", []):
+        for step, reading in enumerate(item["readings"], start=1):
+            values = {
+                f"system/{name.format(number)}": value * factor
+                for key, (name, factor) in _SYSTEM_METRICS.items()
+                for number, value in enumerate(reading[key] or [])
+                if value is not None
+            }
+            system.setdefault(item["cell"], []).append(Point(step, round(reading["started_at"] * 1000), values))
+    tables, tags = make_tables(results), make_gate_tags(results)
+    return Report(files=files, figures=collect_final_figures(results), tables=tables, tags=tags, system=system)
 
 
 def make_gate_tags(results: Mapping[str, Any]) -> Tags:

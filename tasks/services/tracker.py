@@ -100,9 +100,7 @@ def send_report(
     report = collect_report(results, reports)
     missed = []
     for tracker in trackers:
-        sent, problem = attempt_within(
-            REPORT_SECONDS, functools.partial(_send_all, tracker, params, comparison, report, cells)
-        )
+        sent, problem = attempt_within(REPORT_SECONDS, _send_all, tracker, params, comparison, report, cells)
         shown = redact(load_tracker(tracker).choose_uri(params.tracking.uri))
         if problem is None:
             _log.info("%s: %d values sent to %s in %s", tracker, sent, comparison.experiment, shown)
@@ -125,8 +123,8 @@ def register_published(params: Params, published: PublishedModel) -> None:
         return
     from tasks.services.trackers import mlflow
 
-    where = {"experiment": params.tracking.experiment, "uri": mlflow.choose_uri(params.tracking.uri)}
-    _, problem = attempt_within(REGISTER_SECONDS, functools.partial(mlflow.register_model, published, **where))
+    experiment, uri = params.tracking.experiment, mlflow.choose_uri(params.tracking.uri)
+    _, problem = attempt_within(REGISTER_SECONDS, mlflow.register_model, published, experiment, uri)
     if problem is not None:
         _log.warning("mlflow: %s; what was published is not registered there", problem)
     else:
@@ -147,7 +145,7 @@ def send_trials(
         return sent + (store.send_report(report) if report else 0)
 
     for tracker in params.tracking.kinds:
-        _, problem = attempt_within(REPORT_SECONDS, functools.partial(send, tracker))
+        _, problem = attempt_within(REPORT_SECONDS, send, tracker)
         if problem is not None:
             _log.warning("%s: %s; nothing is lost, the next `make search` sends what is missing", tracker, problem)
 

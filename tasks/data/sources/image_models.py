@@ -174,7 +174,7 @@ def write_pretrained_network(model: ModelParams, folder: Path, class_names: Sequ
         )
     differences: list[str] = []
     for name in ("resnet18", "resnet50"):
-        config = _make_config(name, class_names, norm=norm)
+        config = make_config(name, class_names, norm=norm)
         config["class_names"] = config.pop("class_names")  # last in the file, by whose bytes the model is known
         network = _draw_network(config)
         own = network.state_dict()
@@ -218,7 +218,7 @@ def _read(model: ModelParams) -> "dict[str, Tensor]":
     }
 
 
-def _make_config(
+def make_config(
     name: str, class_names: Sequence[str], *, image_size: int | None = None, norm: str | None = None
 ) -> dict[str, Any]:
     """Return the content of config.json of the network `name` for these classes."""
@@ -236,7 +236,7 @@ def write_image_network(
     The same classes, size of images (pixels of a side) and versions of torch and torchvision give the same bytes. The
     caller's random state is left as it was.
     """
-    config = _make_config(name, class_names, image_size=image_size, norm=norm)
+    config = make_config(name, class_names, image_size=image_size, norm=norm)
     _save(folder, config, _draw_network(config))
 
 

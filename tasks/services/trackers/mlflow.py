@@ -69,7 +69,7 @@ def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
     return _Runs(comparison, uri)
 
 
-def register_model(published: PublishedModel, *, experiment: str, uri: str) -> None:
+def register_model(published: PublishedModel, experiment: str, uri: str) -> None:
     """Add a version to the registered model of the comparison's name, below the cell's run, unless it has this one."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException

@@ -98,13 +98,13 @@ class _Runs:
                 self._write(run, cell, run_id, shown=shown, page=page)
                 sent += sum(len(row) - 1 for _, row in run.list_rows()) + len(report.figures.get(cell, {}))
         for folder in self._list_folders():
-            if _find_id(folder) not in wanted:
-                _log.info("wandb: run %s shows what does not hold any more; another takes its place", _find_id(folder))
+            if (old := "-".join(folder.name.split("-")[-2:])) not in wanted:
+                _log.info("wandb: run %s shows what does not hold any more; another takes its place", old)
                 if _is_synchronised(folder):
                     _require_answer()
                     wandb = _import_wandb()
                     try:
-                        wandb.Api(timeout=int(_SECONDS_TO_ANSWER)).run(f"{self._project}/{_find_id(folder)}").delete()
+                        wandb.Api(timeout=int(_SECONDS_TO_ANSWER)).run(f"{self._project}/{old}").delete()
                     finally:
                         wandb.teardown()
                 shutil.rmtree(folder)
@@ -174,10 +174,6 @@ def _import_wandb() -> Any:
     return wandb
 
 
-def _find_id(folder: Path) -> str:
-    return "-".join(folder.name.split("-")[-2:])
-
-
 def _is_synchronised(folder: Path) -> bool:
     """Return whether `wandb sync` has sent the run, which it notes beside it."""
     return any(folder.glob("*.synced"))
@@ -185,11 +181,9 @@ def _is_synchronised(folder: Path) -> bool:
 
 def _has_key() -> bool:
     """Return whether somebody is logged in to W&B."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", _ADDRESS)).hostname or ""
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        host = urlsplit(os.environ.get("WANDB_BASE_URL", _ADDRESS)).hostname or ""
-        return netrc.netrc().authenticators(host) is not None
+        return bool(os.environ.get("WANDB_API_KEY") or netrc.netrc().authenticators(host))
     return False
 
 
