@@ -50,26 +50,19 @@ _KINDS: dict[int, type[StageError]] = {
 
 
 def choose_device(cell: str, params: Params, machine: MachineFile) -> Literal["cpu", "cuda"]:
-    """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
+    """Return "cuda" where the machine has NVIDIA GPUs, enough for the cell (tasks/machine/usable_gpus.py), else "cpu".
 
-    Of a cell on several nodes the ranks on one of them count. Raises ResourceError (exit code 4) if the cell wants more
-    ranks than GPUs and does not say `oversubscribe: true`.
+    Of a cell on several nodes the ranks on one of them count.
     """
-    wanted, gpus, cpus = params.cells[cell].ranks_per_node, machine.num_gpus, machine.num_cpus
-    if gpus == 0:
-        if wanted * params.train.threads_per_rank > cpus:
-            _log.warning(
-                "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
-                cell, wanted, params.train.threads_per_rank, cpus,
-            )  # fmt: skip
-        return "cpu"
-    if wanted > gpus and not params.cells[cell].oversubscribe:
-        which = "world_size" if params.cells[cell].num_nodes == 1 else "world_size / num_nodes"
-        raise ResourceError(
-            f"cells.{cell}.{which}={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
-            f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
-        )
-    return "cuda"
+    if machine.num_gpus:
+        return "cuda"
+    wanted, threads = params.cells[cell].ranks_per_node, params.train.threads_per_rank
+    if wanted * threads > machine.num_cpus:
+        _log.warning(
+            "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
+            cell, wanted, threads, machine.num_cpus,
+        )  # fmt: skip
+    return "cpu"
 
 
 def make_ranks_config(
@@ -180,7 +173,7 @@ def run_ranks(
         hang = None
         try:
             is_running = True
-            while is_running and not stop.is_set() and hang is None and not _is_left_over(work):
+            while is_running and not stop.is_set() and hang is None and not _is_left_over(work / FAILURES):
                 is_running = launch.is_running
                 follow(stream.read_new())
                 stop.wait(_SECONDS_BETWEEN_LOOKS)
@@ -195,11 +188,8 @@ def run_ranks(
             watchdog.end_ranks()
     follow(stream.read_new())
     if hang is not None and not stop.is_set():
-        for rank in hang.ranks:
-            if rank not in hang.stopped:
-                _log.error(
-                    "the end of what rank %d says of itself, its stacks:\n%s", rank, launch.read_last_words(rank)
-                )
+        for rank in set(hang.ranks).difference(hang.stopped):
+            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.read_last_words(rank))
         raise DistributedError(
             f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the "
             "last checkpoint"
@@ -208,11 +198,9 @@ def run_ranks(
         raise _make_failure_error(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
 
 
-def _is_left_over(work: Path) -> bool:
+def _is_left_over(folder: Path) -> bool:
     """Return whether a rank failed a while ago and others still run: they wait for it where no error ends them."""
-    if not (work / FAILURES).exists():
-        return False
-    failures = read_failures(work / FAILURES)
+    failures = read_failures(folder) if folder.exists() else []
     return bool(failures) and time.monotonic() - float(failures[0]["at"]) > _SECONDS_FOR_THE_OTHERS
 
 
@@ -226,12 +214,12 @@ def _make_failure_error(cell: str, last: dict[str, Any], launch: Launch, *, work
     failures = read_failures(work / FAILURES) if launch.find_killed_rank() is None else []
     if not failures and last.get("event") == "stopped":
         failures = [{**last, "rank": 0}]
-    failure = failures[0] if failures else None
-    first, _, words = launch.explain_end(rank=failure["rank"] if failure else None).partition("\n")
+    failure = failures[0] if failures else {}
+    first, _, words = launch.explain_end(rank=failure.get("rank")).partition("\n")
     kind = _KINDS.get(failure["exit_code"] if failure else launch.exit_code(), DistributedError)
-    if failure and failure["error"] == "OutOfMemoryError":
+    if failure.get("error") == "OutOfMemoryError":
         kind = OutOfMemoryError
-    if failure is None or kind is DistributedError:
+    if not failure or kind is DistributedError:
         _log.error("%s\n%s", first, words)
     if failure:
         return kind(f"cell {cell}: {failure['reason']} ({first})")

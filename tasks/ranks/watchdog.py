@@ -1,7 +1,6 @@
 """Finding ranks that hang: who is farthest behind, and for how long nothing has come from there."""
 
 import contextlib
-import mmap
 import os
 import signal
 import tempfile
@@ -21,6 +20,7 @@ from training.process.heartbeat import (
     STEP_PATIENCE_MS,
     StepSection,
     decode_position,
+    open_words,
 )
 
 _START_SECONDS = 900.0
@@ -42,23 +42,11 @@ class Hang:
     """Those farthest behind; all of them where none can be told from the others."""
     stopped: list[int]
     """Those of them that a signal has stopped: they cannot say what they do."""
-    step: int
-    """The step in which they are; before the first step, 0."""
-    section: StepSection
-    """The section of the step."""
-    seconds: float
-    """For how long nothing has come from them."""
-    others: list[str]
-    """Where the other ranks are."""
+    text: str
+    """Where they are, and the other ranks."""
 
     def __str__(self) -> str:
-        who = f"rank {self.ranks[0]} hangs" if len(self.ranks) == 1 else f"ranks {_join_ranks(self.ranks)} hang"
-        said = f"{who} in section {self.section.name.lower()} of step {self.step}: nothing for {self.seconds:.0f} s"
-        if self.stopped:
-            said += f"; rank {_join_ranks(self.stopped)} was stopped by a signal, so that its stack cannot be had"
-        if len(self.ranks) > 1 and not self.others:
-            said += "; all are at the same place, so that none can be told from the others"
-        return "; ".join([said, *self.others])
+        return self.text
 
 
 class Watchdog:
@@ -78,9 +66,9 @@ class Watchdog:
         handle, name = tempfile.mkstemp(prefix="ddp-heartbeat-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self.file = Path(name)
         """What every rank is told on its command line."""
-        with os.fdopen(handle, "r+b", buffering=0) as opened:
-            opened.write(bytes(world_size * NUM_WORDS * 8))
-            self._words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")
+        os.write(handle, bytes(world_size * NUM_WORDS * 8))
+        os.close(handle)
+        self._words = open_words(self.file)
         self._born: dict[int, float | None] = {}
         self._hindmost = (-1, -1)
         self._still_seconds = 0.0
@@ -123,23 +111,21 @@ class Watchdog:
 
     def ask_for_stacks(self) -> None:
         """Have every rank that can write its Python stacks to its log."""
-        for pid in self._pids:
-            if self._is_rank(pid) and not _is_stopped(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         time.sleep(_SECONDS_FOR_STACKS)
 
     def end_ranks(self) -> None:
         """Kill every rank that ever said where it is and still runs."""
-        for pid in self._pids:
-            if self._is_rank(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
-    def _is_rank(self, pid: int) -> bool:
-        """Return whether the process still is the rank that said so: its number may be another's by now."""
-        born = self._born.get(pid)
-        return born is not None and _find_start_time(pid) == born
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            born = self._born.get(pid)
+            # Its number may be another's by now.
+            is_rank = born is not None and _find_start_time(pid) == born
+            if is_rank and (number == signal.SIGKILL or not _is_stopped(pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     @property
     def _pids(self) -> list[int]:
@@ -163,13 +149,16 @@ class Watchdog:
         stopped = [rank for rank, pid in enumerate(self._pids) if pid and _is_stopped(pid)]
         # A rank that is stopped goes nowhere, whoever else is at the same place.
         ranks = stopped or [rank for rank, place in enumerate(places) if place == min(places)]
-        step, section = decode_position(places[ranks[0]][0])
-        others = []
-        for rank, (position, _) in enumerate(places):
-            if rank not in ranks:
-                their_step, their_section = decode_position(position)
-                others.append(f"rank {rank} is in section {their_section.name.lower()} of step {their_step}")
-        return Hang(ranks, stopped, step, section, self._still_seconds, others)
+        decoded = [decode_position(position) for position, _ in places]
+        where = [f"in section {section.name.lower()} of step {step}" for step, section in decoded]
+        who = f"rank {ranks[0]} hangs" if len(ranks) == 1 else f"ranks {_join_ranks(ranks)} hang"
+        said = [f"{who} {where[ranks[0]]}: nothing for {self._still_seconds:.0f} s"]
+        if stopped:
+            said.append(f"rank {_join_ranks(stopped)} was stopped by a signal, so that its stack cannot be had")
+        if 1 < len(ranks) == len(places):
+            said.append("all are at the same place, so that none can be told from the others")
+        said += [f"rank {rank} is {there}" for rank, there in enumerate(where) if rank not in ranks]
+        return Hang(ranks, stopped, "; ".join(said))
 
 
 def _is_stopped(pid: int) -> bool:

@@ -46,17 +46,19 @@ def decode_position(position: int) -> tuple[int, StepSection]:
     return position >> 32, StepSection(position & 0xFF)
 
 
+def open_words(file: Path) -> memoryview:
+    """Return the memory of all ranks, word after word, rank after rank."""
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")
+
+
 class Heartbeat:
     """This rank's part of the memory; without a file nobody looks, and it is memory of this process alone."""
 
     def __init__(self, file: Path | None = None, *, rank: int = 0) -> None:
-        num_bytes = NUM_WORDS * 8
-        if file is None:
-            words = memoryview(bytearray(num_bytes)).cast("q")
-        else:
-            with file.open("r+b") as opened:
-                words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")[rank * NUM_WORDS : (rank + 1) * NUM_WORDS]
-        self._words = words
+        self._words = memoryview(bytearray(NUM_WORDS * 8)).cast("q")
+        if file is not None:
+            self._words = open_words(file)[rank * NUM_WORDS : (rank + 1) * NUM_WORDS]
         self._words[PID] = os.getpid()
         self._is_watched = file is not None
         self._is_in_steps = False

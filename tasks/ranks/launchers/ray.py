@@ -7,13 +7,13 @@ with a token, always. A cluster of this machine alone begins and ends with the p
 import contextlib
 import json
 import logging
-import mmap
 import os
 import shutil
 import socket
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tasks.ranks.launchers.torchrun import make_rendezvous
 from tasks.records.run import NodeEntry, NodesFile
 from training.process.failure import FAILURES
 from training.process.files import write_json
-from training.process.heartbeat import NUM_WORDS
+from training.process.heartbeat import NUM_WORDS, open_words
 
 PACKAGE = "ray"
 
@@ -105,9 +105,8 @@ class _Launch:
         rank = self._find_cause() if rank is None else rank
         if rank is None:
             return f"the ranks were ended; logs in {self.log_folder}"
-        return format_end(
-            f"rank {rank}", self._codes.get(rank, 0), words=self.read_last_words(rank), folder=self.log_folder
-        )
+        code, words = self._codes.get(rank, 0), self.read_last_words(rank)
+        return format_end(f"rank {rank}", code, words=words, folder=self.log_folder)
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
@@ -250,10 +249,9 @@ class _Launch:
             self._codes |= {rank: code for rank, code in said["codes"].items() if rank not in self._codes}
         if said["at"] and "--heartbeat" in self._arguments:
             file = Path(self._arguments[self._arguments.index("--heartbeat") + 1])
-            self._heartbeat = self._heartbeat or _open_heartbeat(file)
+            self._heartbeat = self._heartbeat or open_words(file)
             for rank, words in said["at"].items():
-                for index, word in enumerate(words):
-                    self._heartbeat[rank * NUM_WORDS + index] = word
+                self._heartbeat[rank * NUM_WORDS : (rank + 1) * NUM_WORDS] = array("q", words)
         for failure in said["failures"]:
             at = time.monotonic() - failure.pop("seconds_ago")
             write_json(self._config.parent / FAILURES / f"rank-{int(failure['rank'])}.json", {**failure, "at": at})
@@ -283,18 +281,10 @@ class _Launch:
                     file.write_bytes(content)
         shutil.rmtree(self._rendezvous, ignore_errors=True)
         if self._nodes.num_nodes > 1 and all("versions" in machine.facts for machine in self._machines):
-            facts = [
-                {"gpu_energy_joules": None, **machine.facts, "num_ranks": len(self._list_ranks(machine))}
-                for machine in self._machines
-            ]
-            NodesFile(nodes=[NodeEntry(**fact) for fact in facts]).write(self._config.parent)
+            own: dict[str, Any] = {"gpu_energy_joules": None, "num_ranks": self._world_size // self._nodes.num_nodes}
+            nodes = [NodeEntry(**own | machine.facts) for machine in self._machines]
+            NodesFile(nodes=nodes).write(self._config.parent)
         with contextlib.suppress(Exception):
             require_head(self._who, seconds=self._nodes.silence_seconds)
             for actor in [*self._lines, *(machine.actor for machine in self._machines)]:
                 ray.kill(actor)
-
-
-def _open_heartbeat(file: Path) -> memoryview:
-    """Return the memory in which the stage's watchdog looks for the ranks."""
-    with file.open("r+b") as opened:
-        return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")

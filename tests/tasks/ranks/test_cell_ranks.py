@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.params import Params
+from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config, run_ranks
 from tests.machines import make_machine
@@ -17,16 +17,9 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import parse_config
 
 
-def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(project: Path) -> None:
-    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
-    machine = make_machine(num_gpus=1, num_cpus=8)
-    params = Params.model_validate(raw)
-    assert choose_device("1proc", params, machine) == "cuda"
-    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .*oversubscribe: true") as caught:
-        choose_device("2proc", params, machine)
-    assert caught.value.exit_code == ExitCode.RESOURCES
-    raw["cells"]["2proc"]["oversubscribe"] = True
-    assert choose_device("2proc", Params.model_validate(raw), machine) == "cuda"
+def test_ranks_compute_on_gpus_where_there_are_any(project: Path) -> None:
+    params = load_params(project / "params.yaml")
+    assert choose_device("1proc", params, make_machine(num_gpus=1, num_cpus=8)) == "cuda"
     assert choose_device("2proc", params, make_machine(num_cpus=2)) == "cpu"
 
 

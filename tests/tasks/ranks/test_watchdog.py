@@ -60,7 +60,8 @@ def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
     ranks[0].enter(StepSection.BACKWARD)
     hang = _look(watchdog, 3)
     assert hang is not None
-    assert (hang.ranks, hang.step, hang.section, hang.stopped) == ([1], 7, StepSection.FORWARD, [])
+    assert (hang.ranks, hang.stopped) == ([1], [])
+    assert "rank 1 hangs in section forward of step 7" in str(hang)
     assert re.fullmatch(
         r"rank 1 hangs in section forward of step 7: nothing for \d+ s; rank 0 is in section backward of step 7",
         str(hang),
