@@ -225,14 +225,13 @@ class Params(Section):
             )
         if self.upload.cell is not None:
             require_one_of("upload.cell", self.upload.cell, list(self.cells))
-        if isinstance(self.upload.checkpoints, list):
-            for checkpoint in self.upload.checkpoints:
-                require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
+        for checkpoint in self.upload.checkpoints if isinstance(self.upload.checkpoints, list) else ():
+            require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
         return self
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data, model and training are of one kind, such as texts with classes."""
-        unit, dataset, workload = read_unit(self.workload), self.dataset, self.workload
+        unit, dataset, train, workload = read_unit(self.workload), self.dataset, self.train, self.workload
         if (unit == "image") != dataset.holds_images:
             allowed = "images, with their image_size" if unit == "image" else "texts, without image_size"
             raise ValueError(
@@ -246,23 +245,18 @@ class Params(Section):
         if dataset.holds_images:
             if dataset.label is not None:
                 raise ValueError(f"dataset.label: got {dataset.label!r}; allowed: null, an image's folder is its class")
-        else:
-            self._check_texts()
-        require_model_for(workload, self.model)
-
-    def _check_texts(self) -> None:
-        dataset, train, workload = self.dataset, self.train, self.workload
-        if has_labels(workload) and dataset.label is None:
+        elif dataset.label is None and has_labels(workload):
             raise ValueError(f"dataset.label: missing; allowed: with workload {workload}, the column of the classes")
-        if dataset.label is not None and not has_labels(workload):
+        elif dataset.label is not None and not has_labels(workload):
             raise ValueError(
                 f"dataset.label: got {dataset.label[:80]!r} with workload {workload}; allowed: none, it learns no "
                 "classes"
             )
-        if "seq_len" not in train.model_fields_set:
+        elif "seq_len" not in train.model_fields_set:
             raise ValueError("train.seq_len: missing; allowed: tokens per sample at most, such as 512")
-        if train.augment != "none":
+        elif train.augment != "none":
             raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
+        require_model_for(workload, self.model)
 
     def train_of(self, cell: str) -> TrainParams:
         """Return the work of a cell: the comparison's own, in micro-batches of its own where it has some."""

@@ -1,13 +1,12 @@
 """The sections `cells` and `ray` of params.yaml: how the same work is spread."""
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from tasks.params.choices import list_file_names, read_constant, require_installed, require_one_of, require_package
+from tasks.params.choices import list_file_names, read_constant, require_one_of, require_package
 from tasks.params.section import Finite, Section
 from tasks.params.train import AUTO, TrainParams
 from training.combinations import STRATEGIES, SYNC_BATCH, find_conflict, list_asked, say
@@ -42,7 +41,7 @@ class CellParams(Section):
         require_package("strategy", self.strategy, f"training/strategies/{self.strategy}/options.py")
         require_options(self.options, self.strategy)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
-        require_installed("launcher", self.launcher, "tasks/ranks/launchers")
+        require_package("launcher", self.launcher, f"tasks/ranks/launchers/{self.launcher}.py")
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
         if self.world_size % self.num_nodes:
@@ -90,7 +89,7 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
         require_one_of("options", name, sorted(known))
         default = known[name]
         if isinstance(default, tuple):
-            is_right = any(value == item and type(value) is type(item) for item in default)
+            is_right = (type(value), value) in [(type(item), item) for item in default]
             allowed, default = ", ".join(map(str, default)), default[0]
         elif isinstance(default, bool):
             is_right, allowed = isinstance(value, bool), "true or false"
@@ -158,14 +157,10 @@ def require_same_statistics(model: "ModelParams", train: TrainParams, cells: Map
 
 def require_installed_adapter(train: TrainParams) -> None:
     """Raise ValueError, with the remedy, where a package is missing."""
-    if (adapter := train.adapter) is None:
-        return
-    for key, package in (("", "peft"), (".base", "bitsandbytes"))[: 1 if adapter.base is None else 2]:
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"train.adapter{key}: got {adapter.base if key else adapter.kind}, and the package {package} is not "
-                "installed; `make extras` installs it"
-            )
+    if train.adapter is not None:
+        require_package("train.adapter", train.adapter.kind, _ADAPTER)
+        if train.adapter.base is not None:
+            require_package("train.adapter.base", train.adapter.base, _FOUR_BIT)
 
 
 def list_packages(strategy: str, adapter: Mapping[str, Any] | None) -> list[str]:

@@ -41,11 +41,6 @@ def require_cell_name(name: str) -> None:
         )
 
 
-def read_unit(workload: str) -> str:
-    """Return what the workload's throughput counts, token or image: UNIT in its file."""
-    return str(read_constant(f"training/workloads/{workload}.py", "UNIT"))
-
-
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{key}: got {value[:80]!r}{suggest(value, allowed)}; allowed: {', '.join(allowed)}")
@@ -58,12 +53,6 @@ def suggest(value: str, allowed: Sequence[str]) -> str:
     return f" (did you mean {lower[near[0]]}?)" if near else ""
 
 
-def require_installed(key: str, name: str, folder: str) -> None:
-    """Raise ValueError unless the folder has a file of that name whose PACKAGE can be imported."""
-    require_one_of(key, name, [*list_file_names(folder), "none"])
-    require_package(key, name, f"{folder}/{name}.py")
-
-
 def require_package(key: str, name: str, file: str) -> None:
     """Raise ValueError unless the PACKAGE of the file, if it names one, can be imported."""
     package = read_constant(file, "PACKAGE")
@@ -71,14 +60,23 @@ def require_package(key: str, name: str, file: str) -> None:
         raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
 
 
+def read_unit(workload: str) -> str:
+    """Return what the workload's throughput counts, token or image: UNIT in its file."""
+    return str(_read_of_workload(workload, "UNIT"))
+
+
 def has_prompts(workload: str) -> bool:
     """Return whether every row of the workload is a prompt with a response: HAS_PROMPTS in its file."""
-    return bool(read_constant(f"training/workloads/{workload}.py", "HAS_PROMPTS"))
+    return bool(_read_of_workload(workload, "HAS_PROMPTS"))
 
 
 def has_labels(workload: str) -> bool:
     """Return whether every row of the workload has a class: HAS_LABELS in its file."""
-    return bool(read_constant(f"training/workloads/{workload}.py", "HAS_LABELS"))
+    return bool(_read_of_workload(workload, "HAS_LABELS"))
+
+
+def _read_of_workload(workload: str, name: str) -> Any:
+    return read_constant(f"training/workloads/{workload}.py", name)
 
 
 def read_constant(file: str, name: str) -> Any:

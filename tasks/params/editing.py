@@ -87,8 +87,9 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
         try:
             place[last] = YAML(typ="safe", pure=True).load(text)
         except YAMLError:
-            allowed = "YAML, with quotes around words with signs"
-            raise ConfigurationError(f"-S: got the value {text[:80]!r}; allowed: {allowed}") from None
+            raise ConfigurationError(
+                f"-S: got the value {text[:80]!r}; allowed: YAML, with quotes around words with signs"
+            ) from None
         payload.append(f"{key}: {before} -> {place[last]}")
     # Beside it: whatever the schema looks for relative to the file is found there.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", encoding="utf-8") as trial:
@@ -102,6 +103,13 @@ def change_params(path: Path, changes: Sequence[str]) -> list[str]:
     return payload
 
 
+class _Representer(RoundTripRepresenter):
+    """Writes null as a word, as our files do, and not as nothing."""
+
+
+_Representer.add_representer(type(None), lambda representer, _: representer.represent_scalar(_NULL, "null"))
+
+
 def _make_round_trip() -> YAML:
     yaml = YAML(typ="rt")
     yaml.Representer = _Representer
@@ -109,22 +117,9 @@ def _make_round_trip() -> YAML:
     return yaml
 
 
-def _dump(value: Any) -> str:
-    text = io.StringIO()
-    _make_round_trip().dump(value, text)
-    return text.getvalue()
-
-
 def _write(path: Path, value: Any) -> None:
     with replace_file(path) as file:
-        file.write_text(_dump(value), encoding="utf-8")
-
-
-class _Representer(RoundTripRepresenter):
-    """Writes null as a word, as our files do, and not as nothing."""
-
-
-_Representer.add_representer(type(None), lambda representer, _: representer.represent_scalar(_NULL, "null"))
+        _make_round_trip().dump(value, file)
 
 
 def use_preset(name: str, *, saves: bool = True) -> str:
@@ -188,6 +183,8 @@ def make_patch(text: str, changes: Mapping[str, Any]) -> str:
             value["train"][key] = changed
         else:
             value["train"].insert(0, key, changed)
-    lines = _dump(value).splitlines(keepends=True)
-    diff = difflib.unified_diff(text.splitlines(keepends=True), lines, "a/params.yaml", "b/params.yaml")
+    changed_text = io.StringIO()
+    _make_round_trip().dump(value, changed_text)
+    lines = [part.splitlines(keepends=True) for part in (text, changed_text.getvalue())]
+    diff = difflib.unified_diff(*lines, "a/params.yaml", "b/params.yaml")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)

@@ -162,13 +162,11 @@ def list_image_files(source: Path) -> list[ImageFile]:
         raise ValueError(
             f"all images are of one class, {labels.pop()!r}; allowed: a folder for each of several classes"
         )
-    return sorted(
-        files,
-        key=lambda file: (
-            PurePosixPath(file.name).parent.parent.as_posix(),
-            hashlib.sha256(file.name.encode()).digest(),
-        ),
-    )
+
+    def place(file: ImageFile) -> tuple[str, bytes]:
+        return PurePosixPath(file.name).parent.parent.as_posix(), hashlib.sha256(file.name.encode()).digest()
+
+    return sorted(files, key=place)
 
 
 def _list_tar(source: Path) -> Iterator[ImageFile]:

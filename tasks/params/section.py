@@ -45,7 +45,7 @@ def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) ->
     """
     complaints = error.errors(include_url=False)
     first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"]]
+    path = list(map(str, first["loc"]))
     key = ".".join(part if part.isprintable() else repr(part) for part in path) or "params.yaml"
     if first["type"] == "extra_forbidden":
         allowed = _list_allowed_keys(schema, path[:-1])
@@ -61,10 +61,9 @@ def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) ->
     if first["type"] == "model_type":
         keys = ", ".join(_list_allowed_keys(schema, path))
         return f"{key}: got {_shorten_value(first['input'])}; allowed: a mapping with the keys {keys}"
-    message = first["msg"].replace("Input should be", "allowed:").replace("a valid integer", "an integer")
-    message = message.replace("valid ", "")
-    said = message if message.startswith("allowed: ") else f"allowed: {message[:1].lower()}{message[1:]}"
-    return f"{key}: got {_shorten_value(first['input'])}; {said}"
+    message = first["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
+    said = message.replace("valid ", "")
+    return f"{key}: got {_shorten_value(first['input'])}; allowed: {said[:1].lower()}{said[1:]}"
 
 
 def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:

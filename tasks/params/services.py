@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from ddp_audit.process.redaction import redact
-from tasks.params.choices import require_installed
+from tasks.params.choices import list_file_names, require_one_of, require_package
 from tasks.params.section import Section
 from tasks.params.sources import is_hub_id
 
@@ -39,7 +39,8 @@ class TrackingParams(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for tracker in self.kinds:
-            require_installed("kind", tracker, "tasks/services/trackers")
+            require_one_of("kind", tracker, [*list_file_names("tasks/services/trackers"), "none"])
+            require_package("kind", tracker, f"tasks/services/trackers/{tracker}.py")
         if self.uri is not None and "mlflow" not in self.kinds:
             raise ValueError("uri: got one without mlflow in tracking.kind; allowed: null, the address is MLflow's")
         if not self.experiment.strip() or not self.experiment.isprintable() or len(self.experiment) > 200:

@@ -32,10 +32,9 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
     file that is not UTF-8, over 32 kB or nested deeper than 10 levels. Also for a token of the Hub.
     """
     text = _read_text(path)
-    yaml = YAML(typ="safe", pure=True)
     try:
         open_ones: list[bool] = []
-        for event in yaml.parse(text):
+        for event in YAML(typ="safe", pure=True).parse(text):
             _refuse_ambiguous(event, within_brackets=bool(open_ones) and open_ones[-1], is_json=is_json(text))
             if isinstance(event, CollectionStartEvent):
                 open_ones.append(bool(event.flow_style))
@@ -51,8 +50,7 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
                 "without tabs and runs of blanks"
             )
     except MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f"line {mark.line + 1}: " if mark is not None else ""
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         problem = " ".join(str(error.problem).split())
         raise ValueError(f"{line}not valid YAML: {problem}; allowed: YAML 1.2, each key once") from None
     except (YAMLError, RecursionError) as error:
@@ -75,8 +73,7 @@ def _refuse_other_keys(value: Any) -> None:
 def _read_text(path: Path) -> str:
     if not path.is_file():
         raise ValueError("no such file; `make use PRESET=embedded` writes one")
-    size = path.stat().st_size
-    if size > _MAX_BYTES:
+    if (size := path.stat().st_size) > _MAX_BYTES:
         raise ValueError(f"got {size} bytes; allowed: at most {_MAX_BYTES}")
     raw = path.read_bytes()
     if raw.startswith(b"\xef\xbb\xbf"):

@@ -50,7 +50,7 @@ class LoraParams(Section):
     @classmethod
     def _check_targets(cls, value: Any) -> Any:
         is_list = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
-        if value != "all-linear" and not (is_list and value and len(set(value)) == len(value)):
+        if value != "all-linear" and not (is_list and 0 < len(value) == len(set(value))):
             raise ValueError(
                 "allowed: all-linear, or a list of different names, at least one, such as [q_proj, v_proj]"
             )
