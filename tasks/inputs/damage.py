@@ -4,7 +4,6 @@ A file of an output, its store in .work/ and DVC's cache are often one file with
 damage in all of them, and DVC would bring it back: it does not read again what it holds to be protected.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +60,10 @@ def _find_cached_copy(file: Path) -> Path | None:
     """
     if not _LOCK.is_file():
         return None
-    from dvc.repo import Repo  # here: a second, which only a failure need cost
+    # Here: a second, which only a failure need cost.
+    from dvc.fs import LocalFileSystem
+    from dvc.repo import Repo
+    from dvc_data.hashfile.hash import file_md5
     from ruamel.yaml import YAML
 
     with Repo(uninitialized=True) as repo:
@@ -70,23 +72,14 @@ def _find_cached_copy(file: Path) -> Path | None:
             return None
         for stage in YAML(typ="safe").load(_LOCK)["stages"].values():
             for out in stage.get("outs", []):
-                name = _find_relative_name(file, Path(out["path"]))
-                md5 = out.get("md5") if name is not None else None
-                if md5 and name != ".":
+                output, md5 = Path(out["path"]).absolute(), out.get("md5")
+                if not md5 or not file.absolute().is_relative_to(output):
+                    continue
+                if (name := file.absolute().relative_to(output).as_posix()) != ".":
                     listing = Path(cache.oid_to_path(md5))
                     entries = json.loads(listing.read_bytes()) if listing.is_file() else []
                     md5 = next((part["md5"] for part in entries if part["relpath"] == name), None)
                 if md5:
                     copy = Path(cache.oid_to_path(md5))
-                    return copy if copy.is_file() and _compute_md5(copy) != md5 else None
+                    return copy if copy.is_file() and file_md5(copy, LocalFileSystem()) != md5 else None
     return None
-
-
-def _find_relative_name(file: Path, output: Path) -> str | None:
-    file, output = file.absolute(), output.absolute()
-    return file.relative_to(output).as_posix() if file.is_relative_to(output) else None
-
-
-def _compute_md5(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_NAMES = ("no_proxy", "NO_PROXY")
 _KEPT = "DDP_COMPARE_NO_PROXY"
 """What no_proxy was before a process and its children were told to use no proxy at all."""
 
@@ -27,8 +26,8 @@ def bypass_proxies_to(url: str) -> None:
 def restore_proxies(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a process that may need them again: a stage that downloads."""
     restored = dict(environment)
-    if (kept := restored.pop(_KEPT, None)) is not None:
-        _set(restored, kept)
+    if _KEPT in restored:
+        _set(restored, restored.pop(_KEPT))
     return restored
 
 
@@ -37,5 +36,4 @@ def _read() -> str:
 
 
 def _set(environment: "os._Environ[str] | dict[str, str]", value: str) -> None:
-    for name in _NAMES:
-        environment[name] = value
+    environment.update(no_proxy=value, NO_PROXY=value)

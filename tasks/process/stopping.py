@@ -107,16 +107,15 @@ def _list_watched_links() -> list[tuple[int, int]]:
     """Return (child, parent) from this process upwards, as far as the parents do nothing but wait for the child."""
     links: list[tuple[int, int]] = []
     child = os.getpid()
-    parent = _find_parent(child)
-    while parent is not None and parent > 1:
-        links.append((child, parent))
-        command = _read_command(parent)
-        if not (
-            (command in _SHELLS and not _is_interactive(parent))
-            or (command in _MAKES and not _may_outlive_its_shell(parent))
-        ):
+    for parent in _walk_ancestors():
+        if parent == 1:
             break
-        child, parent = parent, _find_parent(parent)
+        links.append((child, parent))
+        command = _read(parent, "comm").decode().strip()
+        is_waiting = command in _SHELLS and not _is_interactive(parent)
+        if not is_waiting and not (command in _MAKES and not _may_outlive_its_shell(parent)):
+            break
+        child = parent
     return links
 
 
@@ -129,39 +128,28 @@ def _watch(links: list[tuple[int, int]]) -> None:
 
 def _may_outlive_its_shell(pid: int) -> bool:
     """Return True if whoever typed the command may log out: nohup, setsid, or a terminal, whose end comes as SIGHUP."""
-    is_session_of_its_own = os.getsid(pid) == pid
-    return is_session_of_its_own or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or _has_terminal()
-
-
-def _has_terminal() -> bool:
-    try:
+    if os.getsid(pid) == pid or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return True
+    with contextlib.suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def _read_command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+        return True
+    return False
 
 
 def _is_interactive(shell: int) -> bool:
     """Return True for a shell without `-c`: somebody types there, and its parent is not ours to watch."""
-    try:
-        arguments = Path(f"/proc/{shell}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return True
-    return not any(part.startswith(b"-") and b"c" in part for part in arguments[1:3])
+    return not any(part.startswith(b"-") and b"c" in part for part in _read(shell, "cmdline").split(b"\0")[1:3])
 
 
 def _find_parent(pid: int) -> int | None:
     if pid == os.getpid():
         return os.getppid()
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[1])
+    stat = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(stat[1]) if stat else None
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return what /proc says of a process; nothing of one that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
