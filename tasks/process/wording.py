@@ -6,12 +6,12 @@ from typing import Protocol, TypeVar
 from ddp_audit.process.wording import (
     WITHHELD,
     format_percent,
+    format_plural,
     format_ratio,
     format_three_digits,
 )
 from ddp_audit.process.wording import format_difference as format_difference
 from ddp_audit.process.wording import format_duration as format_duration
-from ddp_audit.process.wording import format_plural as format_plural
 from ddp_audit.process.wording import format_seconds as format_seconds
 from ddp_audit.process.wording import format_small_percent as format_small_percent
 from ddp_audit.process.wording import replace_unprintable as replace_unprintable
@@ -108,6 +108,14 @@ def format_gib(value: float) -> str:
 def format_memory(gib: float) -> str:
     """Return memory such as `20.5 GiB`, or `73.2 MiB` where it is less than one."""
     return format_gib(gib) if gib >= 1 else f"{format_three_digits(gib * 1024)} MiB"
+
+
+def format_parameters(number: int) -> str:
+    """Return the size of a model, such as `1.1 million parameters`."""
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.1f} {word} parameters"
+    return format_plural(number, "parameter")
 
 
 def format_loss(value: float) -> str:

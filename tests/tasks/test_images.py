@@ -306,20 +306,18 @@ def _save_weights(file: Path, *, kind: str, num_classes: int, wraps: bool = Fals
     ],
 )
 def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(
-    name: str, kind: str, num_classes: int, head: str, caplog: pytest.LogCaptureFixture
+    name: str, kind: str, num_classes: int, head: str
 ) -> None:
     import torch
 
     from training.workloads.image_classification import load_model
 
-    caplog.set_level("INFO")
     weights = _save_weights(Path(name), kind=kind, num_classes=num_classes, wraps=name == "c.pt")
     model = ModelParams(source=f"path:{name}", name="mine", norm="sync_batch")
     folder = store_image_model(model, class_names=CLASS_NAMES)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["model_type"], manifest["is_random_weights"]) == (kind, False)
     assert f"{name} with {head}" in manifest["label"]
-    assert f"a {kind}, with {head}" in caplog.text
     found = load_model(folder).state_dict()
     same = {key for key, part in weights.items() if key in found and torch.equal(found[key], part)}
     assert weights.keys() - same == (set() if num_classes == 3 else {"fc.weight", "fc.bias"})
