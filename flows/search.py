@@ -179,8 +179,10 @@ class Search:
         for index, trial in enumerate(self.trials):
             losses = {epochs: of_rung[index] for epochs, of_rung in self.losses.items() if index in of_rung}
             epochs = _list_epochs(trial, max(losses)) if losses else []
-            record = {"name": trial.name, "drawn": trial.configuration, "problem": trial.problem}
-            trials.append(TrialRecord(losses=losses, epochs=epochs, **record))
+            record = TrialRecord(
+                name=trial.name, drawn=trial.configuration, losses=losses, epochs=epochs, problem=trial.problem
+            )
+            trials.append(record)
         return SearchFile(
             name=self.params.name,
             about=f"{model}; {rows}; on {'GPUs' if self.devices else 'the CPU'}.",

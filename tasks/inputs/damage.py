@@ -81,5 +81,5 @@ def _find_cached_copy(file: Path) -> Path | None:
                     md5 = next((part["md5"] for part in entries if part["relpath"] == name), None)
                 if md5:
                     copy = Path(cache.oid_to_path(md5))
-                    return copy if copy.is_file() and file_md5(copy, LocalFileSystem()) != md5 else None
+                    return copy if copy.is_file() and file_md5(str(copy), LocalFileSystem()) != md5 else None
     return None

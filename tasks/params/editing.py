@@ -185,6 +185,6 @@ def make_patch(text: str, changes: Mapping[str, Any]) -> str:
             value["train"].insert(0, key, changed)
     changed_text = io.StringIO()
     _make_round_trip().dump(value, changed_text)
-    lines = [part.splitlines(keepends=True) for part in (text, changed_text.getvalue())]
-    diff = difflib.unified_diff(*lines, "a/params.yaml", "b/params.yaml")
+    before, after = (part.splitlines(keepends=True) for part in (text, changed_text.getvalue()))
+    diff = difflib.unified_diff(before, after, "a/params.yaml", "b/params.yaml")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.process.failure import DataError
 from tasks.services.hub_calls import (
@@ -95,10 +95,10 @@ def download_files(repo_id: str, commit: str, folder: Path, wanted: list[str]) -
     """Fill `folder` with the model's files of these names, as the Hub states them; return those there are."""
     from huggingface_hub import snapshot_download
 
-    # Folders of a repository ("*/*") hold other formats of the same model.
-    patterns = {"allow_patterns": wanted, "ignore_patterns": ["*/*"]}
     with _translate_read_errors(f"model {repo_id}", commit), log_while_running(f"downloading model {repo_id}"):
-        snapshot = Path(call_hub(lambda: snapshot_download(repo_id, revision=commit, **patterns)))
+        # Folders of a repository ("*/*") hold other formats of the same model.
+        only: dict[str, Any] = {"allow_patterns": wanted, "ignore_patterns": ["*/*"]}
+        snapshot = Path(call_hub(lambda: snapshot_download(repo_id, revision=commit, **only)))
     files = {file.name: file for pattern in wanted for file in sorted(snapshot.glob(pattern))}
     for file in files.values():
         _require_stated_hash(file, f"model {repo_id} at {commit}")

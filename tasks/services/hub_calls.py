@@ -177,10 +177,10 @@ def is_caused_by(error: BaseException, *kinds: type[BaseException]) -> bool:
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and what caused it: libraries wrap the server's answer in errors of their own."""
-    seen: set[BaseException | None] = {None}
+    seen: list[BaseException] = []
     current: BaseException | None = error
-    while current not in seen:
-        seen.add(current)
+    while current is not None and current not in seen:
+        seen.append(current)
         yield current
         current = current.__cause__ or current.__context__
 

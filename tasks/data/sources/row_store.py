@@ -207,7 +207,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
     """Write the rows; return which of the source's configs they are of."""
     notes: dict[str, str] = {}
     what, key = f"column {dataset.text_column!r}", "text_column"
-    more = () if dataset.label is None else ("label",)
+    more: tuple[str, ...] = () if dataset.label is None else ("label",)
     if dataset.holds_instructions:
         what, key, more = "instruction or response", "instruction_column and dataset.response_column", _OF_INSTRUCTIONS
     check = RowCheck(f"{dataset.place}: {what}", key=key)
