@@ -156,7 +156,6 @@ class BlockRunner:
     def run(self, block: Block) -> Answer:
         """Run a block; return this rank's seconds, and what it did in them."""
         made = self._get(block.variant, block.segment)
-        torch.set_num_threads(made.config.threads_per_rank)
         if block.part == "update":
             return self._time_block(made, block, self._run_updates(made, block))
         result = self._time_block(made, block, self._run_steps(made, block))
@@ -279,6 +278,7 @@ class BlockRunner:
             self._made[key, 0] = build_variant(variant, self._config, self._ranks, self._shared)
         if (key, segment) not in self._made:
             self._made[key, segment] = switch_segment(self._made[key, 0], segment)
+        torch.set_num_threads(self._made[key, segment].config.threads_per_rank)
         return self._made[key, segment]
 
 

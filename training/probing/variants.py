@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
@@ -110,6 +111,7 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
     config = dataclasses.replace(config, **overrides)
+    torch.set_num_threads(config.threads_per_rank)
     workload = find_workload(config.workload)
     model = workload.load_model(config.model_dir)
     lending = shared.lend(workload)

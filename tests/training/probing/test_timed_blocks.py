@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from tests.training.conftest import Toy
 from training.data.batches import open_slice
@@ -93,6 +94,16 @@ def test_a_block_tells_its_updates_by_the_optimizers_own_state(
     assert halved["updates"] == right["updates"]
     monkeypatch.setattr(replica.optimizer, "step", lambda *_, **__: None)
     assert runner.run(block)["updates"] == [0, 0]
+
+
+def test_whatever_is_asked_of_a_variant_has_its_threads(runner: BlockRunner) -> None:
+    threaded, before = Variant(overrides={"threads_per_rank": 2}), torch.get_num_threads()
+    try:
+        for variant, number in ((threaded, 2), (Variant(), 1), (threaded, 2), (Variant(), 1)):
+            runner.facts(variant)
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner) -> None:
