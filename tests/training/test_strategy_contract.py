@@ -66,7 +66,6 @@ OPTIONS = {
     "pipeline of 4": Cell("pipeline", 4, {"options": {"replicas": 2}}),
     "pipeline of 4, zero1": Cell("pipeline", 4, {"options": {"replicas": 2, "zero1": True}}),
     "deepspeed alone": Cell("deepspeed", 1, {}),
-    "deepspeed zero1": Cell("deepspeed", 2, {"options": {"stage": 1}}),
     "deepspeed offloaded": Cell("deepspeed", 2, {"options": {"offload": "cpu"}}),
     "deepspeed zero3": Cell("deepspeed", 2, {"options": {"stage": 3, "whole_below": 1}}),
     "deepspeed zero3 whole": Cell("deepspeed", 2, {"options": {"stage": 3}}),
