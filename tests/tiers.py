@@ -21,7 +21,6 @@ LONG = (
     "integration/test_search.py::test_a_search_killed*",
     "integration/test_search.py::test_trials_that_diverge*",
     "integration/test_search.py::test_a_trial_that_fails*",
-    "integration/test_search.py::test_what_is_written_to_params*",
     # Prefect beyond one flow and one server.
     "integration/test_prefect_serve.py::test_cron_waits*",
     "integration/test_prefect_serve.py::test_kill_of*",

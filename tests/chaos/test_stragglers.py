@@ -9,7 +9,6 @@ from tasks.records.run import read_segment
 from tasks.reporting.straggler import SlowestRank, find_slowest_rank
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks
-from tests.undisturbed import hold_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -30,12 +29,3 @@ def _find_slowest(folder: Path, ranks: ForkedRanks, fault: str | None) -> Slowes
 def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(ranks: ForkedRanks, tmp_path: Path) -> None:
     found = _find_slowest(tmp_path, ranks, "rank=1,step=1,kind=slow:3")
     assert (found.is_straggler, found.rank) == (True, 1)
-
-
-def test_ranks_that_are_as_fast_as_each_other_are_not(ranks: ForkedRanks, tmp_path: Path) -> None:
-    # Where others take a core from one of them, it is the slower one.
-    hold_undisturbed(lambda number: _require_none(_find_slowest(tmp_path / str(number), ranks, None)))
-
-
-def _require_none(found: SlowestRank) -> None:
-    assert not found.is_straggler, found

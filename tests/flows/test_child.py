@@ -1,7 +1,6 @@
 """A child process is read to its last word and ended with everything that it started."""
 
 import os
-import pty
 import subprocess
 import sys
 import time
@@ -92,21 +91,6 @@ run_child([sys.executable, "-c", {saves!r}], env=dict(os.environ), on_output=lam
     assert b"KeyboardInterrupt" in said
     assert (tmp_path / "saved.txt").exists()
     assert living([child]) == []
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_child_has_a_terminal_exactly_where_we_have_one(is_terminal: bool) -> None:
-    reading, writing = pty.openpty() if is_terminal else os.pipe()
-    code = (
-        "import os, sys\nfrom flows.child import run_child\n"
-        "asks = 'import sys; print(\"terminal\", sys.stdout.isatty())'\n"
-        "run_child([sys.executable, '-c', asks], env=dict(os.environ), on_output=lambda chunk: os.write(1, chunk))"
-    )
-    subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=writing, check=True, timeout=120)
-    time.sleep(0.1)
-    assert f"terminal {is_terminal}" in os.read(reading, 1000).decode()
-    os.close(reading)
-    os.close(writing)
 
 
 def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.MonkeyPatch) -> None:

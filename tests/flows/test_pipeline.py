@@ -1,6 +1,5 @@
 """What DVC finds changed, what is said before a comparison starts, and how a stage that failed is explained."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,19 +87,6 @@ def test_failure_is_the_stages_own_line_and_exit_code(lines: list[str], expected
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_later_run_goes_on_from_the_first_that_changed_and_says_how_long_those_took(empty_folder: Path) -> None:
-    for stage in STAGES:
-        remember_seconds(stage, 3600.0 if stage == "measure" else 30.0)
-    changes = {"fingerprint": ["always changed"], "download": [], "train@2proc": ["params.yaml (modified)"]}
-    changes |= {stage: [] for stage in STAGES if stage not in changes}
-    assert re.fullmatch(
-        r"4 of 9 stages to run, which took 0:02:00 last time \(h:min:s\), so until [A-Z][a-z]{2} \d\d:\d\d: "
-        "train@2proc, evaluate, report, upload",
-        describe_plan(STAGES, changes),
-    )
-    assert "7200" not in STAGE_SECONDS.read_text()
 
 
 def test_a_damaged_file_of_times_is_none(empty_folder: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from markdown_it import MarkdownIt
 from playwright.sync_api import Browser
 
 from tasks.data.builtin.tiny_models import write_tiny_qwen2
@@ -24,8 +23,8 @@ from tasks.reporting.results import Results
 from tests.conftest import PROJECT
 from tests.hostile.conftest import ParamsCommand
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
-from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
-from tests.tasks.reporting.rendered import drawn_html_of, markdown_of
+from tests.tasks.reporting.hostile import NAMES, hostile
+from tests.tasks.reporting.rendered import drawn_html_of
 from tests.tiny import make_tiny_model
 
 OUTSIDE = [
@@ -162,13 +161,6 @@ def test_a_browser_finds_no_script_that_the_template_has_not(
         assert text in shown
     assert "<script>alert(2)</script>" in shown  # a sample's text
     assert alarms == []
-
-
-def test_samples_side_by_side_are_code_in_the_markdown(results: Results) -> None:
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown_of(results))
-    fences = [token.content for token in tokens if token.type == "fence"]
-    assert any(" ".join(TEXT.split()) in " ".join(fence.split()) for fence in fences)
-    assert not [token for token in tokens if token.type == "html_block"]
 
 
 def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from flows.search import Search
 from flows.trials import TRIALS
 from tasks.params import load_params
-from tasks.process.failure import ConfigurationError, ExitCode
+from tasks.process.failure import ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
 from tests.faults import plan_faults
 from tests.processes import left_of, new_mark, none_left_of
@@ -111,19 +111,6 @@ def test_a_search_killed_at_any_time_goes_on_to_the_same_result_to_the_bit(
     again = {trial for trial in after if after[trial] > before[trial]}
     assert again <= set(after) - {file.parents[1].name for file in finished}
     assert len(again) <= TINY["search"]["at_once"]
-
-
-def test_what_is_written_to_params_yaml_meanwhile_is_in_no_trial(search: Search) -> None:
-    file = Path("params.yaml")
-    text = file.read_text()
-    try:
-        file.write_text(text.replace("train:", "train:\n  adam_beta2: 0.5", 1))
-        assert load_params().train.adam_beta2 == 0.5
-        assert search._plan("trial-0", 0).folder == search.trials[0].folder
-        with pytest.raises(ConfigurationError, match="changed since the search began"):
-            Search(search.params)
-    finally:
-        file.write_text(text)
 
 
 def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twice(search: Search) -> None:

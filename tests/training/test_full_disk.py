@@ -1,11 +1,8 @@
 """A checkpoint that the disk does not take: exit code 4, one line with the numbers, and the one before it whole."""
 
-import json
 import re
-import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import pytest
 
 from tests.training.conftest import Toy, Trained, are_bitwise_equal, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.process.failure import EXIT_NO_RESOURCES, FAILURES, read_failures
+from training.process.failure import EXIT_NO_RESOURCES
 
 _CHECKPOINT_BYTES = 82_000 * 4 * 3
 """Weights and two moments of the tiny model, at least."""
@@ -61,20 +58,3 @@ def test_on_a_full_disk_all_ranks_end_with_needed_and_free_bytes_and_go_on_once_
     roomy = {**config, "work_dir": str(shutil.copytree(small_disk / "work", toy.folder / "roomy"))}
     ranks.train(roomy)
     assert are_bitwise_equal(weights_at_end(roomy), weights_at_end(trained(world_size=2)))
-
-
-@pytest.mark.slow
-def test_a_log_on_the_full_disk_costs_the_words_and_not_the_exit_code(toy: Toy) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    file = toy.folder / "told.json"
-    file.write_text(json.dumps(toy.tell(checkpoint_every_steps=1)))
-    room = (_CHECKPOINT_BYTES // 2,) * 2
-    with Path("/dev/full").open("wb") as log:
-        ended = subprocess.run(
-            [sys.executable, "-m", "training", "--config", file],
-            stdout=log, stderr=log, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, room),
-        )  # fmt: skip
-    assert ended.returncode == EXIT_NO_RESOURCES
-    (failure,) = read_failures(toy.folder / "work" / FAILURES)
-    assert "a checkpoint needs" in failure["reason"]
