@@ -11,8 +11,6 @@ from training.config import read_config
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.step.snapshot import STATE, WEIGHTS
-from training.step.strategy import find_strategy
-from training.workloads import find_workload
 
 NUM_STEPS = 3
 
@@ -22,7 +20,6 @@ def main() -> int:
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
     with join_ranks(config) as ranks:
-        workload = find_workload(config.workload)
         strategy, plan, micro_batches = open_steps(config, ranks)
         told: dict[str, Any] = {"start": strategy.digest()}
         strategy.warm_up(micro_batches(1)[-1])
@@ -50,7 +47,7 @@ def main() -> int:
                 torch.save(dict(part.content), config.work_dir / f"{part.name}.pt")
         told["writes"] = ranks.gather_json(writes)
         # A new one takes up what this one gave, and makes the same step.
-        again = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        again, _, _ = open_steps(config, ranks)
         folder = config.work_dir
         ranks.highest(0)
         weights, state = (torch.load(folder / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE))
