@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import networkx
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
@@ -43,9 +44,9 @@ def list_stages(cells: Iterable[str]) -> list[str]:
 
 
 def list_upstream() -> dict[str, list[str]]:
-    """Return for each stage those that dvc.yaml has it depend on; raises DvcException as DVC does."""
+    """Return for each stage those right before it in the graph of dvc.yaml; raises DvcException as DVC does."""
     with Repo() as repo:
-        graph = repo.index.graph
+        graph = networkx.transitive_reduction(repo.index.graph)
         return {stage.addressing: [successor.addressing for successor in graph.successors(stage)] for stage in graph}
 
 

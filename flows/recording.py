@@ -75,12 +75,12 @@ def get_line_logger() -> logging.Logger:
     return lines
 
 
-def name_run(comparison: str) -> None:
-    """Name this flow run after the comparison, and add tags to it, however it was started."""
+def name_run(comparison: str, *tags: str) -> None:
+    """Name this flow run after the comparison, and add it and `tags` to its tags, however it was started."""
     # Prefect's own name stays behind it, by which two runs of a comparison are told apart.
-    name, tags = f"{comparison}, {flow_run.name}", sorted({*flow_run.tags, "ddp-compare", comparison})
+    name, all_tags = f"{comparison}, {flow_run.name}", sorted({*flow_run.tags, "ddp-compare", comparison, *tags})
     with tolerate_outage("this run has Prefect's own name"), get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, name=name, tags=tags)
+        client.update_flow_run(flow_run.id, name=name, tags=all_tags)
 
 
 def mark_running() -> None:

@@ -118,7 +118,7 @@ CHECKS = [
     ),
     Check(
         "Held-out rows were held out",
-        "Is no row that was learned from among those that the loss is looked at on afterwards?",
+        "Were none of the held-out rows trained on?",
         heldout.check_heldout_rows,
         spares_throughput=True,
     ),

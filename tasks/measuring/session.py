@@ -195,11 +195,11 @@ def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall:
     `has_waterfall`: whether it has one all the same, by what its ranks timed themselves.
     """
     profile, exact = find_profile(strategy), f"the strategy {strategy} in exact mode" if is_exact else None
-    reasons = {"A waterfall": exact or profile.no_waterfall, "Advice on options": exact or profile.no_advice}
+    reasons = {"no waterfall": exact or profile.no_waterfall, "no advice on options": exact or profile.no_advice}
     return [
-        f"{cell}: {what}: not available for {why}."
+        f"{cell}: {what} for {why}."
         for what, why in reasons.items()
-        if why is not None and not (has_waterfall and what == "A waterfall")
+        if why is not None and not (has_waterfall and what == "no waterfall")
     ]
 
 

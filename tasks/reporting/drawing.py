@@ -27,7 +27,7 @@ _HOVER = "hover-"
 """Begins the id that matplotlib writes for an artist with hover texts, which follow as JSON in hexadecimal digits."""
 
 INK, MUTED = "#1a1f26", "#59636e"
-SERIES = ("#0072b2", "#d55e00", "#00875f", "#a8437f", "#6b5b00")
+SERIES = ("#0072b2", "#d55e00", "#00875f", "#a8437f", "#6b5b00", "#4a4f57")
 """Okabe and Ito's colours, told apart with every kind of colour vision; deepened for a light ground."""
 _STYLESHEET = (
     '<style data-standalone="">text { font-family: system-ui, sans-serif !important; } '

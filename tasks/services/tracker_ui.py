@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import uvicorn
-from starlette.responses import RedirectResponse
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddp_audit.process.redaction import redact
@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 _ACCESS = Path(".work/mlflow.env")
 """There while the UI is served; readable by its user alone."""
 _RUNS_PAGE = "/runs"
+# By itself MLflow opens a chat over a third of the page at the first visit; what it remembers of that visit.
+TO_RUNS = (
+    "<!doctype html><script>localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', true);"
+    "location.replace({page})</script>"
+)
 
 
 def send_pending(params: Params) -> bool:
@@ -79,7 +84,8 @@ def serve(params: Params, *, port: int) -> None:
             async def lead(scope: Scope, receive: Receive, send: Send) -> None:
                 app: ASGIApp = site
                 if (scope["type"], scope.get("path")) == ("http", _RUNS_PAGE):
-                    app = RedirectResponse(mlflow.find_runs_page(uri, params.tracking.experiment))
+                    page = mlflow.find_runs_page(uri, params.tracking.experiment)
+                    app = HTMLResponse(TO_RUNS.format(page=json.dumps(page)))
                 await app(scope, receive, send)
 
             app = OwnSite(lead, address=address, credentials=credentials)

@@ -1,11 +1,17 @@
 """The Makefile: what it lists and removes, and a folder whose name a shell takes for something else."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from flows.command import app
 
 ODD = 'it\'s a [tëst] "$HOME" `ordner` *'
 _RUNS = "$(shell touch was-run) $$x"
@@ -109,6 +115,27 @@ def test_a_variable_that_the_target_does_not_take_is_refused(typed: list[str], g
     done = _run(odd, *typed)
     assert (done.returncode, f"make {typed[0]}: got {got}" in done.stderr) == (2, True), done.stderr
     assert not (odd / "was-run").exists()
+
+
+@pytest.mark.parametrize(("torch", "last"), [("", "requirements.lock"), ("cuda12", "requirements-cuda12.lock")])
+def test_the_image_is_set_up_by_make_and_runs_a_command_of_ours(
+    torch: str, last: str, odd: Path, project: Path
+) -> None:
+    lines = [line.split(maxsplit=1) for line in (project / "Dockerfile").read_text().splitlines()]
+    image = {word: rest for word, rest in lines if word != "#"}
+    environment = {**os.environ, "CALLS": str(odd / "calls.txt"), "TORCH": torch}
+    # What make inherits is no word that was typed: the last RUN hands on what --build-arg gave.
+    subprocess.run(["sh", "-ec", image["RUN"]], cwd=odd, env=environment, check=True)
+    said = (odd / "calls.txt").read_text().splitlines()
+    assert said[said.index("--require-hashes", said.index("sync")) :][1:3][-1 if torch else 0] == last
+    assert image["ENV"].startswith(f"PATH={image['WORKDIR']}/.venv/bin:")
+    (program,), (default,) = json.loads(image["ENTRYPOINT"]), json.loads(image["CMD"])
+    assert program in tomllib.loads((project / "pyproject.toml").read_text())["project"]["scripts"]
+    page = (project / "docs" / "notebook.md").read_text()
+    (typed,) = re.findall(r"^ {4}docker run .* ddp-compare (.*)$", page, flags=re.MULTILINE)
+    for words in ([default], typed.split()):
+        assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+    assert f"docker cp first:{image['WORKDIR']}/reports" in page
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

@@ -12,7 +12,7 @@ from dvc.repo import Repo
 from prefect import Task
 
 from flows import ddp_compare
-from flows.pipeline import StageFailed
+from flows.pipeline import StageFailed, list_upstream
 from tasks.fingerprint import TRIAL, read_trial
 from tasks.params import load_params
 from tasks.reporting.history import make_history
@@ -38,6 +38,10 @@ def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(
     with Repo(str(project)) as repo:
         graph = nx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)
     assert sorted(stages) == sorted(graph.nodes)
+    monkeypatch.chdir(project)
+    drawn = nx.DiGraph([(stage, needed) for stage, after in list_upstream().items() for needed in after])
+    assert set(nx.transitive_closure_dag(drawn).edges) == set(nx.transitive_closure_dag(graph).edges)
+    assert set(drawn["report"]) == {"evaluate", "measure"}
     for stage, needed in graph.edges:
         assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
 

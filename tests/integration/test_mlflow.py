@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -14,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import psutil
 import pytest
 
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
+from tasks.services import tracker_ui
 from tasks.services.tracked import PublishedModel
 from tasks.services.tracker import register_published
 from tasks.services.trackers.mlflow import find_runs_page
@@ -88,7 +91,11 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Ml
     found = {"attributes.`Description`": parent.data.tags["mlflow.note.content"]}
     for group, values in (("tags", parent.data.tags), ("metrics", parent.data.metrics)):
         found |= {f"{group}.`{name}`": value for name, value in values.items()}
-    assert [found[column] for column in view["selectedColumns"]] == ["proven", 1.5, 2000.0, "proven, says the test"]
+    for columns in (view["selectedColumns"], view["columnOrder"], view["columnWidths"]):
+        assert [found[column] for column in columns] == ["proven", 1.5, 2000.0, "proven, says the test"]
+    (remembered,) = re.findall(r"setItem\('(.+)_v1'", tracker_ui.TO_RUNS)
+    (scripts,) = (Path(mlflow.__file__).parent / "server/js/build/static/js").glob("main.*.js")
+    assert all(f'"{key}"' in scripts.read_text(encoding="utf-8") for key in (*view, remembered)), "MLflow reads them"
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}

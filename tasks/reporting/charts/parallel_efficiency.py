@@ -33,7 +33,6 @@ def draw(results: Results, axes: Axes) -> None:
     shares = [100 * (_find_share(cell) or 0) for cell in results.cells]
     places = range(len(shares))
     bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
-    axes.bar_label(bars, [_format(cell) for cell in results.cells], padding=3)
     for cell, bar in zip(results.cells, bars, strict=True):
         measured = cell.speedup.parallel_efficiency if cell.speedup else None
         add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else _format(cell)}")
@@ -42,11 +41,12 @@ def draw(results: Results, axes: Axes) -> None:
         if cell.speedup is not None:
             measured = cell.speedup.parallel_efficiency
             axes.plot([place] * 2, [100 * measured.low, 100 * measured.high], color=INK, linewidth=1.4)
-            tops.append(100 * measured.high)
+            tops[place] = max(tops[place], 100 * measured.high)
+        axes.annotate(_format(cell), (place, tops[place]), xytext=(0, 3), textcoords="offset points", ha="center")
     axes.axhline(100, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     is_crowded = len(shares) > 5
     axes.set_xticks(places, [shorten(cell.cell) for cell in results.cells], rotation=40 if is_crowded else 0)
-    axes.set_xlabel("cell (name)")
+    axes.set_xlabel("cell")
     axes.set_ylabel("percent of linear speedup")
     axes.set_xlim(-0.7, len(shares) - 0.3)
     axes.set_ylim(0, max([100, *tops]) * 1.18)

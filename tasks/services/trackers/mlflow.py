@@ -99,7 +99,8 @@ def find_runs_page(uri: str, experiment: str) -> str:
     if (result := client.get_experiment_by_name(experiment)) is None:
         return "/"
     columns = ["tags.`state`", *(f"metrics.`{name}`" for name in HEADLINE), "attributes.`Description`"]
-    view = json.dumps({"selectedColumns": columns})
+    widths = dict(zip(columns, (110, 130, 200, 420), strict=True))
+    view = json.dumps({"selectedColumns": columns, "columnOrder": columns, "columnWidths": widths})
     client.set_experiment_tag(result.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
     return f"/#/experiments/{result.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
 
