@@ -61,7 +61,7 @@ def params(changes: _Changes = []) -> None:  # noqa: B006
 
 
 @app.command()
-def use(preset: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+def use(preset: Annotated[str, typer.Argument(metavar="NAME", help="Such as imdb.")]) -> None:
     """Make presets/NAME.yaml the active comparison."""
     with _change_params(preset, []):
         pass

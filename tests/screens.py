@@ -26,6 +26,7 @@ from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tests.flows.toy_project import free_port, wait_for
 
 _PAGE, _RESULTS = Path("reports/index.html"), Path("reports/results.json")
+_EXAMPLE = "docs/gallery/quiet-machine/results.json"
 _LAPTOP, _PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 _NUM_COLOURS = 64
 _MOST_MILLISECONDS = 180_000
@@ -53,6 +54,13 @@ def _main() -> None:
 
 
 def _take_page(browser: Browser, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch, _open(browser, viewport={"width": 1080, "height": 900}) as page:
+        # README's: an example of the gallery, as today's code renders it.
+        command = [sys.executable, "-m", "tasks.report", "--from-results", _EXAMPLE, "--reports", scratch]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        page.goto((Path(scratch) / "index.html").as_uri())
+        end = page.locator("main section").first.evaluate("section => section.getBoundingClientRect().bottom")
+        _keep(page, Path("docs/report.png"), end=int(end) + 30)
     for name, viewport, scheme, media in (
         ("page-light", _LAPTOP, "light", "screen"), ("page-dark", _LAPTOP, "dark", "screen"),
         ("page-phone", _PHONE, "light", "screen"), ("page-print", {"width": 794, "height": 1123}, "light", "print"),
@@ -97,6 +105,9 @@ def _take_mlflow(browser: Browser, folder: Path) -> None:
         page.goto(f"http://127.0.0.1:{port}/runs")
         page.get_by_role("grid").get_by_text("embedded").first.wait_for()
         _keep(page, folder / "mlflow-runs.png")
+        page.get_by_role("grid").get_by_role("link", name="embedded").first.click()
+        page.get_by_text("final/speedup").first.wait_for()
+        _keep(page, folder / "mlflow-run.png")
 
 
 def _read_mlflow_access() -> dict[str, str]:
@@ -117,6 +128,16 @@ def _take_prefect(browser: Browser, folder: Path) -> None:
             page.goto(f"{site}/runs")
             page.get_by_text("ddp-compare").first.wait_for()
             _keep(page, folder / "prefect-runs.png")
+            page.get_by_text("embedded, ").first.click()
+            page.get_by_text("Details", exact=True).first.click()
+            # Of the graph nothing else says that it is drawn.
+            page.wait_for_timeout(5_000)
+            page.get_by_text("State Message").first.scroll_into_view_if_needed()
+            _keep(page, folder / "prefect-run.png")
+            page.get_by_text("Artifacts", exact=True).first.click()
+            page.get_by_text("ddp-compare-report").last.click()
+            page.get_by_role("heading", name="Why not more?").first.wait_for()
+            _keep(page, folder / "prefect-report.png")
     finally:
         server.end()
 
@@ -140,11 +161,11 @@ def _running(command: list[str]) -> Iterator[None]:
         process.wait(timeout=30)
 
 
-def _keep(page: Page, file: Path) -> None:
-    """Write what the page shows, of few colours, and of a long page the beginning."""
+def _keep(page: Page, file: Path, *, end: int = _MOST_PIXELS) -> None:
+    """Write what the page shows down to pixel `end`, of few colours."""
     page.wait_for_timeout(500)
     image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
-    cut = image.crop((0, 0, image.width, min(image.height, _MOST_PIXELS)))
+    cut = image.crop((0, 0, image.width, min(image.height, end)))
     cut.quantize(_NUM_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
