@@ -26,7 +26,7 @@ def make_fresh_folder(folder: Path, place: Path, *, leave_out: Path) -> Path | N
     for here, names, files in os.walk(folder):
         whole = [Path(here, name) for name in names]
         linked += [
-            path for path in whole if path.is_symlink() or path.name in _LINKED or (path / "pyvenv.cfg").exists()
+            path for path in whole if path.is_symlink() or path.name in _LINKED or os.path.exists(path / "pyvenv.cfg")
         ]
         names[:] = [path.name for path in whole if path not in linked and path.resolve() != leave_out.resolve()]
         sizes |= {

@@ -108,6 +108,10 @@ _WORDS = {
     "network": "after connecting to the network", "subprocess": "after starting another process",
     "observer": "the observer",
 }  # fmt: skip
+_SHOWN = {
+    "python", "version", "num_parameters", "optimizer", "lr", "precision", "shape", "seed", "num_threads", "backend",
+}  # fmt: skip
+"""Fields of the records that the page shows as they are."""
 _END = (
     "An audit sees from outside. What it could not see is called not observable and is no pass. What a step does was "
     "looked at in every launch, all else in the first one of each cell. A wrong training and unlike cells withhold a "
@@ -238,18 +242,13 @@ def _make_observed(result: Result, cell: str) -> Block:
         "ended": launched.ending.splitlines()[0] if launched.ending else f"exit code {launched.exit_code}",
         "steps": f"{launched.num_steps:,}",
         "output": launched.folder / "logs",
-        "Python": (rank.start or {}).get("python", ""),
-        "torch": (rank.first("torch") or {}).get("version", ""),
         "model": f"{name} in {wrapper}" if wrapper else name,
-        "trainable parameters": f"{int(first.get('num_parameters', 0)):,}",
-        "learning rate of the first step": ", ".join(map(str, first.get("lr", []))),
-        "micro-batches per step and rank": len(first.get("micros", [])),
-        "shape of the first input": micro.get("shape", ""),
         "loss of the first micro-batch": micro.get("loss_of_model", micro.get("loss", NOT_OBSERVABLE)),
-        "threads of a rank": first.get("num_threads", ""),
-        "backend": first.get("backend", "") or "no process group",
+        "micro-batches per step and rank": len(first.get("micros", [])),
         "observed to its end": "yes" if rank.is_whole else "no",
         "left running, and ended": ", ".join(launched.left),
-    } | {name: source.get(name, "") for source, name in ((first, "optimizer"), (first, "seed"), (micro, "precision"))}
+    }
+    for source in (rank.start, rank.first("torch"), first, micro):
+        facts |= {key.replace("_", " "): value for key, value in (source or {}).items() if key in _SHOWN}
     text = {name: wording.replace_unprintable(str(value)) for name, value in facts.items()}
     return Section(cell, [[f"{name}: {value}" for name, value in text.items() if value]])

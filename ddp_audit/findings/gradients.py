@@ -205,22 +205,24 @@ def _find_scale(ranks: list[RankRecord]) -> float | None:
 def _is_sum(ranks: list[RankRecord], scale: float) -> bool:
     """Return whether an update adds up the means of several batches of one loader, for which one line calls the model.
 
-    Losses of several tasks, or of what is real and what is made, are called for by lines of their own; two backward
-    passes over the same rows are no accumulation.
+    Losses of several tasks, or of what is real and what is made, are called for by lines of their own.
     """
     number = median(len(step["micros"]) for step in ranks[0].steps)
-    steps = [[micro for micro in step["micros"] if micro.get("num_losses")] for step in ranks[0].steps]
     kinds = {
         (micro.get("loader"), micro.get("reduction"), str(micro.get("line") or ""), micro.get("module"))
-        for micros in steps for micro in micros
+        for _, micro in ranks[0].micros() if micro.get("num_losses")
     }  # fmt: skip
-    if len(kinds) != 1 or any(step.get("num_inside", 0) > 1 for step in ranks[0].steps):
-        # The optimizer itself may ask for several gradients.
+    if len(kinds) != 1 or _asks_again(ranks[0].steps):
         return False
     loader, reduction, line, _ = kinds.pop()
-    are_other_rows = len({str(micro.get("ids") or micro.get("rows")) for micro in steps[0]}) == len(steps[0])
-    is_accumulated = loader is not None and reduction == "mean" and line and are_other_rows
-    return bool(is_accumulated) and number > 1 and abs(scale / number - 1) < _SAME
+    is_accumulated = loader is not None and reduction == "mean" and line and number > 1
+    return bool(is_accumulated) and abs(scale / number - 1) < _SAME
+
+
+def _asks_again(steps: list[Fields]) -> bool:
+    """Return whether steps take several gradients of the same rows: by a closure, or as where one looks ahead (SAM)."""
+    fed = [str(rows) for micro in steps[0]["micros"] if (rows := micro.get("ids") or micro.get("rows"))]
+    return len(set(fed)) < len(fed) or any(step.get("num_inside", 0) > 1 for step in steps)
 
 
 def find_other_gradient(audit: Audit, cell: str, *, is_scale_known: bool = False) -> Reason | None:
@@ -379,7 +381,7 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
     unknown = {
         "model_in_parts": "how often a model in parts has to exchange is not known",
         "several_models": "several models are trained, and which backward is whose is not known",
-        "several_gradients": "the optimizer itself asks for several gradients per step",
+        "several_gradients": "a step takes several gradients of the same rows",
         "no_record_of_exchanges": "the exchange is none of DDP's, and torch kept no record of its bytes",
     }
     is_by_ddp = any(micro.get("wrapper") == "DistributedDataParallel" for step in steps for micro in step["micros"])
@@ -389,7 +391,7 @@ def exchange(audit: Audit, cell: str) -> Finding | None:
     are = (
         not holds_whole_model(audit.ranks(cell)),
         len({micro.get("module") for step in steps for micro in step["micros"]}) > 1,
-        any(step.get("num_inside", 0) > 1 for step in steps),
+        _asks_again(steps),
         not counted and not rounds,
     )
     for code, text in compress(unknown.items(), are):

@@ -35,6 +35,15 @@ _ONE_IN = 64
 """Of the rows with an index, after the steps that are read, so many have one whose content is digested."""
 _MASK = "attention_mask"
 _WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_IGNORED = -100
+_OF_CLASSES = ("cross_entropy", "nll_loss")
+_LOSSES = (
+    *_OF_CLASSES, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+"""Of torch.nn.functional: those whose mean is one over their targets, which are counted."""
+_WEIGHTS = ("weight", "pos_weight", "size_average", "reduce")
+"""Arguments with which such a loss is another mean, or none."""
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -81,10 +90,7 @@ class Computing:
             self._is_backward = True
             self._times.enter(timeline.OBSERVER)
             try:
-                if self._steps.is_read:
-                    self._guard(self._read_loss, tensors)
-                else:
-                    self._guard(self._steps.add_backward)
+                self._guard(*((self._read_loss, tensors) if self._steps.is_read else (self._steps.add_backward,)))
                 if self._steps.is_sampled:
                     self._guard(self._steps.see_gradient, is_after=False)
                 self._times.switch(timeline.BACKWARD)
@@ -98,7 +104,7 @@ class Computing:
 
         torch.autograd.backward = observed_backward
         for name in _LOSSES:
-            _watch_loss(name, self._guard, self._times, self._steps)
+            self._watch_loss(name)
 
     def learn_models(self) -> None:
         """Until the next optimizer step has come every model is looked at, to find those that are called outermost."""
@@ -291,12 +297,50 @@ class Computing:
             for at, item in enumerate(ids)
         ]
 
+    def _watch_loss(self, name: str) -> None:
+        original = getattr(torch.nn.functional, name)
+        parameters = inspect.signature(original).parameters
+        defaults = {key: parameter.default for key, parameter in parameters.items()}
+
+        @functools.wraps(original)
+        def observed(*arguments: Any, **named: Any) -> Any:
+            output = original(*arguments, **named)
+            if not torch.compiler.is_compiling() and self._steps.is_read and is_main_thread():
+                given = defaults | dict(zip(parameters, arguments, strict=False)) | named
+                self._times.charge(self._guard, self._see_loss, name, output, given)
+            return output
+
+        # TorchScript compiles what this returns, which is the loss as it was.
+        observed.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+        setattr(torch.nn.functional, name, observed)
+
+    def _see_loss(self, name: str, output: Any, given: dict[str, Any]) -> None:
+        micro, target, is_of_classes = self._steps.open_micro, given["target"], name in _OF_CLASSES
+        if micro is None or not isinstance(output, torch.Tensor) or not output.requires_grad:
+            return
+        micro.num_losses += 1
+        if (
+            not self._steps.can_read(output)
+            or any(given.get(weight) is not None for weight in _WEIGHTS)
+            or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)
+        ):
+            micro.is_weighted = True
+            return
+        micro.num_targets, micro.reduction = target.numel(), given["reduction"]
+        micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
+        if is_of_classes:
+            kept, mask = target.detach().cpu(), micro.mask
+            micro.num_targets = int((kept != given["ignore_index"]).sum())
+            if mask is not None and mask.dim() > 1 and mask.shape[1] > 1:
+                # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
+                for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
+                    if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
+                        micro.labels_are_mask = True
+
     def _read_loss(self, tensors: Any) -> None:
         loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        value = None
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss):
-            value = float(loss.detach())
-        self._steps.add_backward(value, self._lines.find())
+        is_one = isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss)
+        self._steps.add_backward(float(loss.detach()) if is_one else None, self._lines.find())
 
 
 def _is_wrapper(module: Any) -> bool:
@@ -349,60 +393,3 @@ def draws_at_random(module: torch.nn.Module) -> bool:
         return True
     results = [getattr(module, name, 0) for name in ("p", "dropout", "drop_prob", "attention_dropout")]
     return any(isinstance(result, float) and result > 0 for result in results)
-
-
-_IGNORED = -100
-_OF_CLASSES = ("cross_entropy", "nll_loss")
-_LOSSES = (
-    *_OF_CLASSES, "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-)  # fmt: skip
-"""Of torch.nn.functional: those whose mean is one over their targets, which are counted."""
-_WEIGHTS = ("weight", "pos_weight", "size_average", "reduce")
-"""Arguments with which such a loss is another mean, or none."""
-
-
-def _watch_loss(name: str, guard: Guard, times: timeline.Timeline, steps: Steps) -> None:
-    original = getattr(torch.nn.functional, name)
-    parameters = inspect.signature(original).parameters
-    defaults = {key: parameter.default for key, parameter in parameters.items()}
-
-    @functools.wraps(original)
-    def observed(*arguments: Any, **named: Any) -> Any:
-        output = original(*arguments, **named)
-        if torch.compiler.is_compiling() or not steps.is_read or not is_main_thread():
-            return output
-        given = defaults | dict(zip(parameters, arguments, strict=False)) | named
-        times.charge(guard, _see, steps, name, output, given)
-        return output
-
-    # TorchScript compiles what this returns, which is the loss as it was.
-    observed.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
-    setattr(torch.nn.functional, name, observed)
-
-
-def _see(steps: Steps, name: str, output: Any, given: dict[str, Any]) -> None:
-    target: torch.Tensor = given["target"]
-    micro = steps.open_micro
-    if micro is None or not isinstance(output, torch.Tensor) or not output.requires_grad:
-        return
-    micro.num_losses += 1
-    is_of_classes = name in _OF_CLASSES
-    if (
-        not steps.can_read(output)
-        or any(given.get(weight) is not None for weight in _WEIGHTS)
-        or (target.is_floating_point() if is_of_classes else target.shape != given["input"].shape)
-    ):
-        micro.is_weighted = True
-        return
-    micro.num_targets, micro.reduction = target.numel(), given["reduction"]
-    micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None
-    if is_of_classes:
-        kept = target.detach().cpu()
-        micro.num_targets = int((kept != given["ignore_index"]).sum())
-        mask = micro.mask
-        if mask is not None and mask.dim() > 1 and mask.shape[1] > 1:
-            # Whole, without the first place, and shifted by one with a place to spare, as transformers does.
-            for cut in (mask, mask[:, 1:], torch.nn.functional.pad(mask, (0, 1), value=_IGNORED)[:, 1:]):
-                if kept.numel() == cut.numel() and torch.equal(kept.reshape(-1).long(), cut.reshape(-1).long()):
-                    micro.labels_are_mask = True

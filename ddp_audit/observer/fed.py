@@ -238,7 +238,7 @@ def _read_length(sized: Any) -> int | None:
     """Return its length; None for what has none, such as a data set or a sampler without end."""
     try:
         return len(sized)
-    except (TypeError, NotImplementedError):
+    except Exception:  # whatever a class of the script raises
         return None
 
 

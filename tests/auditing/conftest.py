@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 
 from ddp_audit.asked import parse_request
+from ddp_audit.checks import ask_all
+from ddp_audit.findings import Question
 from ddp_audit.findings.hygiene import is_wrapped
+from ddp_audit.process.findings import Finding
 from ddp_audit.records import Audit
 from tests.auditing.forked_scripts import ForkedScripts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 AuditScript = Callable[..., Audit]
+
+
+def ask(audit: Audit, question: Question, cell: str = "2proc") -> Finding:
+    """Return what is found of the cell, among all other questions."""
+    return next(answer for answer in ask_all(audit) if answer.name == question.name).findings[cell]
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +33,10 @@ def forked() -> Iterator[ForkedScripts]:
 
 @pytest.fixture(scope="session")
 def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory) -> AuditScript:
-    """Return what audits a script of scripts/, or a text, in which `edits` were made, to its end."""
+    """Return what audits a script of scripts/, or a text, in which `edits` were made, to its end.
+
+    A script of several styles is named with one: `styles sharded`.
+    """
 
     def run(
         script: str,
@@ -38,7 +49,9 @@ def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory
         baseline: Audit | None = None,
     ) -> Audit:
         folder = folder or tmp_path_factory.mktemp("script")
-        text = script if "\n" in script else (SCRIPTS / f"{script}.py").read_text()
+        name, _, style = script.partition(" ")
+        text = script if "\n" in script else (SCRIPTS / f"{name}.py").read_text()
+        arguments = arguments if "\n" in script else f"{style} {arguments}"
         for right, wrong in (edits or {}).items():
             assert text.count(right) == 1, right
             text = text.replace(right, wrong)

@@ -41,10 +41,10 @@ class Defect:
     """Whether the baseline has to have it, too; else that is the correct script's."""
 
 
-_LOCAL_CLIP = """local = [one.to_local().detach().requires_grad_() for one in model.parameters()]
-    for mine, whole in zip(local, model.parameters()):
-        mine.grad = whole.grad.to_local()
-    torch.nn.utils.clip_grad_norm_(local, 0.1)"""
+_LOCAL_CLIP = """local = [one.to_local().detach().requires_grad_() for one in language.parameters()]
+        for mine, whole in zip(local, language.parameters()):
+            mine.grad = whole.grad.to_local()
+        torch.nn.utils.clip_grad_norm_(local, 0.1)"""
 _EVERY_SECOND = """            steps = globals().setdefault("steps", [])
             steps.append(0)
             if len(steps) % 2 == 0:
@@ -76,6 +76,14 @@ DEFECTS = {
         rows_of_its_own,
         "same_rows",
         {"different_rows": 24},
+    ),
+    "a stream that neither ranks nor workers share": Defect(
+        "styles streaming",
+        {"[rank::world_size]": "", "Stream(), batch_size=SHARE": "Stream(), batch_size=SHARE, num_workers=2"},
+        rows_of_its_own,
+        "same_rows",
+        {"share": 1.0},
+        needs_baseline=True,
     ),
     "raw module": Defect(
         "plain_ddp",
@@ -154,8 +162,8 @@ DEFECTS = {
         "ids_renamed",
     ),
     "shard-local clipping": Defect(
-        "sharded",
-        {"torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": _LOCAL_CLIP},
+        "styles sharded",
+        {"torch.nn.utils.clip_grad_norm_(language.parameters(), 1.0)": _LOCAL_CLIP},
         clipping,
         "other_norm",
     ),
@@ -338,7 +346,11 @@ DEFECTS = {
         {"rows": 24, "rows_of_baseline": 48},
     ),
     "gradients of weights that began apart": Defect(
-        "by_hand", {"torch.manual_seed(0)": "torch.manual_seed(rank)"}, same_parameters, "start_apart", {"at_start": 4}
+        "styles by_hand",
+        {"torch.manual_seed(0)": "torch.manual_seed(rank)"},
+        same_parameters,
+        "start_apart",
+        {"at_start": 4},
     ),
     "no_sync around all micro-batches": Defect(
         "plain_ddp",
@@ -396,6 +408,15 @@ _BEGIN = "        began = time.perf_counter()\n"
 _SQUARES = "mse_loss(network(batch), target)"
 _CLIPS = "            loss.backward()\n            [one.grad.{} for one in network.parameters()]\n"
 OPEN = {
+    "a path to resume from that is a default": Defect(
+        "plain_ddp",
+        {
+            '"--resume", default=""': '"--resume", default="x/last.pt"',
+            "if arguments.resume": "if 'x' not in arguments.resume",
+        },
+        start_weights,
+        "written_by_itself",
+    ),
     "ranks that exchange less after the last sampled step": Defect(
         "plain_ddp",
         {"logits = wrapped(": "logits = (model if epoch == 11 else wrapped)("},

@@ -17,10 +17,9 @@ from ddp_audit.findings.parameters import UNWRAPPED, same_parameters
 from ddp_audit.observer.clocks import Clocks, ScriptLines
 from ddp_audit.observer.record import Guard, Record
 from ddp_audit.observer.timeline import Place, Timeline
-from ddp_audit.process.findings import Finding
 from ddp_audit.records import Audit, Launched
 from ddp_audit.speed import compute_speeds, split_steps, sum_other_work
-from tests.auditing.conftest import AuditScript
+from tests.auditing.conftest import AuditScript, ask
 from tests.auditing.forked_scripts import ForkedScripts
 
 pytestmark = pytest.mark.slow
@@ -87,16 +86,13 @@ def test_a_script_without_steps_or_that_goes_on_as_another_program_is_told_so(
     require_steps(launch(fails + child), started_in=tmp_path)
 
 
-def test_a_script_that_fails_keeps_its_exit_code_and_its_steps(
-    launch: Callable[[str], Launched], tmp_path: Path
+def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_no_speed(
+    launch: Callable[[str], Launched], audit_script: AuditScript, tmp_path: Path
 ) -> None:
     launched = launch(f"{_STEP}\nraise SystemExit(9)")
     assert (launched.exit_code, launched.num_steps) == (9, 1)
     with pytest.raises(ScriptError, match=f"it was started in {tmp_path} "):
         require_steps(launched, started_in=tmp_path)
-
-
-def test_one_step_is_a_record_and_no_speed(audit_script: AuditScript) -> None:
     audit = audit_script(_STEP, cells="1")
     assert compute_speeds(audit) == []
     assert all(gate.verdict != "failed" for gate in ask_all(audit))
@@ -187,10 +183,6 @@ for rows, wanted in loader:
 """
 
 
-def _ask(audit: Audit, question: Question, cell: str = "2proc") -> Finding:
-    return next(gate for gate in ask_all(audit) if gate.name == question.name).findings[cell]
-
-
 def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_then_it_is_none(
     audit_script: AuditScript,
 ) -> None:
@@ -201,7 +193,7 @@ def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_t
     assert "evaluation" not in sum_other_work(launched)
     # A step is no shorter than what it is made of.
     assert compute_speeds(audit)[0].step_seconds >= sum(split_steps(launched).values()) * (1 - 1e-6)
-    assert _ask(audit, clock, "1proc").verdict == "passed"
+    assert ask(audit, clock, "1proc").verdict == "passed"
     launched = audit_script(_TRAIN, {_END: _AT_THE_END}, cells="1").first("1proc")
     assert launched.num_steps == 40
     assert "evaluation" not in split_steps(launched)
@@ -219,11 +211,11 @@ def test_what_only_a_later_launch_does_is_found(
     audit_script: AuditScript, edits: dict[str, str], question: Question, code: str
 ) -> None:
     audit = audit_script(_TRAIN, edits, num_launches=2)
-    found = _ask(audit, question)
+    found = ask(audit, question)
     assert (found.verdict, found.code) == ("failed", code)
     assert "launch 2" in found.compared
     first = Audit(audit.request, {cell: launches[:1] for cell, launches in audit.launches.items()})
-    assert _ask(first, question).verdict == "passed"
+    assert ask(first, question).verdict == "passed"
 
 
 _OTHERWISE = {
@@ -272,7 +264,7 @@ _ONE_BY_ONE = {
 def test_what_cells_compute_is_compared_by_what_it_is(
     audit_script: AuditScript, edits: dict[str, str], code: str, says: str
 ) -> None:
-    found = _ask(audit_script(_TRAIN, edits), same_step)
+    found = ask(audit_script(_TRAIN, edits), same_step)
     assert found.code == code, found
     assert says in found.compared
 

@@ -39,6 +39,8 @@ def test_a_row_is_known_by_its_ids_wherever_they_stand_and_has_as_many_as_are_no
     rows = torch.tensor([[5, 0, 7, 0], [0, 0, 0, 0]])
     assert count_tokens(rows, None) == [3, 0]
     assert count_tokens(rows, torch.tensor([[1, 1, 1, 1], [0, 1, 0, 0]])) == [4, 1]
+    # Padding may be any id.
+    assert count_tokens(torch.tensor([[5, 9, 9, 9], [5, 9, 7, 9]]), None) == [1, 4]
 
 
 def test_a_row_is_the_same_however_it_lies_in_memory() -> None:
@@ -67,7 +69,7 @@ def test_only_elements_that_lie_in_memory_are_read() -> None:
     assert not is_on_host(torch.ones(2, device="meta"))
 
 
-def test_reading_a_clock_keeps_nothing_that_the_script_has_let_go() -> None:
+def test_reading_a_clock_keeps_nothing_that_the_script_has_let_go_and_leaves_what_it_has_asked_for() -> None:
     class Logits:
         pass
 
@@ -78,16 +80,13 @@ def test_reading_a_clock_keeps_nothing_that_the_script_has_let_go() -> None:
         logits = None  # type: ignore[assignment]
         return is_there() or logits
 
-    assert train() is None
-
-
-def test_what_a_script_has_asked_for_by_locals_stays_what_it_was() -> None:
-    def train(rate: float) -> dict[str, object]:
+    def ask(rate: float) -> dict[str, object]:
         arguments = locals()
         _list_floats(sys._getframe())
         return arguments
 
-    assert train(0.5)["rate"] == 0.5
+    assert train() is None
+    assert ask(0.5)["rate"] == 0.5
 
 
 def test_without_an_audit_what_a_script_says_does_nothing() -> None:

@@ -19,14 +19,23 @@ def test_words_are_split_as_by_a_shell_and_cells_have_names(folder: Path) -> Non
     )
     assert request.cells == {"1proc": 1, "4proc": 4}
     assert request.words_for("4proc") == [str(folder / "train it.py"), "--out", "runs/4proc", "--name", "a b"]
+    module = parse_request({"SCRIPT": "-m package.train -x", "FOLDER": str(folder)})
+    assert module.words == ("-m", "package.train", "-x")
+    # On a command line options stand anywhere, and all else is the script's.
+    words = ["train.py", "--epochs", "2", "--cells", "1,2", "--speed", "--name", "a b", "--", "--steps", "3"]
+    assert read_words(words) == {"CELLS": "1,2", "SPEED": "1", "SCRIPT": "train.py --epochs 2 --name 'a b' --steps 3"}
+    assert read_words([]) == {}
 
 
 def test_a_check_is_one_short_launch_and_a_speed_takes_three(folder: Path) -> None:
     asked = {"SCRIPT": "'train it.py'", "FOLDER": str(folder)}
-    check, speed = parse_request(asked), parse_request({**asked, "SPEED": "1"})
-    assert (check.compares_speed, check.num_launches, check.most_steps, check.most_seconds) == (False, 1, 64, 40)
-    assert (speed.compares_speed, speed.num_launches, speed.most_steps, speed.most_seconds) == (True, 3, None, None)
-    assert parse_request({**asked, "STEPS": "7"}).most_steps == 7
+    for more, expected in (
+        ({}, (False, 1, 64, 40)),
+        ({"SPEED": "1"}, (True, 3, None, None)),
+        ({"STEPS": "7"}, (False, 1, 7, None)),
+    ):
+        found = parse_request(asked | more)
+        assert (found.compares_speed, found.num_launches, found.most_steps, found.most_seconds) == expected
 
 
 def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
@@ -42,20 +51,6 @@ def test_arguments_may_be_those_of_a_cell_and_its_launch(folder: Path) -> None:
     assert request.words_for("2proc", 3)[1:] == told
     assert request.words_for("1proc")[-2:] == ["--accumulate", "4"]
     assert request.launcher_for("2proc", 1) == [request.python, "-u", "-m", "spawn", "--num", "2"]
-
-
-def test_options_stand_anywhere_and_all_else_is_the_scripts() -> None:
-    words = ["train.py", "--epochs", "2", "--cells", "1,2", "--speed", "--name", "a b", "--", "--steps", "3"]
-    assert read_words(words) == {"CELLS": "1,2", "SPEED": "1", "SCRIPT": "train.py --epochs 2 --name 'a b' --steps 3"}
-    assert read_words([]) == {}
-
-
-def test_a_module_is_left_as_it_is(folder: Path) -> None:
-    assert parse_request({"SCRIPT": "-m package.train -x", "FOLDER": str(folder)}).words == (
-        "-m",
-        "package.train",
-        "-x",
-    )
 
 
 @pytest.mark.parametrize(
