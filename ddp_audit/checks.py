@@ -158,13 +158,13 @@ def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequ
     standings = {}
     bearing = {item.name for item in QUESTIONS if item.kind != HYGIENE and item not in _OF_THE_SCRIPT_ALONE}
     for cell in cells:
-        found = [
+        concerned = [
             answer.findings[name]
             for answer in answers
             for name in answer.findings
             if name in (cell, cells[0]) and answer.name in bearing
         ]
-        unseen = [finding.compared for finding in found if finding.verdict == "not checked"]
+        unseen = [finding.compared for finding in concerned if finding.verdict == "not checked"]
         if faults := [fault for fault in list_faults(answers) if fault.cell in (cell, cells[0])]:
             standings[cell] = Standing("withheld", faults[0].sentence)
         elif unseen or cell in doubts:

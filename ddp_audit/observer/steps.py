@@ -139,10 +139,10 @@ class Steps:
         `left`: some elements of what that left.
         `is_gradient_changed_early`: whether something changes it before all of it is summed up over the ranks.
         """
-        found = digest_gradients(parameters)
+        gradient = digest_gradients(parameters)
         self._of_gradient = {
-            "gradient": found,
-            "is_gradient_kept": self._left and _is_same_or_unscaled(self._left, found),
+            "gradient": gradient,
+            "is_gradient_kept": self._left and _is_same_or_unscaled(self._left, gradient),
             "left": self._left and self._left["head"],
             "is_gradient_changed_early": self._is_changed_early or has_hooks(parameters, self._wrapper),
         }
@@ -261,8 +261,8 @@ class Steps:
             norm = original(parameters, *arguments, **named)
             if self.is_read:
                 # clip_grads_with_norm_(parameters, max_norm, total_norm) is told the norm, and returns nothing.
-                told = dict(zip(("max_norm", "total_norm"), arguments, strict=False)) | named
-                self._guard(self._see_clip, told.get("total_norm") if norm is None else norm, told.get("max_norm"))
+                given = dict(zip(("max_norm", "total_norm"), arguments, strict=False)) | named
+                self._guard(self._see_clip, given.get("total_norm") if norm is None else norm, given.get("max_norm"))
             return norm
 
         return clip
