@@ -338,7 +338,7 @@ class Computing:
                         micro.labels_are_mask = True
 
     def _read_loss(self, tensors: Any) -> None:
-        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        loss: Any = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
         is_one = isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._steps.can_read(loss)
         self._steps.add_backward(float(loss.detach()) if is_one else None, self._lines.find())
 
