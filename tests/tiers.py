@@ -62,7 +62,6 @@ LONG = (
     "training/test_compile.py::*[[]inductor[]]",
     # All that the built-in data can give.
     "tasks/data/builtin/test_corpus.py::test_as_many_rows*",
-    "tasks/test_instructions.py::test_the_built_in_instructions*",
     "tasks/test_checked_training.py::test_wrong_trainers*bf16*",
     # Of the presets' models two with dropout stay: a classifier by ddp, instructions by fsdp2.
     "tasks/test_provable_models.py::*[[][!io]*",

@@ -184,7 +184,7 @@ MUTANTS = [
     _mutant(
         "tasks.equivalence.reference.causal_lm:compute_loss_behind",
         lambda of, *a, **k: (lambda found: (found[0] * 1.01, found[1]))(of(*a, **k)),
-        "tasks/equivalence/reference/test_causal_lm.py",
+        "tasks/equivalence/reference/test_update.py",
     ),
     # tasks/records and tasks/reporting
     _mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
         "tasks/reporting/test_verdict.py",
     ),
     _mutant("tasks.reporting.cost:_select_throughput", _times(2), "tasks/reporting/test_cost.py"),
-    _mutant("tasks.reporting.data_files:escape_formula", _first, "tasks/reporting/test_data_files.py"),
+    _mutant("tasks.reporting.data_files:escape_formula", _first, "hostile/test_names.py"),
     _mutant(
         "tasks.reporting.verdict:sort_by_merit",
         lambda of, results: of(results)[::-1],

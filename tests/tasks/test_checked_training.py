@@ -87,24 +87,29 @@ def test_wrong_trainers_fail_by_orders_of_magnitude(project: Path, name: str, pr
     assert name.startswith("moments") or max(one["difference"] / one["tolerance"] for one in figures) > 30
 
 
+@pytest.mark.parametrize(
+    ("key", "changes", "problem"),
+    [
+        ("no memory in the one process", {}, "out of memory"),
+        (None, {"verify.max_gib": 1e-6}, "verify.max_gib allows"),
+    ],
+)
+def test_what_there_is_no_room_for_is_not_checked_and_says_so(
+    project: Path, key: str | None, changes: dict[str, Any], problem: str
+) -> None:
+    if key:
+        patch_project(project, f"tests.tasks.wrong_updates:{key}")
+    change_params(project, changes)
+    found = train(project)
+    assert {one["verdict"] for one in found} == {"not checked"}
+    assert problem in found[0]["problem"]
+
+
 def test_without_memory_both_go_on_with_smaller_micro_batches(project: Path) -> None:
     patch_project(project, "tests.tasks.wrong_updates:no memory on the ranks")
     found = train(project)
     assert list_verdicts(found) == [("passed", None)] * 12
     assert {one["micro_batch_size"] for one in found} == {1}
-
-
-def test_what_the_one_process_has_no_memory_for_is_not_checked_and_says_so(project: Path) -> None:
-    patch_project(project, "tests.tasks.wrong_updates:no memory in the one process")
-    assert {one["verdict"] for one in train(project)} == {"not checked"}
-    assert "out of memory" in checked(project)[0]["problem"]
-
-
-def test_with_little_room_or_none_asked_for_no_update_is_checked(project: Path) -> None:
-    change_params(project, {"verify.max_gib": 1e-6})
-    found = train(project)
-    assert {one["verdict"] for one in found} == {"not checked"}
-    assert "verify.max_gib allows" in found[0]["problem"]
 
 
 def test_a_finished_segment_keeps_its_checks_and_one_more_epoch_checks_only_its_own(project: Path) -> None:

@@ -1,6 +1,7 @@
 """Images from a folder or a tar: their order, what becomes of bad ones, and what a slice of them holds."""
 
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tasks.data.slicing.image_classification import Images
-from tasks.data.sources import image_models, image_rows
+from tasks.data.sources import image_models
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import MAX_PIXELS
 from tasks.download import download_rows
@@ -45,14 +46,12 @@ def params_for(source: str, *, ranges: list[str], heldout: str, size: int = 12) 
 
 def downloaded(params: Params) -> dict[str, Any]:
     """Download the rows to raw/; return their manifest."""
-    source = params.dataset.location
-    download_rows(params, Path("raw"), source_digest=None if params.dataset.kind == "builtin" else digest_of(source))
+    dataset = params.dataset
+    download_rows(
+        params, Path("raw"), source_digest=None if dataset.kind == "builtin" else digest_source(Path(dataset.location))
+    )
     manifest: dict[str, Any] = json.loads(Path("raw/manifest.json").read_text())
     return manifest
-
-
-def digest_of(source: str) -> str | None:
-    return digest_source(Path(source))
 
 
 def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -116,16 +115,15 @@ def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path: Path) -> Non
     folder = write_image_folder(tmp_path / "images", num_per_class=3)
     wide = np.zeros((40, 120, 3), dtype=np.uint8)
     wide[:, :40], wide[:, 40:80], wide[:, 80:] = 10, 100, 250
-    (folder / "left" / "wide.png").write_bytes(encoded(wide))
-    (folder / "left" / "grey.png").write_bytes(encoded(wide[:, :, 0]))
     clear = np.dstack([wide, np.zeros((40, 120), dtype=np.uint8)])
-    (folder / "left" / "clear.png").write_bytes(encoded(clear))
-    places = {file.name: row for row, file in enumerate(list_image_files(folder))}
+    made = {"wide": (wide, 100), "grey": (wide[:, :, 0], 100), "clear": (clear, 255)}
+    for name, (pixels, _) in made.items():
+        (folder / "left" / f"{name}.png").write_bytes(encoded(pixels))
+    names = [file.name for file in list_image_files(folder)]
     downloaded(params_for("path:images", ranges=["0-11"], heldout="11-12"))
     images = sliced("0-12")[0]["images"]
-    assert np.unique(images[places["left/wide.png"]]).tolist() == [100]
-    assert np.unique(images[places["left/grey.png"]]).tolist() == [100]
-    assert np.unique(images[places["left/clear.png"]]).tolist() == [255]
+    for name, (_, value) in made.items():
+        assert np.unique(images[names.index(f"left/{name}.png")]).tolist() == [value], name
 
 
 def _truncated(folder: Path) -> bytes:
@@ -150,8 +148,6 @@ def _claims_too_much(folder: Path) -> bytes:
 BAD: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "truncated": (_truncated, "unreadable"),
     "empty": (lambda folder: b"", "unreadable"),
-    "a text": (lambda folder: b"GIF? no. " * 50, "unreadable"),
-    "a program": (lambda folder: b"\x7fELF" + bytes(500), "unreadable"),
     "bomb": (_bomb, "too_large"),
     "head that claims too much": (_claims_too_much, "unreadable"),
     "16 bit": (lambda folder: encoded(np.full((8, 8), 40_000, dtype=np.uint16)), "depth"),
@@ -164,16 +160,13 @@ def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     (folder / "right" / "bad.png").write_bytes(make(tmp_path))
     names = [file.name for file in list_image_files(folder)]
-    row = names.index("right/bad.png")
     manifest = downloaded(params_for("path:images", ranges=["0-30"], heldout="30-31"))
-    assert manifest["quarantined"] == {fault: 1}
     arrays, facts = sliced("0-31")
-    assert arrays["row_ids"].tolist() == [other for other in range(31) if other != row]
+    assert manifest["quarantined"] == facts["quarantined"] == {fault: 1}
+    left = [row for row in range(31) if names[row] != "right/bad.png"]
+    assert arrays["row_ids"].tolist() == left
     assert len(arrays["images"]) == facts["num_rows"] == 30
-    assert facts["quarantined"] == {fault: 1}
-    assert [CLASS_NAMES[label] for label in arrays["labels"]] == [
-        name.split("/")[0] for name in names if name != "right/bad.png"
-    ]
+    assert [CLASS_NAMES[label] for label in arrays["labels"]] == [names[row].split("/")[0] for row in left]
 
 
 def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path: Path) -> None:
@@ -186,24 +179,17 @@ def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path: Path) 
 
 def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
-    with tarfile.open("packed.tar", "w:gz") as archive:
-        archive.add(folder, arcname=".")
-    with pytest.raises(ValueError, match="no readable tar"):
-        list_image_files(Path("packed.tar"))
     (tmp_path / "broken.tar").write_bytes(write_tar(tmp_path / "whole.tar", folder).read_bytes()[:700])
     with pytest.raises(ValueError, match=r"no readable tar|no images"):
         list_image_files(Path("broken.tar"))
     (folder / "stray.png").write_bytes(encoded(striped("top", 1)))
     with pytest.raises(ValueError, match=r"'stray\.png' is in no class folder"):
         list_image_files(folder)
+    shutil.rmtree(folder / "left")
+    shutil.rmtree(folder / "right")
+    (folder / "stray.png").unlink()
     with pytest.raises(ValueError, match="all images are of one class, 'top'"):
-        list_image_files(_only(tmp_path / "one"))
-
-
-def _only(folder: Path) -> Path:
-    (folder / "top").mkdir(parents=True)
-    (folder / "top" / "1.png").write_bytes(encoded(striped("top", 1)))
-    return folder
+        list_image_files(folder)
 
 
 def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
@@ -217,27 +203,10 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
     assert len(list_image_files(file)) == 6
 
 
-def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_image_folder(tmp_path / "images", num_per_class=4)
-    seen: list[int] = []
-    decode_image = image_rows.decode_image
-    monkeypatch.setattr(image_rows, "decode_image", lambda data, size: seen.append(1) or decode_image(data, size=size))
-    first = downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))
-    assert len(seen) == 12
-    downloaded(params_for("path:images", ranges=["0-6", "8-10"], heldout="6-8"))
-    assert len(seen) == 12
-    (folder / "top" / "000.png").write_bytes(encoded(striped("top", 77)))
-    assert downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))["digest"] != first["digest"]
-    assert len(seen) == 24
-
-
 def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
-    manifest = downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
-    assert manifest["class_names"] == [str(digit) for digit in range(10)]
+    downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
     arrays, _ = sliced("0-1797")
     places = [int(Path(file.name).stem) for file in list_image_files(next(Path(".work/download/digits").iterdir()))]
     digits = load_digits()
@@ -281,10 +250,9 @@ def test_a_vision_transformer_is_made_for_the_size_of_the_images_alone(monkeypat
         store_image_model(own, class_names=CLASS_NAMES, image_size=32)
 
 
-def _save_weights(file: Path, *, kind: str, num_classes: int, wraps: bool = False) -> dict[str, Any]:
-    """Write what torchvision's network of this kind has as a state dict; return it."""
+def _save_weights(file: Path, *, kind: str, num_classes: int) -> dict[str, Any]:
+    """Write what torchvision's network of this kind has as a state dict, inside a checkpoint or not; return it."""
     import torch
-    from safetensors.torch import save_file
     from torchvision.models import get_model
 
     weights: dict[str, Any] = get_model(kind, weights=None, num_classes=num_classes).state_dict()
@@ -292,32 +260,21 @@ def _save_weights(file: Path, *, kind: str, num_classes: int, wraps: bool = Fals
     if file.suffix == ".safetensors":
         save_file(weights, file)
     else:
-        named = {f"module.{name}": part for name, part in weights.items()}
-        torch.save({"epoch": 3, "state_dict": named} if wraps else weights, file)
+        torch.save({"epoch": 3, "state_dict": {f"module.{name}": part for name, part in weights.items()}}, file)
     return weights
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "num_classes", "head"),
-    [
-        ("a.pth", "resnet18", 10, "a new head for 3 classes"),
-        ("b.safetensors", "resnet18", 3, "its own head"),
-        ("c.pt", "resnet50", 10, "a new head for 3 classes"),
-    ],
-)
-def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(
-    name: str, kind: str, num_classes: int, head: str
-) -> None:
+@pytest.mark.parametrize(("name", "num_classes"), [("a.pth", 10), ("b.safetensors", 3)])
+def test_pretrained_weights_of_a_file_become_a_model_with_a_head_for_the_data(name: str, num_classes: int) -> None:
     import torch
 
     from training.workloads.image_classification import load_model
 
-    weights = _save_weights(Path(name), kind=kind, num_classes=num_classes, wraps=name == "c.pt")
+    weights = _save_weights(Path(name), kind="resnet18", num_classes=num_classes)
     model = ModelParams(source=f"path:{name}", name="mine", norm="sync_batch")
     folder = store_image_model(model, class_names=CLASS_NAMES)
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["model_type"], manifest["is_random_weights"]) == (kind, False)
-    assert f"{name} with {head}" in manifest["label"]
+    assert (manifest["model_type"], manifest["is_random_weights"]) == ("resnet18", False)
     found = load_model(folder).state_dict()
     same = {key for key, part in weights.items() if key in found and torch.equal(found[key], part)}
     assert weights.keys() - same == (set() if num_classes == 3 else {"fc.weight", "fc.bias"})
@@ -330,12 +287,10 @@ def test_a_file_of_no_such_weights_is_refused_in_one_line() -> None:
 
     _save_weights(Path("good.pth"), kind="resnet18", num_classes=3)
     _save_weights(Path("deep.pth"), kind="resnet34", num_classes=3)
-    Path("words.pth").write_text("no weights")
     torch.save({"bn1.running_mean": object}, "code.pth")
     for name, norm, message in (
         ("good.pth", None, "model.norm: got None, and good.pth has running statistics .*; allowed: sync_batch"),
         ("deep.pth", "sync_batch", "weights of neither resnet18 nor resnet50 of torchvision"),
-        ("words.pth", "sync_batch", "words.pth: .*allowed: a state dict as torch.save"),
         ("code.pth", "sync_batch", "code.pth: .*allowed: a state dict as torch.save"),
     ):
         with pytest.raises(DataError, match=message):

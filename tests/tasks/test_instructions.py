@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from tasks.data.builtin.corpus import read_instructions
 from tasks.data.slicing import find_slicing
 from tasks.data.sources.row_policy import QUARANTINED
 from tasks.evaluating.heldout_rows import select_rows
@@ -63,19 +62,18 @@ def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, d
     return workload.open_slice(into), facts
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize("names", [("context", "response"), ("input", "output")])
+@pytest.mark.parametrize(
+    ("kind", "context", "response"), [("jsonl", "context", "response"), ("parquet", "input", "output")]
+)
 def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(
-    kind: str, names: tuple[str, str]
+    kind: str, context: str, response: str
 ) -> None:
-    context, response = names
     rows = [{"instruction": row["instruction"], context: row["context"], response: row["response"]} for row in ROWS]
     found, manifest = download(asked({"source": write_source(rows, kind)}))
-    assert [{name: row[name] for name in ("text", "context", "response")} for row in found] == [
-        {"text": row["instruction"], "context": row["context"], "response": row["response"]} for row in ROWS
+    assert [(row["text"], row["context"], row["response"]) for row in found] == [
+        (row["instruction"], row["context"], row["response"]) for row in ROWS
     ]
-    assert manifest["template"] == DOLLY
-    assert (manifest["text_column"], manifest["num_duplicate_rows"]) == (None, 0)
+    assert (manifest["template"], manifest["text_column"]) == (DOLLY, None)
 
 
 def test_columns_of_other_names_are_named_and_a_context_may_be_missing() -> None:
@@ -180,14 +178,6 @@ def test_a_chat_template_that_cannot_be_used_is_refused(tiny_qwen2: Path, templa
         sliced(asked({"source": write_source(ROWS), "template": "chat"}), model)
 
 
-def test_a_template_of_ones_own_places_the_context(tiny_qwen2: Path) -> None:
-    Path("mine.txt").write_text("About: {context}\nQ: {instruction}\nA:\n")
-    found, _ = sliced(asked({"source": write_source(ROWS), "template": "path:mine.txt"}), tiny_qwen2)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
-    prompts = [tokenizer.decode(found.row(row, 10_000)[: found.num_given[row]]) for row in (0, 1)]
-    assert prompts == ["About: \nQ: Say 0.\nA:\n", "About: About the number 1.\nQ: Say 1.\nA:\n"]
-
-
 def test_braces_in_a_text_stay_what_they_are() -> None:
     filled = fill_template("{instruction}|{context}\n", instruction="{context} {x}", context="{instruction}")
     assert filled == "{context} {x}|{instruction}\n"
@@ -198,36 +188,24 @@ def test_braces_in_a_text_stay_what_they_are() -> None:
     [
         ("Q: {question}\n", r"has \{question\}; allowed: \{instruction\} and \{context\}"),
         ("{instruction} {response}\n", r"has \{response\}; .* the response follows the prompt"),
-        ("Q:\n", r"needs \{instruction\} once"),
         ("{instruction}{instruction}\n", r"needs \{instruction\} once"),
         ("{instruction}\nA: ", "ends in a space"),
+        (None, "no text file"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused_in_one_line(text: str, says: str) -> None:
-    Path("mine.txt").write_text(text)
+def test_a_file_that_is_no_template_is_refused_in_one_line(text: str | None, says: str) -> None:
+    if text is not None:
+        Path("mine.txt").write_text(text)
     with pytest.raises(ValueError, match=says):
         read_template("path:mine.txt")
-    with pytest.raises(ValueError, match="no text file"):
-        read_template("path:nowhere.txt")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"template": "dolly2"},
-            r"got 'dolly2' \(did you mean dolly\?\); allowed: dolly, plain, chat, or path:",
-        ),
-        ({"template": None}, "template: got null for instructions"),
-        (
-            {"source": "builtin:docstrings"},
-            "got 'dolly' for builtin:docstrings; allowed: builtin:instructions",
-        ),
+        ({"template": "dolly2"}, r"got 'dolly2' \(did you mean dolly\?\); allowed: dolly, plain, chat, or path:"),
+        ({"source": "builtin:docstrings"}, "got 'dolly' for builtin:docstrings; allowed: builtin:instructions"),
         ({"response_column": "answer"}, "for builtin:instructions; allowed: builtin:instructions without names"),
-        (
-            {"source": "path:a.jsonl", "template": None, "response_column": "a"},
-            "got 'a' without template",
-        ),
         ({"source": "path:a.jsonl", "template": None}, "dataset.template: got None with workload instruction"),
         ({"source": "path:a.jsonl", "text_column": "body"}, "text_column: got 'body' with template"),
         ({"source": "path:a.jsonl", "response_column": "a", "context_column": "a"}, "allowed: a column for each part"),
@@ -238,29 +216,8 @@ def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         asked({"source": "builtin:instructions", **changes})
-    with pytest.raises(ValueError, match=r"dataset\.template: got dolly with workload causal_lm; allowed: none"):
-        asked({"source": "builtin:instructions"}, workload="causal_lm")
-
-
-@pytest.mark.slow
-def test_the_built_in_instructions_are_enough_and_none_is_told_twice() -> None:
-    rows = [row for row, _ in zip(read_instructions(), range(4_000), strict=False)]
-    assert len(rows) == asked({"source": "builtin:instructions"}).dataset.max_rows == 4_000
-    assert len({response for _, _, response in rows}) == 4_000
-    for instruction, context, response in rows:
-        assert instruction.startswith("Explain this function of ")
-        assert context.startswith("def ")
-        assert len(response) >= 60
-
-
-def test_a_slice_whose_prompts_do_not_fit_its_rows_is_refused(tiny_qwen2: Path) -> None:
-    rows, _ = sliced(asked({"source": write_source(ROWS)}), tiny_qwen2)
-    for wrong in (rows.num_given[:-1], np.zeros(20, dtype=np.int64), np.diff(rows.offsets)):
-        np.save("slices/0-20/prompts.npy", wrong)
-        with pytest.raises(ValueError, match="the slice stage makes them anew"):
-            workload.open_slice(Path("slices/0-20"))
 
 
 def test_samples_are_of_prompts_that_are_read_at_a_glance() -> None:
     assert select_rows(np.array([9, 9, 9, 9, 9]), np.array([500, 40, 300, 100, 8])) == [(1, 40), (3, 100), (4, 8)]
-    assert select_rows(np.array([9, 9, 9, 9]), np.array([500, 40, 300, 400])) == [(1, 40), (2, 300), (3, 400)]
+    assert select_rows(np.array([9, 9, 9]), np.array([500, 40, 300])) == [(1, 40), (2, 300), (0, 500)]

@@ -15,11 +15,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen
 from tasks import slice as slicing
 from tasks.data.builtin.corpus import PACKAGES
 from tasks.data.builtin.tiny_models import write_tiny_modernbert
-from tasks.data.sources.models import give_head, store_model
+from tasks.data.sources.models import give_head
 from tasks.params import Params
-from tasks.params.sources import ModelParams
 from tasks.process.failure import DataError
-from tasks.store.kept import MANIFEST
 from tests.tasks.local_rows import ask, download, jsonl
 from tests.tiny import make_tiny_model, with_manifest
 from training.process.files import digest_file
@@ -114,15 +112,8 @@ def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts()
     labelled, manifest = download(asked({"source": "builtin:docstrings", "label": "package"}))
     assert [row["label"] for row in labelled[:12]] == list(PACKAGES)
     assert manifest["class_names"] == sorted(PACKAGES)
-    plain, manifest = download(
-        asked(
-            {"source": "builtin:docstrings"}, workload="causal_lm",
-            model={"source": "builtin:tiny-qwen2", "name": "tiny"},
-        )
-    )  # fmt: skip
+    plain, manifest = download(ask({"source": "builtin:docstrings"}))
     assert [row["text"] for row in plain] == [row["text"] for row in labelled]
-    assert manifest["class_names"] == []
-    assert "label" not in plain[0]
 
 
 @pytest.mark.parametrize(
@@ -130,20 +121,14 @@ def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts()
     [
         ({"dataset": {"source": "builtin:docstrings"}}, "dataset.label: missing; allowed: with workload sequence_cl"),
         ({"workload": "causal_lm"}, "dataset.label: got 'package' with workload causal_lm; allowed: none"),
-        (
-            {"model": {"source": "builtin:tiny-qwen2", "name": "a"}},
-            "model.source: got builtin:tiny-qwen2 with workload",
-        ),
-        ({"dataset": {"source": "builtin:docstrings", "label": "text2"}}, "label: got 'text2'; allowed: package"),
         ({"dataset": {"source": "path:a.jsonl", "label": "text"}}, "label: got 'text'; allowed: the name of another"),
     ],
 )
 def test_params_that_do_not_fit_together_are_refused_before_anything_starts(
     changes: dict[str, Any], message: str
 ) -> None:
-    dataset = changes.pop("dataset", {"source": "builtin:docstrings", "label": "package"})
     with pytest.raises(ValueError, match=message):
-        asked(dataset, **changes)
+        asked(**{"dataset": {"source": "builtin:docstrings", "label": "package"}, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -185,32 +170,6 @@ def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
     assert heldout.count(tokenizer.sep_token_id) == 10, "what looks like the closing token closed a text"
 
 
-def test_other_classes_make_other_slices_and_the_same_ones_are_reused(
-    tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def digest(labels: list[str]) -> str:
-        manifest = slices_of(asked(write_source(labels)), tiny_modernbert, monkeypatch)
-        return str(manifest["slices"]["0-20"]["digest"])
-
-    first = digest(["a", "b"] * 15)
-    assert digest(["b", "a"] * 15) != first
-    assert digest(["a", "b"] * 15) == first
-    assert len(list(Path(".work/slices").iterdir())) == 4
-
-
-def test_the_built_in_classifier_has_learned_nothing_and_is_the_same_each_time(
-    tiny_modernbert: Path, builtin_rows: list[str], tmp_path: Path
-) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_modernbert)
-    assert (type(model).__name__, model.config.num_labels) == ("ModernBertForSequenceClassification", 3)
-    assert sum(part.numel() for part in model.parameters()) < 1_000_000
-    inputs = AutoTokenizer.from_pretrained(tiny_modernbert)(builtin_rows[0], return_tensors="pt", truncation=True)
-    assert model(**inputs).logits.softmax(1).max() < 0.5
-    write_tiny_modernbert(tmp_path / "again", builtin_rows, ["a", "b", "c"])
-    for name in ("model.safetensors", "tokenizer.json", "config.json"):
-        assert digest_file(tmp_path / "again" / name) == digest_file(tiny_modernbert / name), name
-
-
 def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path: Path) -> None:
     for name in ("first", "second"):
         torch.rand(3 if name == "first" else 5)
@@ -225,15 +184,3 @@ def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_pat
     before = model.score.weight.clone()
     give_head(tmp_path / "first", ["x", "y", "z"])  # as many classes: what it has learned stays
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path / "first").score.weight, before)
-
-
-def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_modernbert: Path) -> None:
-    model = ModelParams(source=f"path:{tiny_modernbert}", name="mine")
-    found = store_model(model, class_names=["no", "yes"])
-    config = json.loads((found / "config.json").read_text())
-    assert config["id2label"] == {"0": "no", "1": "yes"}
-    manifest = json.loads((found / MANIFEST).read_text())
-    assert manifest["model_type"] == "modernbert"
-    network = AutoModelForSequenceClassification.from_pretrained(found)
-    assert manifest["num_parameters"] == sum(part.numel() for part in network.parameters())
-    assert network.classifier.out_features == 2

@@ -1,6 +1,5 @@
 import json
 import logging
-import lzma
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,13 +14,12 @@ from transformers import AutoTokenizer
 
 from tasks import slice as slicing
 from tasks.data.row_tokenizer import load_tokenizer
-from tasks.data.slicing import tokens
-from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judge_value
-from tasks.params import Params, load_params
+from tasks.data.sources.row_policy import MAX_CHARACTERS, judge_value
+from tasks.params import load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.manifests import RawManifest
-from tests.tiny import with_manifest
+from tests.tasks.local_rows import ask
 from training.process.files import digest_file
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
@@ -106,18 +104,13 @@ def test_rows_that_are_no_text_are_in_no_slice_and_counted(run_stage: Callable[.
     rows[3], rows[4], rows[22], rows[45] = None, " ", "a\0b", "a\ud800b"
     rows[25] = "x " * MAX_CHARACTERS
     write_rows(rows)
-    manifest = run_stage("0-20", "20-41", heldout="41-60")
-    facts = manifest["slices"]
-    assert facts["0-20"]["quarantined"] == {"null": 1, "blank": 1}
-    assert facts["20-41"]["quarantined"] == {"nul": 1}
-    assert facts["41-60"]["quarantined"] == {"surrogate": 1}
-    assert [facts[part]["num_cut_rows"] for part in facts] == [0, 1, 0]
-    assert [facts[part]["num_special_token_rows"] for part in facts] == [0, 0, 1]
+    facts = run_stage("0-20", "20-41", heldout="41-60")["slices"]
+    assert [one["quarantined"] for one in facts.values()] == [{"null": 1, "blank": 1}, {"nul": 1}, {"surrogate": 1}]
+    assert [one["num_cut_rows"] for one in facts.values()] == [0, 1, 0]
+    assert [one["num_special_token_rows"] for one in facts.values()] == [0, 0, 1]
     assert list(rows_of("0-20")) == [row for row in range(20) if row not in (3, 4)]
     assert list(rows_of("20-41")) == [row for row in range(20, 41) if row != 22]
     assert facts["0-20"]["num_rows"] == 18
-    assert judge_value(rows[25]).fault == CUT
-    assert all(len(tokens) > 1 for part in facts for tokens in rows_of(part).values())
 
 
 def test_a_slice_of_which_no_row_is_left_is_refused(run_stage: Callable[..., Any], texts: list[str]) -> None:
@@ -174,31 +167,11 @@ def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_u
     assert not Path("data/slices").exists()
 
 
-def test_a_slice_that_fails_leaves_the_finished_ones_kept(
-    run_stage: Callable[..., Any], texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(texts)
-    write = tokens.Texts.write
-    monkeypatch.setattr(
-        tokens.Texts, "write", lambda rows, part, folder: 1 / 0 if part.start == 20 else write(rows, part, folder)
-    )
-    with pytest.raises(ZeroDivisionError):
-        run_stage("0-20", "20-40", heldout="40-50")
-    assert [folder.suffix for folder in Path(".work/slices").iterdir()] == [""]
-    monkeypatch.setattr(tokens.Texts, "write", write)
-    run_stage("0-20", "20-40", heldout="40-50")
-    assert list(Path(".work/slices").glob("*.partial")) == []
-
-
-@pytest.mark.parametrize(("ranges", "heldout"), [("0-61", "5-6"), ("0-20", "59-61")])
-def test_slices_that_end_beyond_the_rows_are_refused(project: Path, ranges: str, heldout: str) -> None:
-    def parsed(text: str) -> RowRange:
-        start, end = map(int, text.split("-"))
-        return RowRange(start=start, end=end)
-
-    valid: Params = load_params(project / "presets" / "embedded.yaml")
+@pytest.mark.parametrize(("ranges", "heldout"), [((0, 61), (5, 6)), ((0, 20), (59, 61))])
+def test_slices_that_end_beyond_the_rows_are_refused(ranges: tuple[int, int], heldout: tuple[int, int]) -> None:
+    part, other = (RowRange(start=start, end=end) for start, end in (ranges, heldout))
     # Past the schema, which refuses most of these itself.
-    params = valid.model_copy(update={"ranges": [parsed(ranges)], "heldout": parsed(heldout)})
+    params = ask().model_copy(update={"ranges": [part], "heldout": other})
     with pytest.raises(ConfigurationError, match="row 61 is beyond the 60 rows of builtin:docstrings; allowed: 0-60"):
         slicing.check_extent(params, 60)
 
@@ -218,22 +191,3 @@ def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: 
     tokenizer.backend.encode_special_tokens = False
     with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):
         tokenizer.rows([SPECIAL], row_ids=[3])
-
-
-@pytest.fixture
-def qwen2(folder: Path, real_data: Path) -> Path:
-    """A model folder with the real Qwen2 tokenizer and config, and no weights."""
-    model = folder / "qwen2"
-    model.mkdir()
-    (model / "tokenizer.json").write_bytes(lzma.decompress((real_data / "qwen2-tokenizer.json.xz").read_bytes()))
-    shutil.copy(real_data / "qwen2-tokenizer_config.json", model / "tokenizer_config.json")
-    shutil.copy(real_data / "configs/Qwen2-0.5B-Instruct/config.json", model)
-    return with_manifest(model, num_parameters=0, model_type="qwen2")
-
-
-def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2: Path) -> None:
-    tokenizer = load_tokenizer(qwen2)
-    assert [row.tolist() for row in tokenizer.rows(["Hello world", "<|im_end|>"], row_ids=[0, 1])] == [
-        [9707, 1879, 151645],
-        [27, 91, 318, 6213, 91, 29, 151645],
-    ]

@@ -1,5 +1,6 @@
 """What a segment's content depends on, and what it does not."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,16 @@ def _fingerprints(params: Params, cell: str = "2proc", **facts: str) -> list[str
     return [part.fingerprint for part in plan_segments(cell, params, slices=SLICES, **{**FACTS, **facts})]
 
 
-def test_segments_come_range_by_range_and_epoch_by_epoch_with_their_steps(project: Path) -> None:
+def test_segments_come_range_by_range_and_epoch_by_epoch_and_depend_on_what_came_before(project: Path) -> None:
     segments = plan_segments("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
-    assert [(part.range, part.epoch) for part in segments] == [
-        ("0-20", 1),
-        ("0-20", 2),
-        ("20-40", 1),
-        ("20-40", 2),
-    ]
+    assert [(part.range, part.epoch) for part in segments] == [*product(("0-20", "20-40"), (1, 2))]
     assert [part.num_steps for part in segments] == [2, 2, 2, 2]  # 20 rows, 16 per step
-    assert len({part.fingerprint for part in segments}) == 4
-
-
-def test_one_more_range_leaves_the_earlier_segments_what_they_were(project: Path) -> None:
-    before = _fingerprints(_params(project, train__epochs=1))
-    assert _fingerprints(_params(project, train__epochs=1, ranges=["0-20", "20-40", "40-60"]))[:2] == before
+    before, more, other = (
+        _fingerprints(_params(project, train__epochs=1, ranges=ranges))
+        for ranges in (["0-20", "20-40"], ["0-20", "20-40", "40-60"], ["60-80", "20-40"])
+    )
+    assert more[:2] == before
+    assert len({*more, *other}) == 5
 
 
 @pytest.mark.parametrize(
@@ -74,15 +70,6 @@ def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_
     assert set(_fingerprints(_params(project, **told, train__epochs=3))).isdisjoint(before)
 
 
-def _install(package: str, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = folder / package / version
-    (place / package).mkdir(parents=True)
-    (place / package / "__init__.py").touch()
-    (place / f"{package}-{version}.dist-info").mkdir()
-    (place / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(place)
-
-
 @pytest.mark.parametrize(
     ("package", "changes", "touched"),
     [
@@ -96,26 +83,23 @@ def test_another_version_of_a_package_that_computes_the_update_is_another_segmen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     found = []
-    params = _params(project)
     for version in ("1.0", "1.1"):
-        _install(package, version, tmp_path, monkeypatch)
+        place = tmp_path / version
+        (place / package).mkdir(parents=True)
+        (place / package / "__init__.py").touch()
+        (about := place / f"{package}-{version}.dist-info").mkdir()
+        (about / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(place)
         params = _params(project, **changes)
         found.append({cell: _fingerprints(params, cell) for cell in params.cells})
         # DVC runs the stages of such a cell again, and no others.
         write_snapshots(tmp_path / "stages", params)
         packages = {file.stem: InputsFile.read(file).packages for file in (tmp_path / "stages").glob("*.json")}
-        stages = {"measure", *(f"train@{cell}" for cell in touched)}
-        for name in {"measure", "slice", *(f"train@{cell}" for cell in params.cells)}:
-            assert packages[name] == ({package: version} if name in stages else {}), name
-    assert {cell for cell in params.cells if not set(found[0][cell]) & set(found[1][cell])} == touched
-    assert {cell for cell in params.cells if found[0][cell] != found[1][cell]} == touched
-
-
-def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None:
-    before = _fingerprints(_params(project))
-    after = _fingerprints(_params(project, ranges=["60-80", "20-40"]))
-    assert before[0] != after[0]
-    assert before[1] != after[1]
+        for name in ("measure", "slice", *(f"train@{cell}" for cell in params.cells)):
+            is_touched = name == "measure" or name.removeprefix("train@") in touched
+            assert packages[name] == ({package: version} if is_touched else {}), name
+    assert {cell for cell, first in found[0].items() if not set(first) & set(found[1][cell])} == touched
+    assert {cell for cell, first in found[0].items() if first != found[1][cell]} == touched
 
 
 @pytest.mark.parametrize(

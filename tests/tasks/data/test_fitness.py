@@ -113,7 +113,7 @@ def test_what_the_first_rows_become_is_recorded(tiny_qwen2: Path) -> None:
     assert framed.num_tokens == try_model(dataset={"add_special_tokens": False}).num_tokens + 30
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "roberta", "gemma2", "gpt_neox", "camembert"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
 def test_a_model_without_its_vocabulary_is_refused(kind: str) -> None:
     write_model(kind, tokenizer=None, embedding_size=32, head_dim=8)
     with pytest.raises(DataError, match=r"^model.source path:model: the tokenizer has no vocabulary"):
@@ -124,9 +124,7 @@ def test_a_model_without_its_vocabulary_is_refused(kind: str) -> None:
     ("says", "kind", "more", "changes"),
     [
         ("positions see the tokens", "bert", {}, {}),
-        ("positions see the tokens", "electra", {"embedding_size": 32}, {}),
         ("has positions for 32", "llama", {"max_position_embeddings": 32}, {}),
-        ("has positions for 32", "gpt2", {"max_position_embeddings": 32}, {}),
         ("does not depend on bert.pooler", "big_bird", {"is_decoder": True, "attention_type": "original_full"}, {}),
         ("depends on the rows beside it", "phi3", LONGROPE, {}),
         ("depends on the rows beside it", "fnet", {}, CLASSES),
@@ -142,17 +140,6 @@ def test_a_model_that_cannot_be_trained_so_is_refused(
         try_model(**with_seq_len(128), **changes)
 
 
-def test_an_error_of_the_models_own_code_is_one_line_with_its_class(
-    tiny_qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import LlamaForCausalLM
-
-    write_model("llama", tokenizer=tiny_qwen2)
-    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: [][0])
-    with pytest.raises(DataError, match=r"model: LlamaForCausalLM: cannot be used \(IndexError: list index out of"):
-        try_model()
-
-
 def _gather(params: Params) -> None:
     with gather_inputs(params):
         pass
@@ -162,10 +149,8 @@ def _gather(params: Params) -> None:
 @pytest.mark.parametrize(
     ("says", "kind", "head", "changes"),
     [
-        ("positions see the tokens", "bert", "AutoModelForCausalLM", {}),
         (None, "llama", "AutoModelForCausalLM", {}),
         ("depends on the rows beside it", "fnet", "AutoModelForMaskedLM", CLASSES),
-        (None, "bert", "AutoModelForMaskedLM", CLASSES),
     ],
 )
 def test_a_rehearsal_tries_local_weights_as_download_does(
@@ -195,7 +180,6 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> N
 @pytest.mark.parametrize(
     ("says", "change"),
     [
-        ("the weights lack lm_head.weight", lambda weights: weights.pop("lm_head.weight")),
         ("the weights lack model.norm.weight", lambda weights: weights.update(norm=weights.pop("model.norm.weight"))),
         (
             r"lm_head.weight has the shape \[2000, 32\] in the weights, and \[2048, 32\] by config.json",
@@ -204,10 +188,6 @@ def test_causal_models_are_taken_whatever_they_are_called(tiny_qwen2: Path) -> N
         (
             "model.norm.weight is float8_e4m3fn: quantised weights",
             lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.float8_e4m3fn)}),
-        ),
-        (
-            "model.norm.weight is int8: quantised weights",
-            lambda weights: weights.update({"model.norm.weight": weights["model.norm.weight"].to(torch.int8)}),
         ),
         (
             "the weights have model.layers.3.mlp.up_proj.weight, and config.json has fewer layers",
@@ -253,13 +233,6 @@ def test_a_config_that_asks_for_more_than_a_model_is_refused(
     monkeypatch.setattr(bounded_child, "_SPARE_BYTES", 2**26)
     with pytest.raises(DataError, match=says), BoundedChild() as child:
         try_model(child=child if "id2label" in changes else None)
-
-
-def test_a_tokenizer_that_cannot_be_read_is_refused(tiny_qwen2: Path) -> None:
-    write_model("llama", tokenizer=tiny_qwen2)
-    Path("model/tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"^model.source path:model: tokenizer: cannot be used"):
-        try_model()
 
 
 def _words(*, normalizer: Any = None, words: str = "") -> Tokenizer:

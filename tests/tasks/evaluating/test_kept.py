@@ -31,16 +31,12 @@ def _run(count: Count) -> int:
     return count.number
 
 
-def test_what_was_found_is_found_once(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run(count) == _run(count) == 1
-    monkeypatch.setenv("SOME_NAME", "1")
-    assert _run(count) == 1
-
-
-def test_with_other_arithmetic_by_the_environment_it_is_found_anew(
+def test_what_was_found_is_found_once_unless_the_environment_has_other_arithmetic(
     count: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _run(count)
+    assert _run(count) == 1
+    monkeypatch.setenv("SOME_NAME", "1")
+    assert _run(count) == 1
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
     assert _run(count) == 2
     monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE")

@@ -17,10 +17,7 @@ def test_relative_differences_of_equal_zeros_are_zero() -> None:
 
 
 def test_a_long_curve_is_thinned_to_means_of_neighbouring_steps() -> None:
-    steps = np.arange(1, 100_001)
-    per_point, ends, means = thin_out_losses(steps, steps.astype(np.float64), max_points=1000)
-    assert (per_point, len(ends), ends[0], ends[-1]) == (100, 1000, 100, 100_000)
-    assert means[0] == 50.5
-    steps, losses = np.array([1, 2, 3]), np.array([3.0, 5.0, 9.0])
+    steps = np.array([1, 2, 3])
+    losses = np.array([3.0, 5.0, 9.0])
     assert thin_out_losses(steps, losses, max_points=2) == (2, [2, 3], [4.0, 9.0])
     assert thin_out_losses(steps[:2], losses[:2], max_points=2) == (1, [1, 2], [3.0, 5.0])

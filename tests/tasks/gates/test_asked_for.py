@@ -12,14 +12,6 @@ from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps, ou
 from training.step.schedule import compute_learning_rate
 
 
-def test_rows_and_rates_of_the_second_computation_pass(tmp_path: Path) -> None:
-    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
-    for cell in ("1proc", "2proc"):
-        found = check_steps(outputs, cell)
-        assert found.verdict == "passed", found.compared
-        assert (found.numbers["steps"], found.numbers["seed"]) == (4, 0)
-
-
 def test_an_order_or_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     for cell in ("1proc", "2proc"):

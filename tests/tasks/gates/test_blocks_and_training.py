@@ -44,18 +44,14 @@ def test_a_speedup_that_the_training_has_too_passes(tmp_path: Path, params: dict
     assert judged(tmp_path, params, "1proc").verdict == "passed"
 
 
-@pytest.mark.parametrize("factor", [1.95 / 1.43, 0.70 / 1.43])
-def test_a_published_speedup_that_its_own_turns_do_not_give_fails(
-    tmp_path: Path, params: dict[str, Any], factor: float
-) -> None:
-    write_blocks(tmp_path, speedup=SPEEDUP * factor)
+def test_published_figures_that_the_turns_do_not_give_fail(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_blocks(tmp_path, speedup=SPEEDUP * 1.36)
     found = judged(tmp_path, params)
     assert found.code == "other_speedup"
-    assert (found.numbers["published"], found.numbers["counted"]) == pytest.approx((SPEEDUP * factor, SPEEDUP))
+    assert (found.numbers["published"], found.numbers["counted"]) == pytest.approx((SPEEDUP * 1.36, SPEEDUP))
     # The step times and rates are of blocks, too.
-    fast = arm_blocks("2proc", turn=None, seconds=0.02)
     told = write_blocks(tmp_path)
-    write_blocks(tmp_path, fast, speeds=told.speeds)
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, seconds=0.02), speeds=told.speeds)
     problems = {one.code: one.numbers for one in judged(tmp_path, params).problems}
     assert {"other_throughput", "other_step_time"} <= problems.keys()
     assert problems["other_step_time"]["counted"] == pytest.approx(0.01)

@@ -153,12 +153,6 @@ def test_what_was_compared_is_there_for_machines_and_json_has_no_infinity(
     assert all(numbers.values())
 
 
-def test_more_ranks_than_gpus_say_nothing_about_scaling(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path, device="cuda")
-    edit_json(tmp_path / "machine.json", gpus=[{"name": "H100", "memory_gib": 79.6}])
-    assert failed(gates_of(tmp_path, params)) == [OWN_DEVICE]
-
-
 def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_path: Path) -> None:
     params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
     gates = gates_of(tmp_path, write_comparison(tmp_path, params=params))

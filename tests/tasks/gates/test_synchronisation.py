@@ -23,7 +23,6 @@ def gate_of(folder: Path, params: dict[str, Any]) -> Gate:
     ("cell", "changes", "code", "numbers"),
     [
         ("2proc", {"number": 1}, "too_few_exchanges", {"number": 1, "least": 2}),
-        ("2proc", {"number": 4}, "exchanged_on_every_micro_batch", {"per_step": 2, "least": 2}),
         (
             "2proc",
             {"number": 4, "bucket_bytes": [2000, 2000], "num_bytes": 4000},
@@ -33,7 +32,6 @@ def gate_of(folder: Path, params: dict[str, Any]) -> Gate:
         ("2proc", {"number": 2, "bucket_bytes": [2000, 2000]}, "too_few_exchanges", {"number": 2, "least": 4}),
         ("2proc", {"bucket_bytes": [3000], "num_bytes": 6000}, "other_size", {"held": 3000, "needed": 4000}),
         ("2proc", {"bucket_bytes": []}, "other_size", {"held": 0, "needed": 4000}),
-        ("1proc", {"number": 2}, "one_rank_exchanged", {"number": 2}),
     ],
 )
 def test_any_other_number_of_all_reduces_or_bytes_fails(

@@ -16,7 +16,6 @@ from tasks.machine.gpu_checks import (
     judge_gpus,
 )
 from tasks.machine.gpu_facts import (
-    SWITCHED_OFF,
     GpuMoment,
     GpuProcess,
     LinkFacts,
@@ -110,11 +109,6 @@ def test_the_slowest_of_unlike_links_is_a_warning() -> None:
     one_down = (*three[:2], dataclasses.replace(three[2], nvlinks_active=3))
     check = check_links(one_down, alike)
     assert (check.code, check.numbers["nvlinks_active"]) == ("nvlinks_down", [4, 4, 3])
-
-
-def test_peer_to_peer_that_was_switched_off_is_a_warning() -> None:
-    assert check_links(PAIR, [dataclasses.replace(NO_PEER, peer=SWITCHED_OFF)]).code == "peer_switched_off"
-    assert check_links(PAIR[:1], []).verdict == "ok"
 
 
 def test_the_ranks_of_all_cells_must_fit_on_a_gpu_side_by_side() -> None:

@@ -81,15 +81,6 @@ def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> N
     assert read_free_memory_bytes()[1] == "of the machine"
 
 
-def test_version_1_without_a_memory_limit_is_no_limit(tmp_path: Path) -> None:
-    put(tmp_path, "proc/self/cgroup", "4:memory:/")
-    put(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
-    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
-    assert read_free_memory_bytes()[1] == "of the machine"
-    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "3000")
-    assert read_free_memory_bytes() == (2000, "of the control group")
-
-
 def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
     for cpu, count in ((0, "3"), (1, "4")):
         folder = f"sys/devices/system/cpu/cpu{cpu}"

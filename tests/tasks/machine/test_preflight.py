@@ -105,12 +105,6 @@ def test_every_computing_thread_needs_a_physical_core_within_the_quota() -> None
     assert (quota.code, quota.numbers["quota"], quota.numbers["needed"]) == ("too_few_cores", 1.5, 2)
 
 
-def test_on_cuda_the_loaders_threads_count_too() -> None:
-    assert cores(threads=1, cpus=2, device="cpu").verdict == "ok"
-    assert cores(threads=1, cpus=2, device="cuda").verdict == "warning"
-    assert cores(threads=1, cpus=4, device="cuda").verdict == "ok"
-
-
 def test_a_full_disk_is_found_and_the_folder_need_not_exist(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
     assert check_disk(folder, needed_gib=0.0).verdict == "ok"
@@ -128,14 +122,10 @@ def test_ranks_that_do_not_fit_into_memory_are_found() -> None:
     assert on_gpu.numbers["needed_gib"] == pytest.approx(0.825)
 
 
-def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_verdict_is_fit_unless_a_check_warns() -> None:
     fine = PreflightCheck.judge("a", explain("loud", "{share} of 2", share=1))
     unread = PreflightCheck.not_checked("b", "not_shown", "it is not shown")
     warning = PreflightCheck.judge("c", explain("loud", "{share} of 2", share=9), remedy="do d")
     assert [(one.code, one.numbers) for one in (fine, warning)] == [("ok", {"share": 1}), ("loud", {"share": 9})]
-    with caplog.at_level(logging.INFO):
-        assert judge_checks([fine, unread]).verdict == "fit to measure"
-    assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
-    caplog.clear()
+    assert judge_checks([fine, unread]).verdict == "fit to measure"
     assert judge_checks([fine, warning]).verdict == "not fit to measure"
-    assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]

@@ -6,10 +6,12 @@ It stands in for the ranks and their clock (tasks/measuring/bench.py: Bench): wh
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+from ruamel.yaml import YAML
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.speedups import measure_speedups
@@ -178,41 +180,11 @@ class NoisyMachine:
         ]
 
 
-TROUBLES: Mapping[str, Trouble] = {
-    "none": Trouble(),
-    "drift of the machine": Trouble(drift=0.05),
-    "neighbour half the time that slows both down": Trouble(neighbour=((1.3, 1.3),)),
-    "neighbour half the time": Trouble(neighbour=((1.03, 1.35),)),
-    "neighbour a fifth of the time": Trouble(neighbour=((1.0, 1.5),), neighbour_part=0.2),
-    "neighbour of two levels": Trouble(neighbour=((1.02, 1.18), (1.04, 1.36))),
-    "starts that differ": Trouble(start=0.03),
-    "starts that differ a little": Trouble(start=0.01),
-    "steps that are alike": Trouble(steps_alike=0.8),
-    "stalls": Trouble(stalls=(0.02, 0.02)),
-    "stalls of the whole machine": Trouble(stalls=(0.03, 0.02)),
-    "clocks that fall": Trouble(falling_clock=0.1),
-    "one start in five 10 % slower": Trouble(slow_start=(0.2, 0.1)),
-    "first seconds of a start 5 or 15 % slower": Trouble(cold=(0.05, 0.15)),
-    "one arm shifts by 4 %": Trouble(shift=0.04),
-    "two ranks heat up by 6 %": Trouble(throttled=0.06),
-    "two ranks wander by 4 % in 60 s": Trouble(wander=0.04, wander_seconds=60.0, wanders_alone=True),
-    "unseen job, 3 s in 30": Trouble(
-        neighbour=((1.03, 1.35),), neighbour_part=0.1, neighbour_seconds=30.0, is_seen=False
-    ),
-    "an arm that wanders slowly": Trouble(wander=0.02, wander_seconds=30.0),
-    "rare stalls, twice as often with two ranks": Trouble(stalls=(0.005, 0.01)),
-}
-"""Name -> one trouble; each is there in the measurement from its beginning to its end."""
-
-
-HIDDEN_TROUBLES: Mapping[str, Trouble] = {
-    "stalls, twice as often with two ranks": Trouble(stalls=(0.02, 0.04)),
-    "an arm's own wander": Trouble(wander=0.05),
-    "both arms wander by 4 % in 60 s": Trouble(wander=0.04, wander_seconds=60.0),
-    "neighbour half the time, unseen": Trouble(neighbour=((1.03, 1.35),), is_seen=False),
-    "stalls of two ranks alone": Trouble(stalls=(0.0, 0.03)),
-}
-"""The same, which leave too little trace in a session, so that its interval misses more often than it says."""
+TROUBLES, HIDDEN_TROUBLES = (
+    {name: Trouble(**fields) for name, fields in table.items()}
+    for table in YAML(typ="safe").load(Path(__file__).with_name("troubles.yaml")).values()
+)
+"""Name -> one trouble; the hidden ones leave too little trace in a session."""
 
 
 @dataclass(kw_only=True)

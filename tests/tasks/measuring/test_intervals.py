@@ -9,7 +9,6 @@ from tasks.measuring import intervals
 from tasks.measuring.intervals import estimate_mean, estimate_ratio
 from tasks.records.estimate import Estimate
 
-NUM_EXPERIMENTS = 400
 T_OF_3 = 3.1824
 """Student's quantile of 97.5 % with 3 degrees of freedom, from a table."""
 
@@ -23,8 +22,10 @@ def test_interval_of_one_launch_is_students_over_its_turns() -> None:
 
 def test_interval_of_several_launches_is_students_over_their_means_where_starts_differ() -> None:
     # Turns of a launch are alike to 0.001; the means are 1, 2, 3, 4, whose turns alternate around them.
-    launches = [[mean + 0.001, mean - 0.001, mean + 0.001, mean - 0.001] for mean in (1.0, 2.0, 3.0, 4.0)]
+    launches = [[mean + 0.001, mean - 0.001] * int(mean) for mean in (1.0, 2.0, 3.0, 4.0)]
     found = estimate_mean(launches)
+    # Each launch counts once, however many turns it had.
+    assert found.value == pytest.approx(2.5)
     assert found.high - found.value == pytest.approx(T_OF_3 * math.sqrt(5 / 3) / 2, rel=1e-3)
 
 
@@ -44,31 +45,6 @@ def test_a_ratio_is_that_of_the_means_so_that_a_stall_counts_with_what_it_cost()
     assert found.value / found.low == pytest.approx(found.high / found.value)
     other_way = estimate_ratio([stalled], [quiet])
     assert other_way.value == pytest.approx(1 / found.value)
-
-
-@pytest.mark.parametrize("num_turns", [4, 12, 40])
-def test_a_fixed_number_of_turns_covers_a_ratio(num_turns: int) -> None:
-    covered = []
-    for seed in range(NUM_EXPERIMENTS):
-        random = np.random.default_rng(seed)
-        level = random.lognormal(0, 0.1, size=num_turns)
-        slow, fast = (level * true * random.lognormal(0, 0.05, size=num_turns) for true in (0.15, 0.1))
-        covered.append(estimate_ratio([slow], [fast]).contains(1.5))
-    assert 0.92 <= np.mean(covered) <= 0.985
-
-
-@pytest.mark.parametrize("num_launches", [3, 8])
-@pytest.mark.parametrize("num_turns", [5, 12])
-@pytest.mark.parametrize("of_start", [0.0, 0.03, 0.05])
-def test_launches_cover_whatever_their_starts_do(num_launches: int, num_turns: int, of_start: float) -> None:
-    covered = []
-    for seed in range(NUM_EXPERIMENTS):
-        random = np.random.default_rng(seed)
-        starts = np.exp(of_start * random.normal(size=(2, num_launches, 1)))
-        noise = random.lognormal(0, 0.03, size=(2, num_launches, num_turns))
-        turns = starts * np.array([0.15, 0.1])[:, None, None] * noise
-        covered.append(estimate_ratio(*turns.tolist()).contains(1.5))
-    assert 0.92 <= np.mean(covered) <= 1.0
 
 
 def test_the_interval_of_a_speedup_has_a_floor_that_more_launches_bring_down_and_noise_does_not_raise() -> None:

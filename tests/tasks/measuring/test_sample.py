@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tasks.measure import write_sample
-from tasks.process.failure import DataError
 from tests.tiny import make_slice
 from training.data.batches import open_slice
 
@@ -29,9 +28,3 @@ def test_the_sample_is_the_first_rows_with_a_partial_last_batch(slices: Path, tm
 
 def test_a_short_range_is_taken_whole(slices: Path, tmp_path: Path) -> None:
     assert write_sample(slices / "100-180", tmp_path / "s", num_steps=8, batch_size=32) == ("100-180", 3)
-
-
-def test_a_damaged_slice_is_refused_in_one_line(slices: Path) -> None:
-    (slices / "100-180" / "offsets.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match=r"100-180: .*dvc repro slice"):
-        write_sample(slices / "100-180", slices / "sample", num_steps=2, batch_size=8)

@@ -14,7 +14,6 @@ from tasks.measuring.bench import Bench
 from tasks.measuring.speedups import Speedups, measure_speedups
 from tasks.measuring.timed_comparison import TimedComparison, select_turns_for
 from tasks.measuring.turns import Timed, TimedTurns, is_quiet
-from tasks.records.estimate import Estimate
 from tests.tasks.measuring.noisy_machine import HIDDEN_TROUBLES, TROUBLES, NoisyMachine, Trouble, measure_row
 from training.record.cpu_use import compute_others_share
 
@@ -107,13 +106,6 @@ def test_a_start_burns_in_before_its_turns_count_and_what_burnt_is_kept() -> Non
     assert abs(warm / machine.truth - 1) < 0.025 < abs(early / machine.truth - 1)
 
 
-def test_three_starts_of_two_turns_are_made_whatever_the_time() -> None:
-    found, _ = _measure(TROUBLES["none"], seed=1, max_seconds=0.1, burn_in_seconds=0.0)
-    launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
-    assert launches == [1, 1, 2, 2, 3, 3]
-    assert found.intervals, "wide, but an interval"
-
-
 def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() -> None:
     for seed in range(20):
         found, _ = _measure(
@@ -124,43 +116,6 @@ def test_a_launch_that_is_late_waits_for_two_quiet_turns_rather_than_lose_all() 
         for launch in (1, 2, 3):
             assert numbers.count(launch) <= 6
             assert quiet.count(launch) == 2 or numbers.count(launch) == 6
-
-
-def test_a_launch_has_few_turns_however_long_its_start_took() -> None:
-    for start_seconds in (1.0, 12.0):
-        machine = NoisyMachine(TROUBLES["none"], 1.5, 1, start_seconds=start_seconds)
-        found = _measure_on(machine, half_width=1e-6, max_seconds=120)
-        launches = [block.launch for block in found.timed_turns.blocks["1proc"]]
-        assert {launches.count(launch) for launch in launches} == {4}
-
-
-@pytest.mark.parametrize("trouble", [Trouble(background=0.04), TROUBLES["neighbour a fifth of the time"]])
-def test_what_others_do_beside_a_third_cell_sets_no_pair_aside(trouble: Trouble) -> None:
-    arms = [Arm(name=name, cell=name) for name in ("one", "a", "b", "c", "d", "e")]
-    covered, whole = list[bool](), 0
-    for seed in range(40):
-        machine = NoisyMachine(trouble, 1.5, seed, num_arms=len(arms))
-        found = _measure_on(machine, arms, seed=seed, max_seconds=150)
-        # Blocks with no trouble at all are few among six.
-        whole += len(found.timed_turns.select_quiet(0.05, fewest_of_launch=2).turns) > 0.5 * len(
-            found.timed_turns.turns
-        )
-        covered += [
-            found.intervals[arm.name].contains(machine.truth) for arm in arms[1:] if arm.name in found.intervals
-        ]
-        for arm, interval in found.intervals.items():
-            pair = found.select_quiet(arm)
-            assert set(pair.blocks) == {"one", arm}
-            assert all(is_quiet(block, 0.05) for blocks in pair.turns.values() for block in blocks)
-            assert interval.value == pytest.approx(_mean_by_launch(pair, "one") / _mean_by_launch(pair, arm))
-    assert len(covered) >= 0.85 * 5 * 40
-    assert np.mean(covered) >= 0.91
-    if trouble.background:
-        assert not whole, "no turn is quiet for all six"
-
-
-def _mean_by_launch(timed_turns: TimedTurns, arm: str) -> float:
-    return float(np.mean([np.mean(launch) for launch in timed_turns.list_by_launch(arm)]))
 
 
 def test_a_cell_without_quiet_turns_is_named_and_the_others_have_intervals() -> None:
@@ -248,11 +203,3 @@ def test_what_others_did_during_a_third_cells_blocks_sets_no_turn_aside(monkeypa
         timed_turns.add(_make_block(arm=arm.name, turn=turn, others_share=share))
     assert list(select_turns_for(comparison, timed_turns, two).turns) == list(range(7))
     assert list(select_turns_for(comparison, timed_turns, four).turns) == list(range(5))
-
-
-def test_the_noise_is_that_of_cells_that_count() -> None:
-    found = Speedups(baseline="1proc", most_share=0.05)
-    assert found.counts("1proc")
-    assert found.counts("loud")
-    found.intervals = {"2proc": Estimate(1.5, 1.4, 1.6)}
-    assert [found.counts(name) for name in ("1proc", "2proc", "loud")] == [True, True, False]

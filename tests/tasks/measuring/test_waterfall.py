@@ -117,16 +117,6 @@ def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() 
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "losses"), [([-0.002, 0.0, 0.010, 0.0], [0, 0, 0.008, 0]), ([0.005, 0.003, -0.004], [0.004, 0, 0])]
-)
-def test_ideal_and_measured_stand_where_the_first_or_the_last_part_is_noise(
-    values: list[float], losses: list[float]
-) -> None:
-    found = [Estimate(value=value, low=value - 0.010, high=value + 0.010) for value in values]
-    assert [one.value for one in waterfall_module._compute_losses(found)] == pytest.approx(losses, abs=1e-9)
-
-
 def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         waterfall_module, "_compute_losses", lambda found: [Estimate(value=0, low=0, high=0) for _ in found]

@@ -16,12 +16,6 @@ def _workspace(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_preset_becomes_the_active_comparison() -> None:
-    use_preset("qwen2-arxiv")
-    assert Path("params.yaml").read_bytes() == Path("presets/qwen2-arxiv.yaml").read_bytes()
-    assert not Path("params.yaml.saved").exists()
-
-
 def test_a_preset_whose_data_is_not_there_yet_says_so() -> None:
     said = use_preset("resnet18-imagefolder")
     assert Path("params.yaml").read_bytes() == Path("presets/resnet18-imagefolder.yaml").read_bytes()

@@ -4,14 +4,13 @@ import contextlib
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
-from tasks.params import Params, load_params
+from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError
-from tasks.ranks.cell_ranks import choose_device, make_ranks_config, run_ranks
+from tasks.ranks.cell_ranks import choose_device, run_ranks
 from tests.machines import make_machine
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import parse_config
@@ -44,16 +43,3 @@ def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exi
         run_ranks(parse_config(config), launcher="torchrun", stop=threading.Event(), follow=fill)
     assert caught.value.exit_code == ExitCode.RESOURCES == 4
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "told"), [(None, "cpu", 384), (None, "cuda", 2048), (1000, "cpu", 1000), (64, "cuda", 64)]
-)
-def test_a_chunk_of_the_loss_is_as_large_as_its_device_likes_unless_params_say_so(
-    asked: int | None, device: Literal["cpu", "cuda"], told: int, project: Path, tmp_path: Path
-) -> None:
-    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
-    params = Params.model_validate(raw)
-    params = params.model_copy(update={"train": params.train.model_copy(update={"loss_chunk_rows": asked})})
-    config = make_ranks_config("2proc", params, device=device, base_model=tmp_path, work=tmp_path, segments=[])
-    assert config.loss_chunk_rows == told

@@ -12,7 +12,7 @@ from benchmarks.growth.finished import seal_segment, write_ledger
 from tasks.process.failure import DataError
 from tasks.reporting.collect import collect_results
 from tests.ledgers import read_ledger
-from tests.tasks.reporting.comparison import edit_json, edit_segment, edit_steps, outputs_of, segment_folder
+from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, segment_folder
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,6 @@ def test_a_missing_or_damaged_file_is_named_in_one_line(
         collect_results(outputs_of(tmp_path, params))
     assert str(path) in str(refused.value)
     assert "dvc repro" in str(refused.value)
-
-
-def test_steps_of_all_segments_follow_each_other(tmp_path: Path, params: dict[str, Any]) -> None:
-    run = outputs_of(tmp_path, params).runs["2proc"]
-    assert run.steps.step.tolist() == [1, 2, 3, 4]
-    assert run.steps.loss.tolist() == [4.0, 3.9, 3.8, 3.7]
 
 
 def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
@@ -155,17 +149,6 @@ def test_the_segment_of_another_training_is_refused_whole_as_it_is(tmp_path: Pat
     edit_segment(tmp_path, "2proc", fingerprint="ab" * 32)
     with pytest.raises(DataError, match=r"segment\.json: ValueError: fingerprint is (ab)+, run\.json names (f1)+: ano"):
         outputs_of(tmp_path, params)
-
-
-def test_losses_on_held_out_rows_are_read_from_steps_that_the_receipt_vouches_for(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
-    segment = outputs_of(tmp_path, params).runs["2proc"].segments[0]
-    edit_steps(tmp_path, "2proc", heldout_loss=3.5, heldout_rows="r")
-    assert segment.read_heldout_losses("r") == [(2, 3.5)]
-    (segment.folder / "steps.jsonl").write_text((segment.folder / "steps.jsonl").read_text().replace("3.5", "2.5"))
-    with pytest.raises(DataError, match=r"steps\.jsonl: ValueError: sha256 is "):
-        segment.read_heldout_losses("r")
 
 
 @pytest.mark.parametrize("change", [lambda raw: raw[:-8], lambda raw: raw + bytes(8)])

@@ -51,9 +51,3 @@ def test_the_most_of_all_segments_is_what_a_rehearsal_is_held_against(config: Tr
 @pytest.mark.parametrize("change", [{"micro_batch_size": 2}, {"strategy": "fsdp2"}, {"cell": "other"}], ids=str)
 def test_the_record_of_another_training_is_not(config: TrainingConfig, change: dict[str, Any]) -> None:
     assert find_recorded_gib(replace(config, **change), _CARD) is None
-
-
-def test_nor_is_that_of_another_card(config: TrainingConfig, tmp_path: Path) -> None:
-    assert find_recorded_gib(config, CARDS["H100-80"]) is None
-    _record(tmp_path, config, device="cpu")
-    assert find_recorded_gib(config, _CARD) is None

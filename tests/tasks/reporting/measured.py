@@ -5,19 +5,17 @@ of the 8 ms lost the parts explain 7.8 ms.
 """
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from tasks.records.estimate import Estimate, Speedup, make_speedup
 from tasks.records.measurement import (
     Advice,
-    Advised,
     CellSpeed,
     LinkSpeed,
     LostPart,
     MeasurementFile,
     Preflight,
-    PreflightCheck,
     Waterfall,
 )
 from tasks.reporting.results import Results
@@ -94,49 +92,23 @@ def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Water
     return Waterfall(**content | changes)
 
 
-def advised(
-    change: str, gain: float, verdict: Literal["recommended", "no clear gain", "slower"], patch: str, note: str | None
-) -> Advised:
-    """Return a change that was tried on 2proc."""
-    return Advised(cell="2proc", change=change, patch=patch, gain=estimate(gain, 0.02), verdict=verdict, note=note)
-
-
 def advice() -> Advice:
-    """Return two changes that are recommended, one that is not, and the two together."""
-    larger, smaller = "train:\n  micro_batch_size: 2", "cells:\n  2proc:\n    options: {bucket_mib: 5.0}"
-    changes = "changes every cell, and needs more memory"
-    return Advice(
-        tried=[
-            advised("micro-batches of 2 samples instead of 1", 1.12, "recommended", larger, changes),
-            advised("buckets of 5 MiB", 1.05, "recommended", smaller, None),
-            advised("DDP told that the graph never changes", 1.0, "no clear gain", "cells: {}", None),
-        ],
-        combined=advised(
-            "micro-batches of 2 samples instead of 1 and buckets of 5 MiB",
-            1.17,
-            "recommended",
-            f"{larger}\n{smaller}",
-            changes,
-        ),
-    )
+    """Return two changes of 2proc that are recommended, one that is not, and the two together."""
+    return Advice.model_validate(BY_HAND["advice"])
 
 
 def link(**changes: Any) -> LinkSpeed:
     """Return a link of two ranks at 2 GB/s without latency."""
-    content: dict[str, Any] = {
-        "world_size": 2, "kind": "all_reduce", "backend": "gloo", "num_bytes": 2**26, "seconds": 2**26 * 1e-9,
-        "bus_gb_per_second": 1.0, "latency_seconds": 0.0, "seconds_per_byte": 1e-9,
-    }  # fmt: skip
-    return LinkSpeed(**content | changes)
+    return LinkSpeed(**BY_HAND["link"] | changes)
 
 
 def preflight(warning: str | None = None) -> Preflight:
     """Return a machine that was fit, or one with a warning."""
-    load = PreflightCheck(name="load", verdict="ok", found="others use 0.1 of 2 cores", remedy=None)
-    if warning is not None:
-        load = load.model_copy(update={"verdict": "warning", "found": warning, "remedy": "end what else runs"})
-    checks = [load, PreflightCheck(name="GPU clocks", verdict="not checked", found="no NVIDIA driver", remedy=None)]
-    return Preflight(verdict="fit to measure" if warning is None else "not fit to measure", checks=checks)
+    fit = Preflight.model_validate(BY_HAND["preflight"])
+    if warning is None:
+        return fit
+    load = fit.checks[0].model_copy(update={"verdict": "warning", "found": warning, "remedy": "end what else runs"})
+    return Preflight(verdict="not fit to measure", checks=[load, *fit.checks[1:]])
 
 
 def parts(total: float) -> MemoryParts:

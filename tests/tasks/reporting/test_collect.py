@@ -88,26 +88,11 @@ def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> Non
     params = write_comparison(tmp_path)
     for cell, part, index in product(("1proc", "2proc"), RANGES, range(STEPS_PER_SEGMENT)):
         edit_steps(tmp_path, cell, part, index=index, loss=0.0)
-    evaluation = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
-    for model in evaluation["models"].values():
-        model["loss"] = 0.0
-    edit_json(tmp_path / "evaluation" / "evaluation.json", **evaluation)
     results = collect_results(outputs_of(tmp_path, params))
     assert results.failed_gates == []
     assert "0.0000" in drawn_html_of(results)
     edit_steps(tmp_path, "2proc", RANGES[1], loss=1e-9)
     assert collect_results(outputs_of(tmp_path, params)).failed_gates == ["Loss curves coincide"]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [("{", "Invalid JSON"), ("{}", "Field required"), ('{"scaling": "none"}', "scaling")]
-)
-def test_a_damaged_speed_json_is_one_clear_line(tmp_path: Path, content: str, says: str) -> None:
-    params = write_comparison(tmp_path)
-    (tmp_path / "measurements" / "speed.json").write_text(content)
-    with pytest.raises(DataError, match=f"speed.json.*{says}") as refused:
-        outputs_of(tmp_path, params)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_measurement_of_other_cells_is_refused(tmp_path: Path) -> None:
@@ -154,17 +139,14 @@ def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_
     tmp_path: Path, cells: tuple[str, ...], is_todays: bool
 ) -> None:
     params = write_comparison(tmp_path, params={**PARAMS, "train": {**PARAMS["train"], "eval_every_steps": 2}})
-    digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest
+    digest = outputs_of(tmp_path, params).slices[PARAMS["heldout"]].manifest.digest if is_todays else "others"
     for cell, (part, loss) in product(cells, (("0-8", 3.5), ("8-16", 3.25))):
-        rows = digest if is_todays else "others"
-        edit_steps(tmp_path, cell, part, heldout_loss=loss, heldout_rows=rows, heldout_seconds=0.25)
+        edit_steps(tmp_path, cell, part, heldout_loss=loss, heldout_rows=digest, heldout_seconds=0.25)
     results = collect_results(outputs_of(tmp_path, params))
-    looked = cells if is_todays else ()
-    assert {one.cell: (one.steps, one.losses) for one in results.quality.heldout_curves} == {
-        cell: ([2, 4], [3.5, 3.25]) if cell in looked else ([], []) for cell in params["cells"]
-    }
+    seen = {one.cell: [*zip(one.steps, one.losses, strict=True)] for one in results.quality.heldout_curves}
+    assert seen == {cell: [(2, 3.5), (4, 3.25)] if cell in cells and is_todays else [] for cell in params["cells"]}
     assert ("heldout_curves" in select_charts(results)) == is_todays
-    assert ("no held-out loss in mid-training" in markdown_of(results)) == (len(looked) < 2)
+    assert ("no held-out loss in mid-training" in markdown_of(results)) == ([] in seen.values())
 
 
 def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path: Path) -> None:
@@ -176,17 +158,13 @@ def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path:
 
 
 def test_each_node_has_a_row_and_devices_of_its_own(tmp_path: Path) -> None:
-    other = NODE | {"node_rank": 1, "host": "beta", "address": "10.0.0.2", "gpu_energy_joules": 12_345.0}
     params, run = write_comparison(tmp_path), tmp_path / "runs" / "2proc" / "run.json"
     edit_json(tmp_path / "machine.json", num_cpus=1)
     for num_cpus, verdict in ((1, "passed"), (0, "failed")):
-        edit_json(run, num_nodes=2, nodes=[NODE, other | {"num_cpus": num_cpus}])
+        other = {"node_rank": 1, "host": "beta", "num_cpus": num_cpus, "gpu_energy_joules": 12_345.0}
+        edit_json(run, num_nodes=2, nodes=[NODE, NODE | other])
         results = collect_results(outputs_of(tmp_path, params))
         (gate,) = [one for one in results.gates if "needed" in one.findings[0].numbers]
         assert gate.verdict == verdict
-        assert not lacks(
-            markdown_of(results),
-            "| 2proc | 0 | alpha | 1 | EPYC | 1 | none | 10.0.0.1 (eth0) | n/a |",
-            f"| 2proc | 1 | beta | 1 | EPYC | {num_cpus} | none | 10.0.0.2 (eth0) | 12.3 kJ |",
-            "| 2proc | ddp | 2 on 2 nodes |",
-        )
+        row = f"| 2proc | 1 | beta | 1 | EPYC | {num_cpus} | none | 10.0.0.1 (eth0) | 12.3 kJ |"
+        assert not lacks(markdown_of(results), row, "| 2proc | ddp | 2 on 2 nodes |")

@@ -1,5 +1,4 @@
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 from tasks.reporting import data_files
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import outputs_of
-from tests.tasks.reporting.hostile import hostile
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -23,17 +21,6 @@ def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[
     assert rows[4:] == [("2proc", "1", "4.0"), ("2proc", "2", "3.9"), ("2proc", "3", "3.8"), ("2proc", "4", "3.7")]
 
 
-def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clean_results: Results) -> None:
-    data_files.write_metrics(tmp_path / "metrics.json", clean_results)
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {
-        "state": "not measured",
-        "cell": "1proc",
-        "speedup": None,
-        "tokens_per_second": 6.3,
-        "heldout_loss": 3.25,
-    }
-
-
 def test_epochs_csv_has_a_line_per_cell_and_epoch_and_no_figure_that_compares(
     tmp_path: Path, measured_results: Results, withheld_measured_results: Results
 ) -> None:
@@ -44,11 +31,6 @@ def test_epochs_csv_has_a_line_per_cell_and_epoch_and_no_figure_that_compares(
     assert float(two["loss"]) == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
     metrics = data_files.collect_metrics(withheld_measured_results)
     assert (metrics["state"], metrics["speedup"]) == ("withheld", None)
-
-
-def test_no_name_becomes_a_formula_of_a_spreadsheet(tmp_path: Path, clean_results: Results) -> None:
-    data_files.write_epochs(tmp_path / "epochs.csv", hostile(clean_results))
-    assert rows_of(tmp_path / "epochs.csv")[1]["cell"] == "'=cmd|'/C calc'!A0"
 
 
 def test_a_file_is_replaced_not_written_into(tmp_path: Path) -> None:

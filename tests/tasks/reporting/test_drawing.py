@@ -1,4 +1,3 @@
-import itertools
 import re
 from xml.etree import ElementTree
 
@@ -78,16 +77,3 @@ def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     assert "Withheld" in shown
     assert "“Same parameters on all ranks”" in " ".join(shown)
     assert not any(re.search(r"\d", text) for text in shown)
-
-
-def test_names_of_points_that_lie_together_do_not_stand_on_each_other() -> None:
-    axes = Figure(figsize=(4.7, 3.2), dpi=72, layout="constrained").subplots()
-    points = [(f"cell {number}", 2.0 + 0.01 * number, 1.6 - 0.001 * number) for number in range(6)]
-    axes.set_xlim(0, 3)
-    axes.set_ylim(0, 2)
-    drawing.name_points(axes, [*points, ("far away", 0.2, 0.3)], offset=(8, 4))
-    boxes = [note.get_window_extent() for note in axes.texts]
-    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
-    *places, alone = [note.get_position()[1] for note in axes.texts]
-    assert (places[0], alone) == (4, 4)
-    assert places == sorted(places, reverse=True), "each below the one before"

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tasks.reporting.more_ranks import carry_on, compute_growth
-from tasks.reporting.results import Results
 from tests.tasks.reporting.measured import link
 
 
@@ -40,13 +39,3 @@ def test_a_speedup_is_carried_on_by_what_it_loses() -> None:
     assert carry_on(1.6, ranks=2, more=2, growth=1.0, is_weak=True) == pytest.approx(1.6)
     # What is above linear loses nothing, and is not made more of.
     assert carry_on(2.2, ranks=2, more=4, growth=1.5, is_weak=False) == pytest.approx(4.0)
-
-
-def test_twice_the_most_ranks_are_told_as_a_model_and_not_beyond_a_micro_batch_per_rank(
-    measured_results: Results,
-) -> None:
-    # 42 of 68 ms on 2 ranks; four micro-batches, so that 8 ranks have none for each.
-    (found,) = measured_results.more_ranks
-    assert (found.cell, found.world_size) == ("2proc", 4)
-    assert found.speedup.value == pytest.approx(1 / (0.25 + 1.5 * (42 / 68 - 0.5)))
-    assert found.speedup.low < found.speedup.value < found.speedup.high

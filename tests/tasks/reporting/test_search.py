@@ -1,15 +1,12 @@
 """The report of a search: its figures worked out by hand, its page and its Markdown."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.process.failure import DataError
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch
-from tasks.reporting.search import describe_search, judge_lead, write_search_report
+from tasks.reporting.search import describe_search, judge_lead
 from tests.tasks.reporting.comparison import BY_HAND
 from tests.tasks.reporting.rendered import lacks
 
@@ -51,18 +48,3 @@ def test_trials_at_once_and_ranks_per_trial_are_reckoned_from_what_was_measured(
     assert describe_search(found.model_copy(update={"spread": slow}))[2].endswith("trials at once, by 1.25x.")
     unknown: dict[str, Any] = {"spread": "not asked for", "repeats": [], "runner_up": None}
     assert len(describe_search(found.model_copy(update=unknown))) == 3
-
-
-def test_the_report_stands_alone_and_what_is_read_is_what_was_written(found: SearchFile, tmp_path: Path) -> None:
-    page, markdown, *others = write_search_report(found, tmp_path)
-    assert {file.name for file in others} == {"params.patch", "search.json"}
-    for text in (page.read_text(), markdown.read_text()):
-        assert not lacks(
-            text, *describe_search(found), "train: loss is nan", "not promoted after 1 epoch", "make params"
-        )
-    assert "<img" not in page.read_text()
-    assert SearchFile.read(tmp_path / "search") == found
-    raw = json.loads((tmp_path / "search" / "search.json").read_bytes())
-    (tmp_path / "search" / "search.json").write_text(json.dumps({**raw, "best": "x"}))
-    with pytest.raises(DataError, match=r"search\.json: best: "):
-        SearchFile.read(tmp_path / "search")

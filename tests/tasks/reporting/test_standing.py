@@ -22,7 +22,7 @@ from tests.tasks.reporting.comparison import (
     outputs_of,
     write_comparison,
 )
-from tests.tasks.reporting.measured import advice, advised, arm, measurement, waterfall, write_measurement
+from tests.tasks.reporting.measured import advice, arm, measurement, waterfall, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, markdown_of
 
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
@@ -37,9 +37,9 @@ def write_three(folder: Path, *, num_cpus: int = 2) -> dict[str, Any]:
 
 
 def measured_three() -> MeasurementFile:
-    """Return a measurement of the three, with a change tried on 2proc and one on 4proc."""
-    better = advised("larger buckets", 1.2, "recommended", "cells: {}", None).model_copy(update={"cell": "4proc"})
+    """Return a measurement of the three, with changes tried on 2proc and one on 4proc."""
     tried = advice()
+    better = tried.tried[0].model_copy(update={"cell": "4proc", "change": "larger buckets"})
     return measurement(
         arm("1proc", 1), arm("2proc", 2), arm("4proc", 4, seconds=0.025),
         waterfalls=[waterfall(), waterfall("4proc", 4)],
@@ -57,37 +57,22 @@ def test_one_bad_cell_of_three_withholds_its_own_speedup_only_and_in_every_outpu
     assert (two.speedup, four.speedup) == (given.speedups["2proc"], None)
     found = results.measurement
     assert found is not None
-    assert [cell.speed for cell in results.cells] == list(given.speeds.values())
     assert (found.waterfalls, found.beside) == (given.waterfalls[:1], given.beside)
     assert found.advice is not None
-    assert given.advice is not None
-    assert (found.advice.tried, found.advice.combined) == (given.advice.tried[1:], None)
+    assert [one.cell for one in found.advice.tried] == ["2proc"] * 3
+    assert found.advice.combined is None
     assert [("4proc" in said, "2proc" in said) for said in found.left_out] == [(True, False)] * 2
-    assert [cell.cell for cell in results.cost.cells] == ["1proc", "2proc"] if results.cost else False
     content = results.model_dump(mode="json")
     figures, tags = collect_final_figures(content), make_gate_tags(content)
     assert figures["2proc"]["final/speedup"] == pytest.approx(68 / 42)
     assert not [key for key in figures["4proc"] if "speedup" in key or "efficiency" in key]
     own = "gate.Every rank has a device of its own"
-    assert tags["2proc"][own] == "passed: 2proc 2 of 2 CPUs"
     assert tags[None][own] == tags["4proc"][own]
-    assert tags["4proc"][own].startswith("failed: 4proc needs 4 CPUs")
-    assert (tags["2proc"]["speedup"], tags["4proc"]["speedup"][:8]) == ("proven", "withheld")
-    assert tags[None]["speedup.4proc"] == tags["4proc"]["speedup"]
+    assert (tags["2proc"]["speedup"], tags[None]["speedup.4proc"][:8]) == ("proven", "withheld")
     assert data_files.collect_metrics(results)["cell"] == "2proc"
     card = render_model_card(results, cell="4proc", repo_id=None, checkpoints=[])
-    assert not lacks(card, "1.62", "4proc is withheld: “Every rank has a device of its own” failed")
-    assert lacks(card, "2.72", "2.50x") == ["2.72", "2.50x"]  # 68 / 25 and 10 / 4
-
-
-def test_a_failed_gate_of_the_baseline_withholds_all(tmp_path: Path) -> None:
-    params = write_three(tmp_path, num_cpus=4)
-    edit_segment(tmp_path, "1proc", data_wait_seconds=3.0)
-    results = collect_results(outputs_of(tmp_path, params))
-    assert [cell.standing.state for cell in results.cells] == ["withheld"] * 3
-    assert {cell.standing.reason for cell in results.cells} == {results.cells[0].standing.reason}
-    assert results.is_withheld
-    assert results.cost is None
+    # 68 / 25 and 10 / 4.
+    assert lacks(card, "1.62", "2.72", "2.50x") == ["2.72", "2.50x"]
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
@@ -104,7 +89,6 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
     assert found.code == "no_update_checked"
     assert results.verdict.startswith("Unproven (“Update equivalence” was not checked): 2proc trains 1.")
-    assert not lacks(results.verdict, found.compared, "21 of 22")
     assert "<span>speedup, unproven</span>" in html_of(results)
     card = render_model_card(results, cell="2proc", repo_id=None, checkpoints=[])
     for text in (markdown_of(results), card):
@@ -113,19 +97,13 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {found.compared}"
     metrics = data_files.collect_metrics(results)
     assert (metrics["state"], metrics["speedup"]) == ("unproven", None)
-    data_files.write_epochs(tmp_path / "epochs.csv", results)
-    lines = (tmp_path / "epochs.csv").read_text().splitlines()
-    assert [line.split(",")[2] for line in lines] == ["state", "proven", "unproven"]
     figures = collect_final_figures(results.model_dump(mode="json"))["2proc"]
-    assert figures["final/unproven_speedup"] == results.cells[1].speedup.value
     compared = [key for key in figures if any(word in key for word in ("speedup", "efficiency", "karp"))]
     assert len(compared) == 5
     assert all(key.startswith("final/unproven_") for key in compared)
     for name, chart in drawing.select_charts(results).items():
         shown = drawing.show_chart(name, chart, results)
         assert ("Unproven: 2proc." in shown.caption) == chart.NEEDS_SPEEDUP, name
-    chart = drawing.find_charts()["speedup"]
-    assert "unproven: 2proc<" in drawing.draw_svg("speedup", chart, results).partition("</desc>")[2]
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +164,15 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     }  # fmt: skip
 
 
-def test_a_gates_own_verdict_follows_from_its_findings() -> None:
-    def gate(*verdicts: Any) -> Gate:
-        found = [CellFinding(cell=f"c{n}", verdict=one, compared=f"c{n} {one}") for n, one in enumerate(verdicts)]
-        return Gate(name="A gate", question="Does it hold?", findings=found)
-
-    assert gate("passed", "not checked", "failed", "failed").verdict == "failed"
-    assert gate("passed", "not checked", "failed", "failed").compared == "c2 failed; c3 failed"
-    assert [gate(*one).verdict for one in (("passed", "not checked"), ("passed",) * 2, ())] == [
-        "not checked", "passed", "not checked",
-    ]  # fmt: skip
-    assert Gate.model_validate(gate("failed").model_dump()) == gate("failed")
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        (("passed", "not checked", "failed"), "failed"),
+        (("passed", "not checked"), "not checked"),
+        (("passed", "passed"), "passed"),
+        ((), "not checked"),
+    ],
+)
+def test_a_gates_own_verdict_follows_from_its_findings(verdicts: tuple[Any, ...], verdict: str) -> None:
+    found = [CellFinding(cell=f"c{number}", verdict=one, compared=one) for number, one in enumerate(verdicts)]
+    assert Gate(name="A gate", question="Does it hold?", findings=found).verdict == verdict

@@ -38,14 +38,11 @@ def test_longer_micro_batches_and_moments_are_no_lag() -> None:
     assert slowest.times_as_long == pytest.approx(1.0)
     assert not slowest.is_straggler
     own[3, 1] += 30.0
-    slowest = find_slowest_rank(_steps(own, positions))
-    assert slowest is not None
-    assert not slowest.is_straggler
+    assert not getattr(find_slowest_rank(_steps(own, positions)), "is_straggler", None)
     own[:, 1] *= 2.5
     slowest = find_slowest_rank(_steps(own, positions))
     assert slowest is not None
-    assert slowest.is_straggler
-    assert slowest.rank == 1
+    assert (slowest.is_straggler, slowest.rank) == (True, 1)
     assert slowest.times_as_long == pytest.approx(2.5, rel=0.05)
 
 
@@ -63,12 +60,9 @@ def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers() -> None:
         assert not slowest.is_straggler, slowest
 
 
-def test_one_rank_alone_and_ranks_that_do_not_say_have_none() -> None:
+def test_one_rank_ranks_that_do_not_say_and_too_few_steps_are_no_evidence() -> None:
     assert find_slowest_rank(_steps([[0.2]] * 4)) is None
     assert find_slowest_rank(_steps([[0.0, 0.0]] * 4)) is None
-
-
-def test_too_few_steps_are_no_evidence() -> None:
     slowest = find_slowest_rank(_steps([[0.2, 0.6]] * 7))
     assert slowest is not None
     assert (slowest.times_as_long, slowest.is_straggler) == (pytest.approx(3.0), False)

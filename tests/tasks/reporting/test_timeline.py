@@ -22,8 +22,7 @@ def test_the_page_has_each_rank_on_one_clock_and_nothing_twice() -> None:
 
 
 def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: Path) -> None:
-    for _ in range(2):
-        write_timelines(tmp_path / "timelines", {**STEP, "../1proc": []})
+    write_timelines(tmp_path / "timelines", {**STEP, "../1proc": []})
     (file,) = (tmp_path / "timelines").glob("*.gz")
     before = file.read_bytes()
     events = json.loads(gzip.decompress(before))["traceEvents"]
@@ -31,8 +30,7 @@ def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: P
         "rank 0", "host 1", "exchange", "rank 1", "exchange",
     ]  # fmt: skip
     timed = [(one["pid"], one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X"]
-    assert (0, "aten::mm", 10.0, 300.0) in timed
-    assert (1, "gloo:all_reduce", 800.0, 600.0) in timed
+    assert {(0, "aten::mm", 10.0, 300.0), (1, "gloo:all_reduce", 800.0, 600.0)} <= set(timed)
     write_timelines(tmp_path / "timelines", STEP)
     assert file.read_bytes() == before
     write_timelines(tmp_path / "timelines", {})

@@ -115,18 +115,6 @@ def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
     assert not lacks(verdict, "Not measured: 1proc 6.80 s per epoch", "a speedup needs a second cell")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: Path, device: str) -> None:
-    params = write_comparison(tmp_path, device=device)
-    edit_json(tmp_path / "raw" / "manifest.json", kind="hub", label="arXiv abstracts")
-    edit_json(tmp_path / "base_model" / "manifest.json", kind="hub", is_random_weights=False)
-    label = collect_results(outputs_of(tmp_path, params)).label
-    assert (label is None) == (device == "cuda")
-    assert label is None or (
-        not lacks(label, "1,000 parameters", "arXiv abstracts", "about GPUs") and "random" not in label
-    )
-
-
 def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_mend_it(
     withheld_measured_results: Results,
 ) -> None:

@@ -1,22 +1,9 @@
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tasks.data.builtin.tiny_models import END_OF_TEXT, VOCAB_SIZE, write_tiny_qwen2
-
-
-def test_the_model_loads_as_a_qwen2_of_about_a_million_fp32_parameters(tiny_qwen2: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2)
-    assert type(model).__name__ == "Qwen2ForCausalLM"
-    assert 800_000 < sum(part.numel() for part in model.parameters()) < 1_300_000
-    assert {part.dtype for part in model.parameters()} == {torch.float32}
-    assert model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
-    with safe_open(tiny_qwen2 / "model.safetensors", framework="np") as weights:
-        stored = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
-    assert stored == sum(part.numel() for part in model.parameters())
 
 
 def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
@@ -29,14 +16,6 @@ def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     num_tokens = sum(len(tokenizer(text).input_ids) for text in builtin_rows)
     assert 3.0 < sum(map(len, builtin_rows)) / num_tokens < 6.0
-
-
-def test_auto_tokenizer_splits_text_as_the_stored_tokenizer_does(tiny_qwen2: Path, builtin_rows: list[str]) -> None:
-    """AutoTokenizer puts Qwen2's own pre-tokenizer in place of another one, whatever tokenizer.json says."""
-    stored = Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json"))
-    loaded = AutoTokenizer.from_pretrained(tiny_qwen2)
-    for text in [*builtin_rows[:50], "  1234 five\n\n  don't"]:
-        assert loaded(text, add_special_tokens=False).input_ids == stored.encode(text, add_special_tokens=False).ids
 
 
 def test_the_same_rows_give_the_same_bytes_whatever_the_random_state(

@@ -56,32 +56,26 @@ def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(no
 
 
 def test_a_bundle_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
-    model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40")
-    told = make_config(tmp_path / "work", model, [rows], epochs=2)
+    model, rows, work = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40"), tmp_path / "work"
+    told = make_config(work, model, [rows], epochs=2)
     first, second = (segment["fingerprint"] for segment in told["segments"])
     write_json(tmp_path / "config.json", told)
-    for folder, fingerprint in ((f"segments/{first}", first), (f"partial/{second}/step-00000004", second)):
-        with seal_folder(tmp_path / "work" / folder, fingerprint=fingerprint, facts={}) as being_made:
-            (being_made / "weights.pt").write_bytes(folder.encode())
+    segment, step = work / f"segments/{first}", work / f"partial/{second}/step-00000004"
+    for folder, fingerprint in ((segment, first), (step, second)):
+        with seal_folder(folder, fingerprint=fingerprint, facts={}) as being_made:
+            (being_made / "weights.pt").write_bytes(fingerprint.encode())
     bundle = JobBundle(tmp_path / "config.json")
     assert {
-        "code/training/loop.py",
-        "code/tasks/ranks/cluster/node.py",
-        "data/0/model.safetensors",
-    } <= bundle.files.keys()
-    assert {f"work/segments/{first}/receipt.json", f"work/partial/{second}/step-00000004/weights.pt"} <= set(
-        bundle.files
-    )
-    config = bundle.make_config(Path("/there"))
-    assert (config["work_dir"], config["model_dir"]) == ("/there/work", "/there/data/0")
-    assert {segment["slice_dir"] for segment in config["segments"]} == {"/there/data/1"}
-    # A checkpoint that is not whole is none.
-    (tmp_path / "work" / f"partial/{second}/step-00000004" / "weights.pt").write_bytes(b"damaged")
-    assert list(list_checkpoints(tmp_path / "work", told)) == [tmp_path / "work" / "segments" / first]
-    (tmp_path / "work" / f"segments/{first}" / "weights.pt").unlink()
-    assert len(list(list_checkpoints(tmp_path / "work", {**told, "keep": "last"}))) == 1
-    (tmp_path / "work" / f"segments/{first}" / "weights.pt").write_bytes(b"damaged")
-    assert list(list_checkpoints(tmp_path / "work", told)) == []
+        "code/training/loop.py", "code/tasks/ranks/cluster/node.py", "data/0/model.safetensors",
+        f"work/segments/{first}/receipt.json", f"work/partial/{second}/step-00000004/weights.pt",
+    } <= bundle.files.keys()  # fmt: skip
+    # A checkpoint that is not whole is none; of a finished segment weights may be dropped, not damaged.
+    (step / "weights.pt").write_bytes(b"damaged")
+    assert list(list_checkpoints(work, told)) == [segment]
+    (segment / "weights.pt").unlink()
+    assert list(list_checkpoints(work, {**told, "keep": "last"})) == [segment]
+    (segment / "weights.pt").write_bytes(b"damaged")
+    assert list(list_checkpoints(work, told)) == []
 
 
 @pytest.mark.parametrize("name", list_file_names("training/workloads"))
