@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from tests.hostile.conftest import ParamsCommand
+from tests.hostile.conftest import check_params, require_one_line
 from tests.tasks.test_params import BAD, GOOD, WHOLE_FILES
 
 TOKEN = "hf_" + "Canary0" * 5
@@ -61,29 +61,27 @@ MORE_FILES = {
 }
 
 
-def test_the_whole_file_itself_is_good(command: ParamsCommand) -> None:
-    assert command.check(WHOLE.encode()).code == 0
-    assert command.check(_dumped(_LOADED)).code == 0
+def test_the_whole_file_itself_is_good() -> None:
+    assert check_params(WHOLE.encode()) == check_params(_dumped(_LOADED)) == ""
 
 
 @pytest.mark.parametrize("case", [*BAD, *MORE_BAD])
-def test_a_bad_value_ends_with_2_and_one_line(case: str, command: ParamsCommand) -> None:
+def test_a_bad_value_ends_with_2_and_one_line(case: str) -> None:
     old, new, named = {**BAD, **MORE_BAD}[case]
     # One that brings a section which WHOLE has already.
     whole = GOOD if case in BAD and re.search(rf"^({'|'.join(_LOADED)}):", new, re.MULTILINE) else WHOLE
     assert old in whole
-    ending = command.check(whole.replace(old, new, 1).encode())
-    assert ending.code == 2
+    said = check_params(whole.replace(old, new, 1).encode())
     for part in named:
-        assert any(word in ending.said for word in part.split("|")), ending.said
+        assert any(word in said for word in part.split("|")), said
     for secret in (TOKEN, "secret-word"):
-        assert secret not in ending.said
+        assert secret not in said
 
 
 @pytest.mark.parametrize("case", [*WHOLE_FILES, *MORE_FILES])
-def test_a_file_that_is_no_params_file_ends_with_2_and_one_line(case: str, command: ParamsCommand) -> None:
+def test_a_file_that_is_no_params_file_ends_with_2_and_one_line(case: str) -> None:
     content = MORE_FILES[case] if case in MORE_FILES else WHOLE_FILES[case][0]
-    assert command.check(content).code == 2
+    assert check_params(content)
 
 
 _PATHS: list[tuple[str, ...]] = []
@@ -136,8 +134,8 @@ _fuzz = settings(deadline=None, database=None, suppress_health_check=list(Health
 @pytest.mark.slow
 @settings(_fuzz, max_examples=200)
 @given(content=_swapped())
-def test_any_value_anywhere_is_accepted_or_refused_in_one_line(content: bytes, command: ParamsCommand) -> None:
-    command.check(content)
+def test_any_value_anywhere_is_accepted_or_refused_in_one_line(content: bytes) -> None:
+    check_params(content)
 
 
 SAMPLE = ["python call", "billion laughs"]
@@ -158,7 +156,7 @@ def test_the_command_itself_ends_with_2_within_two_seconds(case: str, tmp_path: 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ParamsCommand._check_line(done.stderr)
+    require_one_line(done.stderr)
     assert (done.returncode, done.stdout) == (2, "")
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
