@@ -1,8 +1,8 @@
 """A plugin of pytest: writes the name of every test that fails, and of every file that cannot be read as tests, a line
-each, to the file that the environment names."""
+each, to the file that the environment names. Beside workers a name may come twice.
+"""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,25 +10,11 @@ FAILED_FILE = "DDP_COMPARE_FAILED"
 """Variable of the environment: where to."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Have failures listed by the process that hears of all of them, and not by workers as well."""
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Lister(Path(os.environ[FAILED_FILE])))
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Note a test whose set-up, call or tear-down failed, whose worker ended, or a file that cannot be imported."""
+    if report.failed:
+        with open(os.environ[FAILED_FILE], "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
 
 
-class _Lister:
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test whose set-up, call or tear-down failed, or whose worker ended."""
-        self._note(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that cannot be imported: none of its tests is run, and beside workers the others are."""
-        self._note(report)
-
-    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(f"{report.nodeid}\n")
+pytest_collectreport = pytest_runtest_logreport
