@@ -213,7 +213,7 @@ class Search:
         figures: Figures = {None: {}}
         figures |= {name: {"final/heldout_loss": loss} for name, loss in self.heldout.items()}
         files = {str(file.relative_to(_REPORTS)): file for file in report}
-        final = Report(files=files, figures=figures, tables={}, tags={None: {}})
+        final = Report(files=files, figures=figures, tags={None: {}})
         send_trials(self.params, search, self.runs, final if report else None)
 
 

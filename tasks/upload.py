@@ -22,8 +22,6 @@ from tasks.reporting.document import Revision, collect_metrics, render_model_car
 from tasks.reporting.results import Results, read_results
 from tasks.services import publishing
 from tasks.services.hub_calls import has_token
-from tasks.services.tracked import PublishedModel
-from tasks.services.tracker import register_published
 from tasks.store.kept import link_file
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_file
@@ -323,12 +321,6 @@ def _main() -> None:
     revisions = stage_revisions(params, sources, arguments.staged)
     snapshot.require_unchanged()
     receipt = _publish(params, arguments.staged, manifest, revisions)
-    if receipt.url is not None:
-        published = PublishedModel(
-            name=params.name, cell=receipt.cell, source=receipt.url,
-            results_digest=digest_file(arguments.reports / "results.json"),
-        )  # fmt: skip
-        register_published(params, published)
     receipt.write(arguments.receipt)
 
 

@@ -1,10 +1,8 @@
-"""The final figures that a tracker is told, and its tables: no name says proven of what is not."""
+"""The final figures that a tracker is told: no name says proven of what is not."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Rows = list[dict[str, Any]]
-"""A table: every row has the same columns."""
 Figures = dict[str | None, dict[str, float]]
 """The final figures of each cell's run, by name, and under None of the comparison's."""
 
@@ -56,29 +54,3 @@ def _collect_measured_figures(cell: Mapping[str, Any]) -> dict[str, float | None
             f"{doubt}karp_flatt": speedup["karp_flatt"],
         }
     return figures
-
-
-def make_tables(results: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return the tables that stand in the comparison's run: name -> rows, each of the same columns.
-
-    A figure that is withheld, or that nobody measured, is None.
-    """
-    figures = collect_final_figures(results)
-    names = sorted({key for cell, figure in figures.items() if cell is not None for key in figure})
-    return {
-        "gates": [
-            {"name": gate["name"], **{key: finding[key] for key in ("cell", "verdict", "compared")}}
-            for gate in results["gates"]
-            for finding in gate["findings"]
-        ],
-        "cells": [
-            {
-                "cell": cell["cell"],
-                "world_size": cell["world_size"],
-                "state": cell["standing"]["state"],
-                **{key.removeprefix("final/"): figures[cell["cell"]].get(key) for key in names},
-            }
-            for cell in results["cells"]
-        ],
-        "epochs": [{"cell": cell["cell"], **epoch} for cell in results["cells"] for epoch in cell["epochs"]],
-    }

@@ -13,7 +13,7 @@ from tasks.params import Params
 from tasks.records.facts import Record
 from tasks.records.manifests import MachineFile, SlicesManifest
 from tasks.records.run import CellFacts, read_segment, require_sealed
-from tasks.services.final_figures import Figures, Rows, collect_final_figures, make_tables
+from tasks.services.final_figures import Figures, collect_final_figures
 from training.process.files import digest_file, digest_json
 from training.record.ledger_file import STEPS, count_targets
 
@@ -48,21 +48,6 @@ STEP_ANCHOR, EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
 """Every point has one of these metrics and is stored whole or not at all: it tells which points a store has."""
 
 
-class TrackedRows(Record):
-    """Rows that a comparison learns from or is evaluated on."""
-
-    name: str
-    """Data set and range."""
-    digest: str
-    """sha256 of what stands in them."""
-    source: str
-    """Where they come from, as params.yaml says it."""
-    num_rows: int
-    """Rows."""
-    context: str
-    """training or evaluation."""
-
-
 class TrackedComparison(Record):
     """What the run of a comparison is; where it is kept, which may hold credentials, is no part of it."""
 
@@ -76,8 +61,6 @@ class TrackedComparison(Record):
     """Identity: a comparison with the same digest goes on in the same run."""
     facts: dict[str, str]
     """Parameters and facts about the machine, one level deep."""
-    rows: list[TrackedRows] = []
-    """What it learns from, and what it is evaluated on; part of the digest already."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +79,6 @@ class Point:
         return EPOCH_ANCHOR in self.values, self.step
 
 
-class PublishedModel(Record):
-    """What of a comparison stands on the Hub."""
-
-    name: str
-    """Name of the comparison."""
-    cell: str
-    """The cell whose weights they are."""
-    source: str
-    """Address of the commit."""
-    results_digest: str
-    """sha256 of the results.json that was published with it: the run that has the same is where it comes from."""
-
-
 @dataclass(frozen=True)
 class Report:
     """What a finished comparison came to."""
@@ -117,8 +87,6 @@ class Report:
     """Path inside the report -> file."""
     figures: Figures
     """The final figures; a withheld one is absent, an unproven one has another name."""
-    tables: dict[str, Rows]
-    """Name -> rows; a withheld figure is None."""
     tags: Tags
     """Gates and what they leave of the speedups."""
     system: dict[str, list[Point]] = field(default_factory=dict)
@@ -138,10 +106,6 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
     """
     content = params.model_dump(mode="json", exclude={"tracking", "upload", "description", "search"})
     facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
-    source = params.dataset.source
-    rows = [(str(part), str(part), source, "training") for part in params.ranges]
-    other = params.dataset.heldout_source or source
-    rows.append((params.heldout_name, params.heldout_title, other, "evaluation"))
     identity = {
         "params": content,
         "numerics": run.numerics_version,
@@ -157,16 +121,6 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         facts=flatten(
             {**content, "machine": facts.model_dump(exclude={"file_version"}), "numerics_version": run.numerics_version}
         ),
-        rows=[
-            TrackedRows(
-                name=f"{source} {title}",
-                digest=parts[name].digest,
-                source=own,
-                num_rows=parts[name].num_rows,
-                context=context,
-            )
-            for name, title, own, context in rows
-        ],
     )
 
 
@@ -220,8 +174,8 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
                 if value is not None
             }
             system.setdefault(item["cell"], []).append(Point(step, round(reading["started_at"] * 1000), values))
-    tables, tags = make_tables(results), make_gate_tags(results)
-    return Report(files=files, figures=collect_final_figures(results), tables=tables, tags=tags, system=system)
+    figures, tags = collect_final_figures(results), make_gate_tags(results)
+    return Report(files=files, figures=figures, tags=tags, system=system)
 
 
 def make_gate_tags(results: Mapping[str, Any]) -> Tags:

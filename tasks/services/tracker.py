@@ -18,7 +18,6 @@ from tasks.records.run import CellFacts, RunFile
 from tasks.records.stage_file import StageFile
 from tasks.services.follower import Follower, Followers, attempt_within, send_segments
 from tasks.services.tracked import (
-    PublishedModel,
     Report,
     TrackedComparison,
     collect_report,
@@ -34,8 +33,6 @@ PENDING = Path(".work/tracking/pending.json")
 """The comparison whose last report some tracker missed; the next report or `make mlflow` sends it."""
 REPORT_SECONDS = 300.0
 """At most, for sending a whole report."""
-REGISTER_SECONDS = 60.0
-"""At most, for telling a registry of a model."""
 
 
 class PendingReport(StageFile):
@@ -115,20 +112,6 @@ def send_report(
     digests = {folder: digest_file(RunFile.path_in(folder)) for folder in cells}
     PendingReport(comparison=comparison, trackers=missed, reports=reports, cells=digests).write(PENDING)
     return False
-
-
-def register_published(params: Params, published: PublishedModel) -> None:
-    """Have MLflow's registry point at what was published; a failure is one warning line."""
-    if "mlflow" not in params.tracking.kinds:
-        return
-    from tasks.services.trackers import mlflow
-
-    experiment, uri = params.tracking.experiment, mlflow.choose_uri(params.tracking.uri)
-    _, problem = attempt_within(REGISTER_SECONDS, mlflow.register_model, published, experiment, uri)
-    if problem is not None:
-        _log.warning("mlflow: %s; what was published is not registered there", problem)
-    else:
-        _log.info("mlflow: registered as a version of the model %s", published.name)
 
 
 def send_trials(

@@ -16,13 +16,10 @@ from tasks.services.tracked import (
     STEP_ANCHOR,
     Figures,
     Point,
-    PublishedModel,
     Report,
-    Rows,
     TrackedComparison,
-    TrackedRows,
 )
-from training.process.files import digest_file, digest_json
+from training.process.files import digest_json
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -69,25 +66,6 @@ def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
     return _Runs(comparison, uri)
 
 
-def register_model(published: PublishedModel, experiment: str, uri: str) -> None:
-    """Add a version to the registered model of the comparison's name, below the cell's run, unless it has this one."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    result = client.get_experiment_by_name(experiment)
-    named = {"ddp_compare.results": published.results_digest, "ddp_compare.cell": published.cell}
-    wanted = " and ".join(f"tags.\"{tag}\" = '{text}'" for tag, text in named.items())
-    runs = client.search_runs([result.experiment_id], filter_string=wanted) if result else []
-    # What a name of a registered model may not have.
-    name = published.name.replace("/", "-").replace(":", "-")
-    with contextlib.suppress(MlflowException):  # it is there
-        client.create_registered_model(name)
-    if published.source not in [version.source for version in client.search_model_versions(f"name = '{name}'")]:
-        run_id, tags = runs[0].info.run_id if runs else None, {"ddp_compare.cell": published.cell}
-        client.create_model_version(name, published.source, run_id=run_id, tags=tags)
-
-
 def find_runs_page(uri: str, experiment: str) -> str:
     """Return the path of the page that lists an experiment's runs: by itself MLflow opens an empty page of traces.
 
@@ -103,20 +81,6 @@ def find_runs_page(uri: str, experiment: str) -> str:
     view = json.dumps({"selectedColumns": columns, "columnOrder": columns, "columnWidths": widths})
     client.set_experiment_tag(result.experiment_id, f"mlflow.sharedViewState.{_VIEW}", view)
     return f"/#/experiments/{result.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"
-
-
-def _make_input(rows: TrackedRows) -> Any:
-    """Return rows as MLflow shows them among the inputs of a run."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    return DatasetInput(
-        # MLflow takes a digest of 36 characters at most.
-        dataset=Dataset(
-            name=rows.name, digest=rows.digest[:36], source_type="params.yaml",
-            source=json.dumps({"source": rows.source}), profile=json.dumps({"num_rows": rows.num_rows}),
-        ),
-        tags=[InputTag("mlflow.data.context", rows.context)],
-    )  # fmt: skip
 
 
 class _Run:
@@ -198,20 +162,6 @@ class _Run:
         self.log_tags({"ddp_compare.system": digest})
         return sent
 
-    def keep_tables(self, tables: Mapping[str, Rows]) -> None:
-        """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
-        import pandas
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        kept = get_artifact_repository(self.run.info.artifact_uri)
-        present = {file.path for file in kept.list_artifacts("tables")}
-        for name, rows in tables.items():
-            if (path := f"tables/{name}.json") in present:
-                # MLflow adds rows to a table that is there.
-                kept.delete_artifacts(path)
-            if rows:
-                self._client.log_table(self.id, data=pandas.DataFrame(rows), artifact_file=path)
-
 
 def _make_metrics(point: Point) -> list[Any]:
     from mlflow.entities import Metric
@@ -242,12 +192,8 @@ class _Runs:
 
     def open_parent(self) -> _Run:
         """Return the comparison's run, made if need be."""
-        is_new = None not in self._runs
         tags = {"mlflow.note.content": self._comparison.description}
-        run = self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
-        if is_new and self._comparison.rows:
-            self._client.log_inputs(run.id, datasets=[_make_input(rows) for rows in self._comparison.rows])
-        return run
+        return self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
 
     def open_cell(self, cell: str, facts: Mapping[str, str]) -> _Run:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
@@ -269,21 +215,18 @@ class _Runs:
         self._read_runs()
 
     def send_report(self, report: Report) -> int:
-        """Set figures and tags, and keep files and tables in the comparison's run, unless it has these very files."""
+        """Set figures and tags, and keep the files in the comparison's run, unless it has these very files."""
         parent, digest = self.open_parent(), report.digest
         sent = sum(self._runs[cell].log_figures(values) for cell, values in report.figures.items())
         if parent.run.data.tags.get("ddp_compare.report") != digest:
             for name, path in report.files.items():
                 inside = Path(name).parent.as_posix()
                 self._client.log_artifact(parent.id, str(path), None if inside == "." else inside)
-            parent.keep_tables(report.tables)
         sent += sum(self._runs[cell].log_system(points) for cell, points in report.system.items())
         verdict = report.tags[None].get("verdict") or self._comparison.description
         own = {"ddp_compare.report": digest, "mlflow.note.content": verdict}
-        results = report.files.get("results.json")
-        of_all = {"ddp_compare.results": digest_file(results)} if results else {}
         for cell, tags in report.tags.items():
-            self._runs[cell].log_tags({**tags, **of_all, **({} if cell else own)})
+            self._runs[cell].log_tags({**tags, **({} if cell else own)})
         parent.set_status("FINISHED")
         return sent
 
