@@ -23,12 +23,22 @@ PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
 
 def collect_machine_facts() -> MachineFile:
     """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
-    gpus, driver = _collect_gpu_facts()
+    import pynvml
+
+    with open_gpus() as opened:
+        gpus = [
+            GpuFacts(
+                name=pynvml.nvmlDeviceGetName(handle),
+                memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                compute_capability=read_compute_capability(handle),
+            )
+            for handle in opened.handles
+        ]
     facts = MachineFile(
         digest="",
         gpus=gpus,
         num_gpus=len(gpus),
-        driver=driver,
+        driver=opened.driver,
         cpu=_read_cpu_name(),
         num_cpus=len(list_usable_cpus()),
         os=platform.system(),
@@ -39,22 +49,6 @@ def collect_machine_facts() -> MachineFile:
         },
     )
     return facts.model_copy(update={"digest": digest_json(facts.content(exclude={"digest"}))})
-
-
-def _collect_gpu_facts() -> tuple[list[GpuFacts], str | None]:
-    """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
-    import pynvml
-
-    with open_gpus() as opened:
-        facts = [
-            GpuFacts(
-                name=pynvml.nvmlDeviceGetName(handle),
-                memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
-                compute_capability=read_compute_capability(handle),
-            )
-            for handle in opened.handles
-        ]
-        return facts, opened.driver
 
 
 def _read_cpu_name() -> str:

@@ -106,9 +106,9 @@ def explain_unfit(
         return f"torch {torch.version} is built for CPUs and this machine has a {first}; run `make setup`, or {_CPU}"
     wanted = int(torch.cuda.partition(".")[0])
     if driver_cuda is not None and driver_cuda // 1000 < wanted:
-        oldest = _OLDEST_DRIVERS.get(wanted)
+        oldest, runs = _OLDEST_DRIVERS.get(wanted), f"{driver_cuda // 1000}.{driver_cuda % 1000 // 10}"
         return (
-            f"the NVIDIA driver {driver} runs CUDA {_format_cuda(driver_cuda)} at most, and torch {torch.version} is "
+            f"the NVIDIA driver {driver} runs CUDA {runs} at most, and torch {torch.version} is "
             f"built for CUDA {torch.cuda}; update the driver{f' to {oldest} or later' if oldest else ''}, or {_CPU}"
         )
     for gpu in gpus:
@@ -176,7 +176,3 @@ def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
         if runs:
             return True
     return False
-
-
-def _format_cuda(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"

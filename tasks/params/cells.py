@@ -39,7 +39,21 @@ class CellParams(Section):
     def _check(self) -> Self:
         require_one_of("strategy", self.strategy, sorted(STRATEGIES))
         require_package("strategy", self.strategy, f"training/strategies/{self.strategy}/options.py")
-        require_options(self.options, self.strategy)
+        known = find_options(self.strategy).OPTIONS
+        for name, value in self.options.items():
+            require_one_of("options", name, sorted(known))
+            default = known[name]
+            if isinstance(default, tuple):
+                is_right = (type(value), value) in [(type(item), item) for item in default]
+                allowed, default = ", ".join(map(str, default)), default[0]
+            elif isinstance(default, bool):
+                is_right, allowed = isinstance(value, bool), "true or false"
+            else:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                is_right, allowed = (is_number and 0 < value < math.inf) or value is default, "a number above 0"
+            if not is_right:
+                raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
+        find_profile(self.strategy).require(self.options)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         require_package("launcher", self.launcher, f"tasks/ranks/launchers/{self.launcher}.py")
         if self.strategy == "single" and self.world_size != 1:
@@ -80,25 +94,6 @@ class RayParams(Section):
 
 
 _ADAPTER, _FOUR_BIT = "training/model/adapter.py", "training/model/four_bit.py"
-
-
-def require_options(options: dict[str, Any], strategy: str) -> None:
-    """Raise ValueError unless the strategy has these options, each one of its choices or of its default's kind."""
-    known = find_options(strategy).OPTIONS
-    for name, value in options.items():
-        require_one_of("options", name, sorted(known))
-        default = known[name]
-        if isinstance(default, tuple):
-            is_right = (type(value), value) in [(type(item), item) for item in default]
-            allowed, default = ", ".join(map(str, default)), default[0]
-        elif isinstance(default, bool):
-            is_right, allowed = isinstance(value, bool), "true or false"
-        else:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_right, allowed = (is_number and 0 < value < math.inf) or value is default, "a number above 0"
-        if not is_right:
-            raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
-    find_profile(strategy).require(options)
 
 
 def require_fit(cell: str, spread: CellParams, train: TrainParams, workload: str, *, normalises: bool) -> None:

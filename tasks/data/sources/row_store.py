@@ -146,15 +146,13 @@ def store_rows(
     Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts. `child`:
     the process that reads them.
     """
-    if child is None:
-        with BoundedChild() as child:
-            return store_rows(dataset, num_rows, commit=commit, child=child)
 
     def read(target: Path) -> dict[str, Any]:
         if dataset.kind == "builtin":
             config = _read(dataset, num_rows, commit, target)
         else:
-            config = child.run(_read, dataset, num_rows, commit, target, what=dataset.place, is_endless=True)
+            with contextlib.nullcontext(child) if child else BoundedChild() as reader:
+                config = reader.run(_read, dataset, num_rows, commit, target, what=dataset.place, is_endless=True)
         said = (None, []) if commit is None else hub.read_card(dataset.location, commit, kind="dataset")
         return {"num_rows": num_rows, "license": said[0], "languages": said[1], "config": config}
 

@@ -128,16 +128,6 @@ class _Run:
             points = points[number:]
         return sent
 
-    def log_facts(self, facts: Mapping[str, str]) -> None:
-        """Add the parameters that the run lacks."""
-        from mlflow.entities import Param
-
-        missing = [Param(key, value) for key, value in facts.items() if key not in self.run.data.params]
-        for start in range(0, len(missing), _MAX_PARAMS_PER_CALL):
-            self._client.log_batch(self.id, params=missing[start : start + _MAX_PARAMS_PER_CALL])
-        if missing:
-            self.run = self._client.get_run(self.id)
-
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set the tags that differ."""
         from mlflow.entities import RunTag
@@ -241,9 +231,16 @@ class _Runs:
         }
 
     def _open(self, cell: str | None, *, name: str, facts: Mapping[str, str], tags: Mapping[str, str]) -> _Run:
+        from mlflow.entities import Param
+
         if cell not in self._runs:
             all_tags = {**tags, "ddp_compare.comparison": self._comparison.digest}
             run = self._client.create_run(self._experiment_id, run_name=name, tags=all_tags)
             self._runs[cell] = _Run(self._client, run)
-        self._runs[cell].log_facts(facts)
-        return self._runs[cell]
+        opened = self._runs[cell]
+        missing = [Param(key, value) for key, value in facts.items() if key not in opened.run.data.params]
+        for start in range(0, len(missing), _MAX_PARAMS_PER_CALL):
+            self._client.log_batch(opened.id, params=missing[start : start + _MAX_PARAMS_PER_CALL])
+        if missing:
+            opened.run = self._client.get_run(opened.id)
+        return opened
