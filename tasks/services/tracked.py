@@ -13,7 +13,6 @@ from tasks.params import Params
 from tasks.records.facts import Record
 from tasks.records.manifests import MachineFile, SlicesManifest
 from tasks.records.run import CellFacts, read_segment, require_sealed
-from tasks.services.final_figures import Figures, collect_final_figures
 from training.process.files import digest_file, digest_json
 from training.record.ledger_file import STEPS, count_targets
 
@@ -41,6 +40,12 @@ _SYSTEM_METRICS = {
 _NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
 """Names in reports/."""
 
+Figures = dict[str | None, dict[str, float]]
+"""The final figures of each cell's run, by name, and under None of the comparison's."""
+
+_RATES = ("tokens_per_second", "samples_per_second")
+HEADLINE = ("final/speedup", "final/tokens_per_second")
+"""Of the fastest proven cell, else of the one with most tokens per second, these stand beside the comparison too."""
 Tags = dict[str | None, dict[str, str]]
 """The tags of each cell's run and, under None, of the comparison's."""
 
@@ -176,6 +181,51 @@ def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
             system.setdefault(item["cell"], []).append(Point(step, round(reading["started_at"] * 1000), values))
     figures, tags = collect_final_figures(results), make_gate_tags(results)
     return Report(files=files, figures=figures, tags=tags, system=system)
+
+
+def collect_final_figures(results: Mapping[str, Any]) -> Figures:
+    """Return what results.json found: cell -> figures, and under None the HEADLINE and those of the base model.
+
+    Figures are the measured numbers, counts and settings are not. What compares a cell with the baseline is absent
+    where the gates withhold it, and called `unproven_...` where they leave it unproven: whoever plots one figure of
+    many runs sees no other. Where the stage `measure` ran, speedup, efficiency and rates are what it found.
+    """
+    figures: Figures = {None: {}}
+    for cell in results["cells"]:
+        figure = {**cell, **cell["whole"], **_collect_measured_figures(cell)}
+        figures[cell["cell"]] = {f"final/{key}": value for key, value in figure.items() if isinstance(value, float)}
+    for model in results["quality"]["models"]:
+        is_base = model["model"] == "base"
+        for key in ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens"):
+            if model.get(key) is not None:
+                name = f"final/{'base_' if is_base else ''}heldout_{key}"
+                figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
+    others = [figures[cell["cell"]] for cell in results["cells"][1:]]
+    best = max(others, key=lambda item: [item.get(name, 0.0) for name in HEADLINE], default={})
+    figures[None] |= {name: best[name] for name in HEADLINE if name in best}
+    return figures
+
+
+def _collect_measured_figures(cell: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures of the stage `measure` of one cell; none where it did not run."""
+    speed, speedup = cell["speed"], cell["speedup"]
+    if speed is None:
+        return {}
+    figures = {
+        "step_seconds": speed["step_seconds"]["value"],
+        **{f"{name}_of_whole_training": cell["whole"][name] for name in _RATES},
+        **{name: speed[name] for name in (*_RATES, "mfu", "gpu_utilisation", "gpu_watts", "joules_per_token")},
+    }
+    doubt = {"proven": "", "unproven": "unproven_"}.get(cell["standing"]["state"])
+    if speedup is not None and doubt is not None:
+        figures |= {
+            f"{doubt}speedup": speedup["value"],
+            f"{doubt}speedup_low": speedup["low"],
+            f"{doubt}speedup_high": speedup["high"],
+            f"{doubt}parallel_efficiency": speedup["parallel_efficiency"]["value"],
+            f"{doubt}karp_flatt": speedup["karp_flatt"],
+        }
+    return figures
 
 
 def make_gate_tags(results: Mapping[str, Any]) -> Tags:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.services.final_figures import HEADLINE
 from tasks.services.tracked import (
     EPOCH_ANCHOR,
+    HEADLINE,
     STEP_ANCHOR,
     Figures,
     Point,

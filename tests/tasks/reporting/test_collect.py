@@ -14,7 +14,7 @@ from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import Results
-from tasks.services.final_figures import collect_final_figures
+from tasks.services.tracked import collect_final_figures
 from tests.tasks.reporting.comparison import (
     PARAMS,
     RANGES,

@@ -11,8 +11,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.document import render_model_card
-from tasks.services.final_figures import collect_final_figures
-from tasks.services.tracked import make_gate_tags
+from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
     drop_updates,
