@@ -5,7 +5,6 @@ import pytest
 from tasks.params import Params
 from tasks.services.follower import attempt_within
 from tasks.services.tracked import (
-    collect_final_figures,
     collect_report,
     describe_comparison,
     make_step_point,
