@@ -39,19 +39,6 @@ def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search
     assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == sent
 
 
-def test_held_out_rows_of_another_source_are_told_from_a_range_with_the_same_numbers(
-    params: Params, tmp_path: Path
-) -> None:
-    dataset = params.dataset.model_copy(update={"heldout_source": "path:test.jsonl"})
-    params = params.model_copy(update={"dataset": dataset, "heldout": params.ranges[0]})
-    write_comparison(tmp_path, params)
-    facts = cell_facts(params.baseline, params)
-    told = describe_comparison(params, facts, slices=tmp_path / "slices", machine=tmp_path / "machine.json")
-    assert [row.context for row in told.rows] == ["training"] * len(params.ranges) + ["evaluation"]
-    assert (told.rows[-1].source, told.rows[-1].digest) == ("path:test.jsonl", f"data of heldout-{params.heldout}")
-    assert len({row.name for row in told.rows}) == len(told.rows)
-
-
 def test_identity_is_that_of_params_code_model_machine_and_data_and_of_nothing_else(
     params: Params, tmp_path: Path
 ) -> None:
