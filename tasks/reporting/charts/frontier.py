@@ -118,7 +118,7 @@ def draw(results: Results, axes: Axes) -> None:
         text = wording.format_microseconds_with_interval(time)
         add_hover_points(axes, [at], [1e6 * time.value], [f"{place.cell}: {text}, {at:.3g} {unit}"])
     axes.margins(x=0.25)
-    set_height(axes, 2.1)
+    set_height(axes, 1.5 + 0.3 * len(places))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"most memory allocated by a rank ({unit})")
