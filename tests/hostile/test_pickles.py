@@ -67,6 +67,13 @@ def test_the_payloads_do_run_where_pickles_are_loaded(by: str, canary: Path) -> 
     assert canary.exists()
 
 
+def test_a_program_is_refused_before_torch_sees_it(canary: Path) -> None:
+    Path("program.pt").write_bytes(with_entries(saved(GOOD), {"constants.pkl": plain(touching(canary))}))
+    with pytest.raises(BadCheckpointError, match="makes it a program"):
+        load_tensors(Path("program.pt"))
+    assert not canary.exists()
+
+
 def _object_array(canary: Path) -> np.ndarray:
     array = np.empty(2, dtype=object)
     array[:] = [touching(canary), touching(canary, by="eval")]
