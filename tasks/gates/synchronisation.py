@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
+from training.record.segment_facts import Exchanged
 from training.strategies import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -17,7 +18,6 @@ from training.strategies import (
     STATISTIC,
     Profile,
     Work,
-    count,
     find_profile,
     sum_expected,
 )
@@ -42,7 +42,8 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
         return None
     work = _make_segment_work(run.segments[0], outputs, cell)
     steps, total = sum(segment.facts.num_steps for segment in run.segments), _sum_traffic(run)
-    figures: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.list_figures(work)}
+    layout, of_layout = profile.describe_layout(work)
+    figures: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **of_layout}
     for kind, counted in total.items():
         figures[f"{kind}s_per_step"] = counted.number / steps
         figures[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
@@ -61,7 +62,7 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
         traffic=", ".join(
             f"{counted.number / steps:g} {_WORDS.get(kind, kind)}" for kind, counted in sorted(total.items())
         ),
-        layout=profile.describe_layout(work),
+        layout=layout,
         gradient_mib=work.gradient_bytes / 2**20,
         **figures,
     )
@@ -100,7 +101,8 @@ def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, c
         return problem
     expected = profile.compute_expected_traffic(work)
     for kind in sorted({*expected, *traffic}):
-        (number, num_bytes), needed = count(traffic, kind), expected.get(kind)
+        counted, needed = traffic.get(kind, Exchanged()), expected.get(kind)
+        number, num_bytes = counted.number, counted.num_bytes
         if needed is None and number:
             return explain(
                 "foreign_collectives", "{number} exchanges of the kind {kind}, of which its strategy has none",

@@ -53,7 +53,6 @@ class CellParams(Section):
                 is_right, allowed = (is_number and 0 < value < math.inf) or value is default, "a number above 0"
             if not is_right:
                 raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
-        find_profile(self.strategy).require(self.options)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         require_package("launcher", self.launcher, f"tasks/ranks/launchers/{self.launcher}.py")
         if self.strategy == "single" and self.world_size != 1:

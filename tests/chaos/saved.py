@@ -120,7 +120,7 @@ class Saved:
         events = events_in(work / "events.jsonl")
         return Start(
             stands_after=stands_after,
-            checksum=self.strategy.replica.parameter_checksum(),
+            checksum=self.strategy.digest().parameters[0],
             refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
         )
 
@@ -142,7 +142,7 @@ class Saved:
         with torch.no_grad():
             self.strategy.replica.parameters[0].add_(1.0)
         record.counters.num_steps = segment_step
-        self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.replica.parameter_checksum()
+        self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.digest().parameters[0]
         return store, record
 
     def _learn_checksums(self) -> None:

@@ -3,7 +3,6 @@
 Patches functions of training/ as soon as a rank imports it; any other model is left as it is.
 """
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -58,15 +57,14 @@ def _exchange(of: Callable[..., Any], model: nn.Module, *, communicates: bool) -
     return exchange
 
 
-@_replace(ddp.Ddp, "__init__")
-def _make_ddp(
-    of: Callable[..., Any], strategy: ddp.Ddp, model: nn.Module, workload: Any, config: Any, *more: Any, **named: Any
-) -> None:
+@_replace(ddp.Ddp, "set_up")
+def _set_up(of: Callable[..., Any], strategy: ddp.Ddp) -> None:
     """Take the size of a real bucket (MiB) that stands for one of the asked size (None: 25 MiB)."""
+    model: Any = strategy.module
     if isinstance(model, EmulatedModel):
-        size = model.device.real_bucket_mib(config.options.get("bucket_mib"))
-        config = dataclasses.replace(config, options={**config.options, "bucket_mib": size})
-    of(strategy, model, workload, config, *more, **named)
+        size = model.device.real_bucket_mib(strategy._options["bucket_mib"])
+        strategy._options = {**strategy._options, "bucket_mib": size}
+    of(strategy)
 
 
 @_replace(ddp.Ddp, "describe")

@@ -48,11 +48,11 @@ def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     copies: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         first = tied.get(name, name)
-        copies[name] = copies[first] if first in copies else _copy_alone(tensor)
+        copies[name] = copies[first] if first in copies else copy_alone(tensor)
     return copies
 
 
-def _copy_alone(tensor: Tensor) -> Tensor:
+def copy_alone(tensor: Tensor) -> Tensor:
     """Return it on the CPU, without what lies beside it in memory, which would be saved with it."""
     result = tensor.detach().cpu()
     return result if result.untyped_storage().nbytes() == result.nbytes else result.clone()

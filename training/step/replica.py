@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +15,9 @@ from training.model.adapter import Adapter, adapt
 from training.model.attention_kernels import DTYPES, choose_attention_kernels
 from training.model.layers import recompute_layers
 from training.model.sync_norm import keep_statistics
-from training.model.weights import (
-    TensorDigest,
-    collect_weights,
-    compute_parameter_checksum,
-    has_numbers,
-    list_differences,
-)
+from training.model.weights import has_numbers
 from training.process.heartbeat import StepSection
 from training.step.optimizer import build_optimizer, get_local_rows, group_parameters, list_moments
-from training.step.snapshot import STATE, WEIGHTS, MisfitError, Part, list_state_differences
 from training.workloads import Workload
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -79,8 +71,6 @@ class Replica:
         self._keeps_casts = config.activation_checkpointing == "none"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         """What is trained."""
-        self.groups = group_parameters(self.parameters, config)
-        """(Weight decay, parameters) as the optimizer groups what is trained, whichever rank updates it."""
         if config.exact and device.type == "cuda":
             # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -89,7 +79,7 @@ class Replica:
         self.optimizer = build_optimizer(
             [
                 {"params": [part for part in group if part in own], "weight_decay": weight_decay}
-                for weight_decay, group in self.groups
+                for weight_decay, group in group_parameters(self.parameters, config)
             ],
             config,
         )
@@ -195,15 +185,6 @@ class Replica:
         finally:
             self.module.train()
 
-    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Return the sum of their losses without dropout; see Strategy."""
-        total = torch.zeros_like(self._loss_sum)
-        with self.evaluate(), torch.no_grad():
-            for micro_batch in micro_batches:
-                self.on_section(StepSection.FORWARD)
-                total += self.forward(self.module, micro_batch)
-        return total
-
     def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Clip and apply the gradient, and forget it; return this rank's sum of losses and the gradient's L2 norm.
 
@@ -253,103 +234,25 @@ class Replica:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
-        """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
-        self.forget_gradient()
-        with keep_statistics(self.module):
-            for micro_batch in micro_batches:
-                self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
+    def has_finite_gradient(self) -> bool:
+        """Return whether all of what was added up is finite."""
         gradients = (part.grad for part in self.module.parameters() if part.grad is not None)
-        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-        self.forget_gradient()
-        return is_finite
-
-    @property
-    def num_checkpoint_bytes(self) -> int:
-        """About how much a checkpoint takes: weights and moments."""
-        trained = sum(parameter.nbytes for parameter in self.parameters)
-        whole = sum(parameter.nbytes for parameter in self.module.parameters())
-        whole += self.adapter.num_bytes_saved if self.adapter is not None else 0
-        return whole + len(self.moments) * trained
-
-    def parameter_checksum(self) -> str:
-        """Return the sha256 (hex) of all parameters, an adapter's merged: of the model that a checkpoint holds."""
-        if self.adapter is None:
-            return compute_parameter_checksum(self.module)
-        digest = TensorDigest()
-        for name, part in self.adapter.merge_parameters():
-            digest.add(name, part)
-        return digest.hex()
-
-    def collect_moments(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors, an adapter's factors and the loss scale, each under a name of its own."""
-        kept = {
-            f"{key} of {name}": value
-            for name, part in self.module.named_parameters()
-            for key, value in self.optimizer.state.get(part, {}).items()
-            if isinstance(value, Tensor)
-        }
-        return kept | self.collect_others()
+        return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
     def collect_others(self) -> dict[str, Tensor]:
         """Return what the next update depends on beside parameters and moments, and all ranks have."""
-        return {**self._factors(), "loss scale": torch.tensor(self._scaler.get_scale())}
-
-    def _factors(self) -> dict[str, Tensor]:
-        return {} if self.adapter is None else self.adapter.factors()
-
-    def snapshot(self, *, is_written: bool) -> Iterator[Part]:
-        """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
-        collect = partial(collect_weights, self.module) if self.adapter is None else self.adapter.merge_weights
-        yield Part(WEIGHTS, collect() if is_written else None)
-        yield Part(STATE, self.state() if is_written else None)
-
-    def load_weights(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Have these weights, which fit; an adapter has the factors of the state, and its base stays as it is."""
-        if self.adapter is None:
-            self.module.load_state_dict(weights, strict=True)
-        else:
-            self.adapter.load_factors(state["adapter"])
-
-    @property
-    def named_groups(self) -> list[tuple[float, list[tuple[str, nn.Parameter]]]]:
-        """The same groups, each parameter with its name."""
-        names = {part: name for name, part in self.module.named_parameters()}
-        return [(weight_decay, [(names[part], part) for part in group]) for weight_decay, group in self.groups]
-
-    def require_fit(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Raise MisfitError for weights or a state, each whole, of another model or optimizer."""
-        wanted = self.module.state_dict() if self.adapter is None else self.adapter.outline_weights()
-        of_state = list_state_differences(state, [group for _, group in self.named_groups], self.moments)
-        of_state += list_differences(state["adapter"], self._factors()) if self.adapter is not None else []
-        for part, result in ((WEIGHTS, list_differences(weights, wanted)), (STATE, of_state)):
-            if result:
-                raise MisfitError(part, result)
-        if self.adapter is not None:
-            merged = self.adapter.merge_weights(state["adapter"])
-            if wrong := [name for name, part in merged.items() if not torch.allclose(part, weights[name], rtol=1e-6)]:
-                raise MisfitError(WEIGHTS, [f"{name} is not that of the base with its factors" for name in wrong])
-
-    def state(self) -> dict[str, Any]:
-        """Return everything else that the next step depends on."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            **self.state_of_all(),
-            "without_moments": [
-                name for _, group in self.named_groups for name, part in group if part not in self.optimizer.state
-            ],
-        }
+        factors = {} if self.adapter is None else self.adapter.factors()
+        return {**factors, "loss scale": torch.tensor(self._scaler.get_scale())}
 
     def state_of_all(self) -> dict[str, Any]:
-        """Return what of it all ranks have."""
-        return {
-            "scaler": self._scaler.state_dict(),
-            "rng": torch.get_rng_state(),
-            **({"adapter": {name: part.cpu() for name, part in self._factors().items()}} if self.adapter else {}),
-        }
+        """Return what of the state of a snapshot all ranks have."""
+        state = {"scaler": self._scaler.state_dict(), "rng": torch.get_rng_state()}
+        if self.adapter is not None:
+            state["adapter"] = {name: part.cpu() for name, part in self.adapter.factors().items()}
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""
+        """Take up this rank's part of a state; raises ValueError if optimizer or loss scale are then others."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])

@@ -8,7 +8,7 @@ under `options`. What a strategy does not go with stands in training/combination
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ddp_audit.process.wording import Reason, explain
 from training.registry import import_file
@@ -42,6 +42,19 @@ class Work:
     exchange: Mapping[str, Any] = field(default_factory=dict)
     """How the exchange is laid out, as the ranks say (segment.json)."""
 
+    @property
+    def replicas(self) -> int:
+        """Return the copies of the model, each with a share of the rows."""
+        return int(self.options.get("replicas", 1))
+
+    def get(self, name: str) -> int:
+        """Return a figure of the layout; 0 if the ranks do not say."""
+        return int(self.exchange.get(name, 0))
+
+    def list_of(self, name: str) -> list[Any]:
+        """Return several of them; none if the ranks do not say."""
+        return list(self.exchange.get(name, []))
+
 
 class Bounds(NamedTuple):
     """At least, at most."""
@@ -74,30 +87,12 @@ class Copies(NamedTuple):
     optimizer: int
 
 
-class Exchanged(Protocol):
-    """What a rank put into them."""
-
-    @property
-    def number(self) -> int:
-        """Collectives."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that they were given."""
-
-
-Exchanges = Mapping[str, Exchanged]
-"""By the kind of collective."""
-
-
-def count(exchanges: Exchanges, kind: str) -> tuple[int, int]:
-    """Return number and bytes of those of a kind."""
-    return (exchanges[kind].number, exchanges[kind].num_bytes) if kind in exchanges else (0, 0)
-
-
-def expect(number: int, num_bytes: int, rounds: tuple[int, int] = (1, 1)) -> Expected:
-    """Return so many exchanges, of so many bytes in all, in each of so many rounds: at least, at most."""
-    return Expected(Bounds(*(number * each for each in rounds)), Bounds(*(num_bytes * each for each in rounds)))
+def expect(
+    number: int, num_bytes: int, rounds: tuple[int, int] = (1, 1), *, more: tuple[int, int] = (0, 0)
+) -> Expected:
+    """Return so many exchanges, of so many bytes in all, in each of so many rounds: at least, at most; and `more`."""
+    both = ((number, more[0]), (num_bytes, more[1]))
+    return Expected(*(Bounds(*(size * each + rest for each in rounds)) for size, rest in both))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +119,8 @@ class Profile:
     no_advice: str | None = None
     """Why there is no advice on its options; None: there is some, or no option."""
 
-    def require(self, options: Options) -> None:
-        """Raise ValueError, with the option's name first, for options that do not go together."""
-
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
-        """Return what is wrong with so many ranks, the key first; None: nothing."""
+        """Return what is wrong with these options, or with so many ranks, the key first; None: nothing."""
         return None
 
     def count_shares(self, world_size: int, options: Options) -> int:
@@ -147,13 +139,9 @@ class Profile:
         """Return what is wrong with how several ranks say that their exchange is laid out; None if nothing is."""
         return None
 
-    def describe_layout(self, work: Work) -> str:
-        """Return how the exchange is laid out, in words that follow `for`."""
-        return "one rank"
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return figures of the layout, for the gate's finding."""
-        return {}
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
+        """Return how the exchange is laid out, in words that follow `for`, and figures for the gate's finding."""
+        return "one rank", {}
 
     def explain_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
@@ -174,6 +162,14 @@ def explain_size(parts: str, held: int, work: Work) -> Reason:
         "other_size", "the {parts} hold {held:,} bytes, the gradient of all parameters has {needed:,}",
         parts=parts, held=held, needed=work.gradient_bytes,
     )  # fmt: skip
+
+
+def explain_replicas(options: Options, *, world_size: int) -> str | None:
+    """Return that the ranks cannot be shared out over the replicas; None: they can."""
+    replicas = options.get("replicas", 1)
+    if replicas == int(replicas) and not world_size % replicas:
+        return None
+    return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
 
 
 def find_profile(strategy: str) -> Profile:

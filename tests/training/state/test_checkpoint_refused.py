@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     (tmp_path / "work" / "config.json").unlink()
     read = read_config(Path(left["work_dir"]) / "config.json")
     strategy = single.build(causal_lm.load_model(read.model_dir), causal_lm, read, ALONE)
-    before = strategy.replica.parameter_checksum()
+    before = strategy.digest().parameters
     store = _open_store(Path(config["work_dir"]))
     assert store.find_newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
     record = SegmentRecord(
@@ -137,4 +137,4 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
         assert word in str(caught.value)
     assert str(caught.value).count(" is missing") + str(caught.value).count(" is not in") <= 5
     if edit != "no counters":
-        assert strategy.replica.parameter_checksum() == before
+        assert strategy.digest().parameters == before

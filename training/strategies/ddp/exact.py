@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
 from training.process.heartbeat import StepSection
 from training.step.strategy import StepResult, Strategy
-from training.step.traffic import ALL_GATHER, Sent
-from training.workloads import Workload
+from training.step.traffic import ALL_GATHER
 
 _PARCEL_BYTES = 2**25
 
@@ -32,38 +29,37 @@ class OrderedSum(Strategy):
     parcel: 32 MiB, or the largest parameter where that is more.
     """
 
-    def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
-        super().__init__(model, workload, config, ranks)
-        self._group: Any = ranks.gradient_group
+    name = "ddp"
+
+    def set_up(self) -> None:
+        """Share the gradient out."""
         sizes = [part.numel() * part.element_size() for part in self.replica.parameters]
         self._parcels = list(split_into_parcels(sizes))
-        self._sent = Sent()
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         before = dict(self._sent.counts)
-        total: list[Tensor] = []
         mine = [-1 if part.place is None else part.place for part in micro_batches]
         places = self._ranks.gather(np.array(mine)).astype(int)
         order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
         added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
         if added != list(reversed(range(len(added)))):
             raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
-        for micro_batch, ranks_in_order in zip(micro_batches, order, strict=True):
-            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
-            total = self._add_gradients(total, self.replica.take_gradient(), ranks_in_order)
-        self.replica.put_gradient(total)
+        self._run(micro_batches, weight=1 / max(num_targets, 1), order=order)
         loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
-    def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and gather, change nothing."""
-        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
-            total: list[Tensor] = []
-            for part in micro_batches:
-                self.replica.add(self.replica.module, part, weight=0.0)
-                total = self._add_gradients(total, self.replica.take_gradient(), range(self._ranks.world_size))
-            self.replica.forget_gradient()
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], *, weight: float, order: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Leave the sum of all ranks' gradients; `order`: of the ranks, for each micro-batch."""
+        total: list[Tensor] = []
+        for micro_batch, ranks in zip(
+            micro_batches, order or [range(self._ranks.world_size)] * len(micro_batches), strict=True
+        ):
+            self.replica.add(self.replica.module, micro_batch, weight=weight)
+            total = self._add_gradients(total, self.replica.take_gradient(), ranks)
+        self.replica.put_gradient(total)
 
     def describe(self) -> dict[str, Any]:
         """Return `num_parcels`: in how many gathers a gradient travels."""

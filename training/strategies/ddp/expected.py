@@ -51,10 +51,10 @@ class Ddp(Profile):
         if work.is_exact:
             gathered = expect(int(work.exchange.get("num_parcels", 1)), work.gradient_bytes, work.num_rounds)
             return {ALL_GATHER: gathered} if work.world_size > 1 else {}
-        buckets = _list_bucket_bytes(work)
+        buckets = work.list_of("bucket_bytes")
         sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype("ddp", work.options)])
         results = {ALL_REDUCE: expect(max(1, len(buckets)) * work.num_steps, sent)}
-        channels = [int(number) for number in work.exchange.get("statistic_channels", [])]
+        channels = [int(number) for number in work.list_of("statistic_channels")]
         if channels and work.world_size > 1:
             num_bytes = _BYTES_PER_NUMBER * sum(4 * size + 1 for size in channels)
             results[STATISTIC] = expect(2 * len(channels), num_bytes, work.num_rounds)
@@ -62,19 +62,18 @@ class Ddp(Profile):
 
     def find_problem(self, work: Work) -> Reason | None:
         """Return that the buckets are not the gradient; in exact mode there are none."""
-        held = sum(_list_bucket_bytes(work))
+        held = sum(work.list_of("bucket_bytes"))
         return None if work.is_exact or held == work.gradient_bytes else explain_size("buckets", held, work)
 
-    def describe_layout(self, work: Work) -> str:
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
         """Return the buckets, or what exact mode does."""
+        buckets = work.list_of("bucket_bytes")
+        layout = f"{format_plural(len(buckets), 'bucket')} of {format_three_digits(sum(buckets) / 2**20)} MiB"
         if work.is_exact:
-            return "all ranks' gradients, added in one order; the gates on parameters and loss show that the sum is one"
-        buckets = _list_bucket_bytes(work)
-        return f"{format_plural(len(buckets), 'bucket')} of {format_three_digits(sum(buckets) / 2**20)} MiB"
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return the buckets."""
-        return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
+            layout = (
+                "all ranks' gradients, added in one order; the gates on parameters and loss show that the sum is one"
+            )
+        return layout, {"buckets": len(buckets), "bucket_bytes": sum(buckets)}
 
     def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return other buckets, and other ways of exchanging them."""
@@ -100,7 +99,3 @@ class Ddp(Profile):
 
 
 PROFILE = Ddp()
-
-
-def _list_bucket_bytes(work: Work) -> list[int]:
-    return list(work.exchange.get("bucket_bytes", []))

@@ -10,16 +10,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.model.sync_norm import SyncBatchNorm, list_statistics
 from training.process import torch_private
 from training.process.distributed import Ranks
-from training.step.strategy import StepResult, Strategy, require_combination
+from training.step.strategy import StepResult, Strategy
 from training.step.traffic import ALL_REDUCE, STATISTIC, Sent, Traffic
-from training.strategies import fill_options
 from training.strategies.ddp.exact import OrderedSum
-from training.workloads import Workload
 
 # Buffers of our models are constants, or made alike on all ranks; to broadcast them would be communication for nothing.
 # torch 2.15 renames the option.
@@ -37,19 +34,6 @@ _TIMED_ANYWAY = 10
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
 
 
-def build(
-    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-) -> Strategy:
-    """Return the strategy, on any number of ranks; in exact mode it is not DDP that adds up the gradients.
-
-    Where it does not communicate every rank keeps its own gradient: for measuring what communication costs.
-    """
-    require_combination("ddp", model, config, ranks)
-    if config.exact:
-        return OrderedSum(model, workload, config, ranks)
-    return Ddp(model, workload, config, ranks, communicates=communicates)
-
-
 def choose_hook(model: nn.Module, *, communicates: bool) -> GradientHook | None:
     """Return what exchanges a bucket of gradients, or keeps it; None: as DDP does. Stand-ins of links replace this."""
     return None if communicates else _keep_own
@@ -58,15 +42,14 @@ def choose_hook(model: nn.Module, *, communicates: bool) -> GradientHook | None:
 class Ddp(Strategy):
     """Micro-batches are shared out over the ranks; only the last one of a step communicates."""
 
-    def __init__(
-        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-    ) -> None:
-        super().__init__(model, workload, config, ranks)
-        options = fill_options("ddp", config.options)
-        self._sent = Sent()
-        """What was exchanged in the present step, as far as DDP does not tell."""
-        self._statistics = share_statistics(model, ranks, self._sent, communicates=communicates)
-        self._group: Any = ranks.gradient_group
+    name = "ddp"
+    in_exact_mode = OrderedSum
+    begins_alone = True
+
+    def set_up(self) -> None:
+        """Wrap the model; where ranks do not communicate each keeps its own gradient."""
+        model, options = self.module, self._options
+        self._statistics = share_statistics(model, self._ranks, self._sent, communicates=self._communicates)
         self._wrapped: Any = DistributedDataParallel(
             model,
             process_group=self._group,
@@ -77,7 +60,7 @@ class Ddp(Strategy):
         )
         torch_private.time_steps_of_ddp(self._wrapped, every=_NEVER)
         self._rebuilt_bucket_bytes: list[int] = []
-        hook = choose_hook(model, communicates=communicates)
+        hook = choose_hook(model, communicates=self._communicates)
         self._is_in_16_bit = options["gradient_hook"] in _IN_16_BIT
         if self._is_in_16_bit:
             # Inside the conversion: what is counted is what the all-reduce is given.
@@ -115,9 +98,7 @@ class Ddp(Strategy):
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
-        for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=True):
-            self._run(micro_batches, weight=0.0)
-            self.replica.forget_gradient()
+        super().warm_up(micro_batch)
         # From here on DDP times no step by itself: in each that it does, the host waits for what the one before it
         # recorded. It notes its final buckets in a step that it times.
         self._wrapped.logger.set_runtime_stats_and_log()
@@ -213,3 +194,6 @@ def share_statistics(model: nn.Module, ranks: Ranks, sent: Sent, *, communicates
     """Have batch normalisation be over all ranks' rows; None where there is none, or one rank."""
     is_needed = communicates and ranks.world_size > 1 and bool(list_statistics(model))
     return StatisticsExchange(model, ranks, sent) if is_needed else None
+
+
+build = Ddp.build

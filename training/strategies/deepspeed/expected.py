@@ -16,6 +16,7 @@ from training.strategies import (
     Options,
     Profile,
     Work,
+    expect,
     explain_size,
     fill_options,
 )
@@ -30,13 +31,14 @@ class DeepSpeed(Profile):
     no_waterfall = "the strategy deepspeed, whose step cannot be made without its communication"
     no_advice = "the strategy deepspeed, whose options are for whoever knows it"
 
-    def require(self, options: Options) -> None:
-        """Raise ValueError for what a stage has not."""
-        if (stage := _get_stage(options)) != 3 and "whole_below" in options:
-            raise ValueError(
-                f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
-                "allowed: none, or stage 3"
-            )
+    def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
+        """Return what a stage has not."""
+        if (stage := _get_stage(options)) == 3 or "whole_below" not in options:
+            return None
+        return (
+            f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
+            "allowed: none, or stage 3"
+        )
 
     def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""
@@ -48,24 +50,23 @@ class DeepSpeed(Profile):
         In stage 3 every weight that is in shares is gathered for the forward, but for one that an evaluation left
         there, and again for the backward unless it is still there; those that are whole, once per step, one by one.
         """
-        stage, steps, shares = _get_stage(work.options), work.num_steps, _list_share_bytes(work)
-        buckets, bucket_bytes = (int(work.exchange.get(name, 0)) for name in ("num_buckets", "bucket_bytes"))
+        stage, steps, shares = _get_stage(work.options), work.num_steps, work.list_of("share_bytes")
+        buckets, bucket_bytes = work.get("num_buckets"), work.get("bucket_bytes")
         rounds = (steps, steps) if stage == 1 else work.num_rounds
         bytes_of_a_norm = 8 if stage == 3 and work.options.get("offload", "none") == "none" else 4
         norms = len(shares) * steps, bytes_of_a_norm * len(shares) * steps
         if stage < 3:
-            expected = {ALL_REDUCE: _make_bounds(rounds, buckets, bucket_bytes, *norms)}
+            expected = {ALL_REDUCE: expect(buckets, bucket_bytes, rounds, more=norms)}
             if work.world_size > 1:
-                expected[ALL_GATHER] = _make_bounds((steps, steps), len(shares), sum(shares))
+                expected[ALL_GATHER] = expect(len(shares) * steps, sum(shares) * steps)
             return expected
         expected = {
-            REDUCE_SCATTER: _make_bounds(rounds, buckets, bucket_bytes),
-            ALL_REDUCE: _make_bounds(rounds, 0, 0, *norms),
+            REDUCE_SCATTER: expect(buckets, bucket_bytes, rounds),
+            ALL_REDUCE: expect(*norms),
         }
         if work.world_size > 1:
             number, num_whole, largest, whole = (
-                int(work.exchange.get(name, 0))
-                for name in ("num_sharded", "num_whole", "largest_share_bytes", "whole_share_bytes")
+                work.get(name) for name in ("num_sharded", "num_whole", "largest_share_bytes", "whole_share_bytes")
             )
             sharded, (least, most) = sum(shares) - whole, rounds
             expected[ALL_GATHER] = Expected(
@@ -77,20 +78,18 @@ class DeepSpeed(Profile):
     def find_problem(self, work: Work) -> Reason | None:
         """Return that buckets or shares are not the model."""
         most = work.gradient_bytes * (1 + _MOST_PADDING)
-        reduced, held = int(work.exchange.get("bucket_bytes", 0)), sum(_list_share_bytes(work)) * work.world_size
+        reduced, held = work.get("bucket_bytes"), sum(work.list_of("share_bytes")) * work.world_size
         if not work.gradient_bytes <= reduced <= (most if _get_stage(work.options) == 3 else work.gradient_bytes):
             return explain_size("buckets", reduced, work)
         if not work.gradient_bytes <= held <= most:
             return explain_size("shares", held, work)
         return None
 
-    def describe_layout(self, work: Work) -> str:
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
         """Return in how many groups the weights are."""
-        return f"weights in {format_plural(len(_list_share_bytes(work)), 'group')}, their gradient and its norm"
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return buckets and shares."""
-        return {"buckets": int(work.exchange.get("num_buckets", 0)), "share_bytes": sum(_list_share_bytes(work))}
+        shares = work.list_of("share_bytes")
+        layout = f"weights in {format_plural(len(shares), 'group')}, their gradient and its norm"
+        return layout, {"buckets": work.get("num_buckets"), "share_bytes": sum(shares)}
 
 
 PROFILE = DeepSpeed()
@@ -98,15 +97,3 @@ PROFILE = DeepSpeed()
 
 def _get_stage(options: Options) -> int:
     return int(fill_options("deepspeed", options)["stage"])
-
-
-def _make_bounds(
-    times: tuple[int, int], number: int, num_bytes: int, more: int = 0, more_bytes: int = 0
-) -> Expected:  # fmt: skip
-    return Expected(
-        Bounds(*(number * each + more for each in times)), Bounds(*(num_bytes * each + more_bytes for each in times))
-    )
-
-
-def _list_share_bytes(work: Work) -> list[int]:
-    return list(work.exchange.get("share_bytes", []))

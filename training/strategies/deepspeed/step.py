@@ -5,65 +5,45 @@ strategy. The state is taken out of its shares and put back into them here: a ch
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.weights import TensorDigest
-from training.process.distributed import Ranks
 from training.process.heartbeat import StepSection
-from training.step.snapshot import STATE, Digests, Part, WholeModel, collect_state
-from training.step.strategy import StepResult, Strategy, require_combination
-from training.strategies import fill_options
-from training.strategies.deepspeed.engine import SENT, Fragments, ZeroEngine
-from training.workloads import Workload
-
-
-def build(
-    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-) -> "DeepSpeed":
-    """Return the strategy, on any number of ranks.
-
-    Raises UnfitModelError where the package is missing, and for what it does not go with.
-    """
-    is_frozen = not all(part.requires_grad for part in model.parameters())
-    more = {"a model with weights that stay as they are": is_frozen}
-    require_combination("deepspeed", model, config, ranks, more=more)
-    return DeepSpeed(model, workload, config, ranks)
+from training.step.snapshot import Piece
+from training.step.strategy import StepResult, Strategy
+from training.strategies.deepspeed.engine import SENT, ZeroEngine
 
 
 class DeepSpeed(Strategy):
     """Micro-batches are shared out over the ranks; rank 0 writes the state, whose moments, at least, are spread."""
 
+    name = "deepspeed"
     has_replica = False
 
-    def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
-        self._whole = WholeModel(model, config)
-        super().__init__(model, workload, config, ranks)
-        self._engine = ZeroEngine(self.replica, config, ranks, fill_options("deepspeed", config.options))
-        self._parts = dict(self.module.named_parameters())
+    @classmethod
+    def find_unavailable(cls, model: nn.Module, options: Mapping[str, Any]) -> str | None:
+        """Return weights that nothing updates."""
+        is_frozen = not all(part.requires_grad for part in model.parameters())
+        return "a model with weights that stay as they are" if is_frozen else None
+
+    def set_up(self) -> None:
+        """Give model and optimizer to the engine."""
+        self._engine = ZeroEngine(self.replica, self._config, self._ranks, self._options)
         located = self._engine.locate()
-        self._fragments = Fragments(
-            ranks,
-            {name: located[self._parts[name]] for name in self._whole.trained},
-            {name: self._whole.parameters[name].shape for name in self._whole.trained},
-        )
+        self._fragments = {name: located[self._own[name]] for name in self._whole.trained}
+        size = self._ranks.world_size
+        self.ranks_per_copy = size if self._engine.stage == 3 else 1, size
 
     @property
     def kept_weights(self) -> Sequence[Tensor]:
         """The shares of the weights that are updated, and in stage 3 those that are gathered."""
-        shared: list[Any] = list(self._parts.values()) if self._engine.stage == 3 else []
+        shared: list[Any] = list(self._own.values()) if self._engine.stage == 3 else []
         return [*self._engine.flats, *(part.ds_tensor for part in shared)]
-
-    @property
-    def num_checkpoint_bytes(self) -> int:
-        """About how much a checkpoint takes, which is whole."""
-        return self._whole.num_checkpoint_bytes
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
@@ -84,14 +64,9 @@ class DeepSpeed(Strategy):
                 is_last = number == len(micro_batches)
                 self.replica.count_loss(self._engine.add(micro_batch, weight=weight, is_last=is_last))
 
-    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Return the sum of this rank's losses, with weights that are gathered as in a step."""
-        total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        with self.replica.evaluate(), torch.no_grad():
-            for micro_batch in micro_batches:
-                self.replica.on_section(StepSection.FORWARD)
-                total += self._engine.compute_loss(micro_batch)
-        return total
+    def _compute_loss(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the losses, with weights that are gathered as in a step."""
+        return self._engine.compute_loss(micro_batch)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
@@ -111,72 +86,53 @@ class DeepSpeed(Strategy):
             is_finite = all(bool(part.isfinite().all()) for part in result if part is not None) and is_finite
         return is_finite
 
-    def _get_whole(self, name: str) -> Tensor:
-        """Return a parameter, which in stage 3 is gathered."""
+    def list_weights(self) -> dict[str, Piece]:
+        """Return the whole weights, in stage 3 this rank's fragments of them."""
         if self._engine.stage < 3:
-            return self._parts[name].detach()
-        return self._fragments.gather(name, self._engine.flats)
+            return super().list_weights()
+        flats = self._engine.flats
+        return {name: self._make_piece(name, flats[part.flat]) for name, part in self._fragments.items()}
 
-    def digest(self) -> Digests:
-        """Return each rank's digest of the weights, in stage 3 one of all, and one of the moments."""
-        parameters, moments = TensorDigest(), TensorDigest()
-        for name in sorted(self._whole.trained):
-            parameters.add(name, self._get_whole(name))
-        for name, key, part in self._gather_moments():
-            moments.add(f"{key} of {name}", part)
-        moments.add("loss scale", self.replica.collect_others()["loss scale"])
-        of_weights, of_moments = (self._ranks.gather_text(item.hex()) for item in (parameters, moments))
-        is_spread = self._engine.stage == 3
-        return Digests(list(dict.fromkeys(of_weights)) if is_spread else of_weights, list(dict.fromkeys(of_moments)))
+    def list_moments(self) -> dict[str, Piece]:
+        """Return this rank's fragments of the moments."""
+        state, flats = self.optimizer.state, self._engine.flats
+        return {
+            # A count of steps is one number; all else is as large as its parameter.
+            f"{key} of {name}": self._make_piece(name, value) if key in self._whole.moments else Piece(value, ())
+            for name, part in self._fragments.items()
+            for key, value in state.get(flats[part.flat], {}).items()
+        }
 
-    def _gather_moments(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield parameter, kind and the whole of each moment on the CPU, one by one, in the optimizer's order."""
-        state, flats = self.replica.optimizer.state, self._engine.flats
-        for name in self._whole.trained:
-            flat = self._fragments.own[name].flat
-            for key in sorted(state.get(flats[flat], {})):
-                own: list[Tensor] = [state[item].get(key, item) for item in flats]
-                # A count of steps is one number; all else is as large as its parameter.
-                yield name, key, self._fragments.gather(name, own) if key in self._whole.moments else own[flat].cpu()
-
-    def snapshot(self) -> Iterator[Part]:
-        """Yield weights and state, gathered tensor by tensor; rank 0 keeps them, as a rank of ddp would have them."""
-        whole, is_first = self._whole, self._ranks.is_first
-        parameters = ((name, self._get_whole(name)) for name in whole.trained)
-        yield whole.collect_weights(parameters, is_kept=is_first)
-        moments = ((name, key, tensor.clone()) for name, key, tensor in self._gather_moments())
-        others = self.replica.state_of_all()
-        yield Part(STATE, collect_state(self.optimizer, whole.groups, moments, others, is_kept=is_first))
+    def _make_piece(self, name: str, flat: Tensor) -> Piece:
+        fragment = self._fragments[name]
+        return Piece(fragment.cut(flat), self._whole.parameters[name].shape, fragment.start)
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its fragments of it."""
-        whole, saved = self._whole, state["optimizer"]
+        whole, saved, flats = self._whole, state["optimizer"], self._engine.flats
         whole.require_fit(weights, state)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for place, name in enumerate(whole.trained):
+            fragment = self._fragments[name]
+            for key, value in saved["state"].get(place, {}).items():
+                own = moments.setdefault(fragment.flat, {})
+                if key in whole.moments:
+                    of_flat = own.setdefault(key, torch.zeros_like(flats[fragment.flat], device="cpu").detach())
+                    fragment.cut(of_flat).copy_(fragment.select(value))
+                else:
+                    own[key] = value
         numbers = self._engine.number_flats()
-        moments = self._share_out(saved["state"])
         groups = [{**group, "params": own} for group, own in zip(saved["param_groups"], numbers, strict=True)]
         with self._engine.lend_flats():
             self.replica.load_state({**state, "optimizer": {"state": moments, "param_groups": groups}})
         self._engine.put_weights(
-            {self._parts[name]: weights[name] for name in whole.trained},
-            {self._parts[name]: fragment for name, fragment in self._fragments.own.items()},
+            {self._own[name]: weights[name] for name in whole.trained},
+            {self._own[name]: fragment for name, fragment in self._fragments.items()},
         )
-
-    def _share_out(self, saved: Mapping[int, Mapping[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
-        """Return flat tensor -> what of saved moments is this rank's, laid out as it is."""
-        flats = self._engine.flats
-        tensors: dict[int, dict[str, Tensor]] = {}
-        for place, name in enumerate(self._whole.trained):
-            fragment = self._fragments.own[name]
-            for key, value in saved.get(place, {}).items():
-                own = tensors.setdefault(fragment.flat, {})
-                if key in self._whole.moments:
-                    whole = own.setdefault(key, torch.zeros_like(flats[fragment.flat], device="cpu").detach())
-                    fragment.cut(whole).copy_(fragment.select(value))
-                else:
-                    own[key] = value
-        return tensors
 
     def describe(self) -> dict[str, Any]:
         """Return how DeepSpeed lays its exchange out: see ZeroEngine."""
         return self._engine.describe()
+
+
+build = DeepSpeed.build

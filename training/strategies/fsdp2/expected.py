@@ -19,6 +19,7 @@ from training.strategies import (
     Profile,
     Work,
     expect,
+    explain_replicas,
     explain_size,
 )
 
@@ -36,11 +37,9 @@ class Fsdp2(Profile):
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
         """Return that the ranks cannot be shared out over the replicas, or that a replica would be one rank."""
         replicas = options.get("replicas", 1)
-        if replicas != int(replicas) or world_size % replicas:
-            return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
         if replicas > 1 and replicas == world_size:
             return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
-        return None
+        return explain_replicas(options, world_size=world_size)
 
     def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one per replica, which its ranks hold between them."""
@@ -50,12 +49,12 @@ class Fsdp2(Profile):
     def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
         """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with
         one norm."""
-        root, *layers = list(work.exchange.get("gathered_bytes", [])) or _list_unit_bytes(work)
+        units, steps, shards = _list_units(work), work.num_steps, work.world_size // work.replicas
+        root, *layers = work.list_of("gathered_bytes") or units
         times = 2 if work.options.get(_RESHARDS, True) else 1
-        gathered = expect(1 + times * len(layers), (root + times * sum(layers)) // _count_shards(work), work.num_rounds)
+        gathered = expect(1 + times * len(layers), (root + times * sum(layers)) // shards, work.num_rounds)
         if work.world_size == 1:
             return {ALL_GATHER: gathered}
-        units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
         # Of each unit's reduced gradient a rank has a part, which replicas add up.
         number = steps * (1 + (len(units) if shards < work.world_size else 0))
         num_bytes = steps * (_BYTES_OF_A_NORM + (sum(units) // shards if shards < work.world_size else 0))
@@ -70,7 +69,7 @@ class Fsdp2(Profile):
 
         That is in fp32, or what is rounded in bf16.
         """
-        units, gathered = _list_unit_bytes(work), list(work.exchange.get("gathered_bytes", []))
+        units, gathered = _list_units(work), work.list_of("gathered_bytes")
         if not work.gradient_bytes <= sum(units) <= work.gradient_bytes * (1 + _MOST_PADDING):
             return explain_size("units", sum(units), work)
         shares = (1.0, *[0.5 if work.options.get("mixed") == "bf16" else 1.0] * (len(units) - 1))
@@ -84,15 +83,11 @@ class Fsdp2(Profile):
             )  # fmt: skip
         return None
 
-    def describe_layout(self, work: Work) -> str:
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
         """Return units and copies."""
-        replicas = int(work.options.get("replicas", 1))
-        units = format_plural(len(_list_unit_bytes(work)), "unit")
-        return units + f", added up over {replicas} replicas" * (replicas > 1)
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return the units."""
-        return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
+        units = _list_units(work)
+        layout = format_plural(len(units), "unit") + f", added up over {work.replicas} replicas" * (work.replicas > 1)
+        return layout, {"units": len(units), "unit_bytes": sum(units)}
 
     def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
         """Return layers kept gathered, where they are not."""
@@ -111,9 +106,5 @@ class Fsdp2(Profile):
 PROFILE = Fsdp2()
 
 
-def _count_shards(work: Work) -> int:
-    return work.world_size // int(work.options.get("replicas", 1))
-
-
-def _list_unit_bytes(work: Work) -> list[int]:
-    return list(work.exchange.get("unit_bytes", [])) or [work.gradient_bytes]
+def _list_units(work: Work) -> list[int]:
+    return work.list_of("unit_bytes") or [work.gradient_bytes]

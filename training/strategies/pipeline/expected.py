@@ -20,6 +20,7 @@ from training.strategies import (
     Profile,
     Timers,
     Work,
+    explain_replicas,
     explain_size,
 )
 
@@ -41,12 +42,9 @@ class Pipeline(Profile):
 
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
         """Return that the ranks cannot be shared out over the replicas, or that one has nobody to share with."""
-        replicas = options.get("replicas", 1)
-        if replicas != int(replicas) or world_size % replicas:
-            return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
-        if options.get("zero1") and replicas == 1:
+        if options.get("zero1") and options.get("replicas", 1) == 1:
             return "options.zero1: got true with one replica, which has nobody to share with; allowed: replicas above 1"
-        return None
+        return explain_replicas(options, world_size=world_size)
 
     def count_shares(self, world_size: int, options: Options) -> int:
         """Return one per replica: its stages see the same rows."""
@@ -65,9 +63,9 @@ class Pipeline(Profile):
         """
         if work.world_size == 1:
             return {}
-        steps, tied, row_bytes = work.num_steps, _list_tied_bytes(work), int(work.exchange.get("row_bytes", 0))
-        square_bytes = _BYTES_OF_A_SQUARE * int(work.exchange.get("num_parameters", 0)) * steps
-        replicas, rank_bytes = int(work.options.get("replicas", 1)), list(work.exchange.get("rank_bytes", [0]))
+        steps, tied, row_bytes = work.num_steps, work.list_of("tied_bytes"), work.get("row_bytes")
+        square_bytes = _BYTES_OF_A_SQUARE * work.get("num_parameters") * steps
+        replicas, rank_bytes = work.replicas, work.list_of("rank_bytes") or [0]
         reduced, added = [min(rank_bytes) * steps, max(rank_bytes) * steps], steps
         if replicas == 1:
             reduced, added = [0, 0], 0
@@ -77,15 +75,15 @@ class Pipeline(Profile):
             )
         }
         if work.options.get("zero1") and replicas > 1:
-            room = _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
+            room = _MOST_ROOM * work.get("num_parameters")
             expected[BROADCAST] = Expected(
                 Bounds(steps, replicas * steps), Bounds(min(rank_bytes) * steps, (max(rank_bytes) + room) * steps)
             )
         num_ranks = work.world_size // replicas
         if num_ranks > 1:
-            per_micro_batch = 2 * (len(_list_stages(work)) // num_ranks) - 1
+            per_micro_batch = 2 * (len(work.list_of("layers")) // num_ranks) - 1
             least, most = (per_micro_batch * rounds for rounds in work.num_rounds)
-            tied_bytes, most_rows = sum(tied) * steps, int(work.exchange.get("most_rows", 1))
+            tied_bytes, most_rows = sum(tied) * steps, work.get("most_rows") or 1
             expected[SEND] = Expected(
                 Bounds(least + len(tied) * steps, most + len(tied) * steps),
                 Bounds(least * row_bytes + tied_bytes, most * row_bytes * most_rows + tied_bytes),
@@ -94,8 +92,7 @@ class Pipeline(Profile):
 
     def find_problem(self, work: Work) -> Reason | None:
         """Return that the stages are not the ranks, or not the model."""
-        stages = _list_stages(work)
-        num_ranks = work.world_size // int(work.options.get("replicas", 1))
+        stages, num_ranks = work.list_of("layers"), work.world_size // work.replicas
         if not stages or len(stages) % num_ranks:
             return explain(
                 "stages_are_not_ranks", "{stages:plural stage} on {ranks} ranks: each has to have as many",
@@ -107,22 +104,19 @@ class Pipeline(Profile):
                 "layers_missing", "the stages have the layers {layers}: every layer has to be in one of them",
                 layers=_format_layers(work),
             )  # fmt: skip
-        held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
+        held = sum(work.list_of("rank_bytes")) - sum(work.list_of("tied_bytes"))
         return None if held == work.gradient_bytes else explain_size("stages", held, work)
 
-    def describe_layout(self, work: Work) -> str:
-        """Return the cut."""
-        replicas = work.options.get("replicas", 1)
-        return (
-            f"{format_plural(len(_list_stages(work)), 'stage')} with the layers {_format_layers(work)}, cut so that "
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
+        """Return the cut, and what the first stage and the last have in common."""
+        num_stages = len(work.list_of("layers"))
+        layout = (
+            f"{format_plural(num_stages, 'stage')} with the layers {_format_layers(work)}, cut so that "
             "the largest has as few weights to multiply by as can be"
-            + f"; added up over {replicas} replicas"
-            * (replicas > 1)
+            + f"; added up over {work.replicas} replicas"
+            * (work.replicas > 1)
         )
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return the stages, and what the first and the last have in common."""
-        return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
+        return layout, {"stages": num_stages, "tied_bytes": sum(work.list_of("tied_bytes"))}
 
     def explain_timers(self, timers: Timers, options: Options, *, world_size: int) -> str | None:
         """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
@@ -165,17 +159,8 @@ class Pipeline(Profile):
 PROFILE = Pipeline()
 
 
-def _list_tied_bytes(work: Work) -> list[int]:
-    return list(work.exchange.get("tied_bytes", []))
-
-
-def _list_stages(work: Work) -> list[list[int]]:
-    """Return the first and the last layer of each."""
-    return list(work.exchange.get("layers", []))
-
-
 def _format_layers(work: Work) -> str:
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in work.list_of("layers"))
 
 
 def compute_least_idle_share(options: Options, *, world_size: int, num_micro_batches: float) -> float:

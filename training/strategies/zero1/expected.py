@@ -19,34 +19,30 @@ class Zero1(Ddp):
 
     def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
         """Return the gradient as with ddp, and every rank's share of the weights once per step."""
-        expected, shares = super().compute_expected_traffic(work), _list_share_bytes(work)
+        expected, shares = super().compute_expected_traffic(work), _list_shares(work)
         if work.world_size > 1:
             expected[BROADCAST] = expect(len(shares) * work.num_steps, sum(shares) * work.num_steps)
         return expected
 
     def find_problem(self, work: Work) -> Reason | None:
         """Return that the buckets are not the gradient, or the shares not the weights."""
-        held = sum(_list_share_bytes(work))
-        most = work.gradient_bytes + _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
+        held = sum(_list_shares(work))
+        most = work.gradient_bytes + _MOST_ROOM * work.get("num_parameters")
         is_right = work.gradient_bytes <= held <= most
         return super().find_problem(work) or (None if is_right else explain_size("shares", held, work))
 
-    def describe_layout(self, work: Work) -> str:
+    def describe_layout(self, work: Work) -> tuple[str, dict[str, float]]:
         """Return buckets and shares."""
-        shares = format_plural(len(_list_share_bytes(work)), "share")
-        return f"{super().describe_layout(work)} and {shares} of the updated weights"
-
-    def list_figures(self, work: Work) -> dict[str, float]:
-        """Return buckets and shares."""
-        return {
-            **super().list_figures(work),
-            "shares": len(_list_share_bytes(work)),
-            "share_bytes": sum(_list_share_bytes(work)),
-        }
+        layout, figures = super().describe_layout(work)
+        shares = _list_shares(work)
+        return (
+            f"{layout} and {format_plural(len(shares), 'share')} of the updated weights",
+            {**figures, "shares": len(shares), "share_bytes": sum(shares)},
+        )
 
 
 PROFILE = Zero1()
 
 
-def _list_share_bytes(work: Work) -> list[int]:
-    return [size for size in work.exchange.get("share_bytes", []) if size]
+def _list_shares(work: Work) -> list[int]:
+    return [size for size in work.list_of("share_bytes") if size]

@@ -5,7 +5,7 @@ others. The update of a parameter needs its own gradient alone, beside the norm,
 is what ddp makes of it, to the bit.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.step.snapshot import STATE, Digests, Part, ScatteredMoments, collect_state, select_own
-from training.step.strategy import StepResult, require_combination
+from training.step.strategy import StepResult
 from training.step.traffic import BROADCAST, Traffic
 from training.strategies.ddp.step import Ddp
-from training.workloads import Workload
 
 _ALIGNMENT = 64
 """Elements: a parameter begins where a tensor of its own could, so that every kernel treats it as one."""
-
-
-def build(
-    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-) -> "Zero1":
-    """Return the strategy, on any number of ranks; raises UnfitModelError for what it does not go with."""
-    require_combination("zero1", model, config, ranks)
-    return Zero1(model, workload, config, ranks, communicates=communicates)
 
 
 class Shares:
@@ -78,17 +67,12 @@ class Shares:
 class Zero1(Ddp):
     """Every rank holds all weights; of the moments they hold one copy between them, which rank 0 writes."""
 
-    def __init__(
-        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-    ) -> None:
-        self._shares, self._communicates = Shares(ranks), communicates
-        super().__init__(model, workload, config, ranks, communicates=communicates)
-        self._own = {name: part for name, part in self.module.named_parameters() if part.requires_grad}
-        self._moments = ScatteredMoments(self.optimizer, ranks, self._own, self._own)
+    name = "zero1"
 
     def place(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Return the share that this rank updates; see Strategy."""
         super().place(model)
+        self._shares, self.ranks_per_copy = Shares(self._ranks), (1, self._ranks.world_size)
         return self._shares.deal([part for part in model.parameters() if part.requires_grad])
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
@@ -115,23 +99,5 @@ class Zero1(Ddp):
             "num_parameters": len(shares.owners),
         }
 
-    def digest(self) -> Digests:
-        """Return every rank's digest of the parameters, and one of the moments, as of a rank that has all."""
-        moments = self._ranks.gather_text(self._moments.digest(self.replica.collect_others()))
-        parameters = self._ranks.gather_text(self.replica.parameter_checksum())
-        return Digests(parameters, list(dict.fromkeys(moments)))
 
-    def snapshot(self) -> Iterator[Part]:
-        """Yield weights and state, the moments gathered tensor by tensor; rank 0 keeps them, as a rank of ddp would."""
-        weights, _ = self.replica.snapshot(is_written=self._ranks.is_first)
-        yield weights
-        del weights
-        replica, moments = self.replica, self._moments.generate()
-        is_kept, others = self._ranks.is_first, replica.state_of_all()
-        yield Part(STATE, collect_state(self.optimizer, replica.named_groups, moments, others, is_kept=is_kept))
-
-    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Take up a whole state, every rank its share of the moments."""
-        self.replica.require_fit(weights, state)
-        self.replica.load_state(select_own(self.optimizer, self.replica.named_groups, state, self._own))
-        self.replica.load_weights(weights, state)
+build = Zero1.build
