@@ -306,7 +306,7 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -
     end = strategy.digest()
     _require_same_state(end, f"{record.segment.range} epoch {record.segment.epoch}")
     record.file_away(ranks, everything=True)
-    devices = ranks.gather_json(collect_device_facts(ranks.device))
+    devices = ranks.gather_values(collect_device_facts(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
 
     def summarise() -> SegmentFacts:

@@ -45,7 +45,7 @@ def main() -> int:
             writes.append(part.content is not None)
             if part.content is not None:
                 torch.save(dict(part.content), config.work_dir / f"{part.name}.pt")
-        told["writes"] = ranks.gather_json(writes)
+        told["writes"] = ranks.gather_values(writes)
         # A new one takes up what this one gave, and makes the same step.
         again, _, _ = open_steps(config, ranks)
         folder = config.work_dir

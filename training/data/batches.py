@@ -240,17 +240,17 @@ def make_documents(starts: np.ndarray, length: int) -> Documents:
 
 def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, every label ignored."""
-    shape = (1, min(_LENGTH_MULTIPLE, seq_len))
+    input_ids = torch.zeros((1, min(_LENGTH_MULTIPLE, seq_len)), dtype=torch.int64)
+    return make_weightless(input_ids, torch.full_like(input_ids, IGNORED_LABEL))
+
+
+def make_weightless(input_ids: Tensor, labels: Tensor) -> MicroBatch:
+    """Return a micro-batch of what is no sample, whose labels are all ignored."""
     nothing = np.zeros(0, dtype=np.int64)
     return MicroBatch(
-        input_ids=torch.zeros(shape, dtype=torch.int64),
-        labels=torch.full(shape, IGNORED_LABEL, dtype=torch.int64),
-        label_places=torch.from_numpy(nothing),
-        row_ids=nothing,
-        sample_num_tokens=nothing,
-        sample_num_targets=nothing,
-        num_padding_tokens=0,
-    )
+        input_ids=input_ids, labels=labels, label_places=torch.from_numpy(nothing), row_ids=nothing,
+        sample_num_tokens=nothing, sample_num_targets=nothing, num_padding_tokens=0,
+    )  # fmt: skip
 
 
 def prefetch_micro_batches(

@@ -1,7 +1,7 @@
 """Rows of texts on disk, each with its class, and micro-batches of them in memory: padded, or one after another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +115,7 @@ def list_texts(texts: Sequence[np.ndarray]) -> LabelledTexts:
 def make_dummy_text(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, its one label ignored."""
     dummy = make_dummy_micro_batch(seq_len)
-    return MicroBatch(
-        **{
-            **vars(dummy),
-            "labels": torch.full((1,), IGNORED_LABEL),
-            "attention_mask": torch.ones_like(dummy.input_ids),
-        }
-    )
+    return replace(dummy, labels=torch.full((1,), IGNORED_LABEL), attention_mask=torch.ones_like(dummy.input_ids))
 
 
 def open_labelled_texts(folder: Path) -> LabelledTexts:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from training.process.failure import UnfitModelError
@@ -29,6 +30,18 @@ def recompute_layers(model: nn.Module) -> None:
         name = type(model).__name__
         raise UnfitModelError(f"activation_checkpointing: layers, which {name} is not made for; allowed: none")
     whole.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout, gradients and autocast off, while inside."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        model.train(was_training)
 
 
 _COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()

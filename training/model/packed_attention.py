@@ -19,16 +19,9 @@ from torch import Tensor
 from training.process.failure import UnfitModelError
 
 NAME = "documents"
-"""What transformers knows it by, once `register` was called."""
+"""What transformers knows it by."""
 _NOT_COMPUTED = ("softcap", "s_aux", "position_bias", "head_mask")
 """A cap on scores (Gemma 2), sinks (gpt-oss), biases by distance, heads that are switched off."""
-
-
-def register() -> None:
-    """Make it known to transformers, as an attention that wants no mask."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
 
 
 def refuse_what_is_not_computed(module: torch.nn.Module, asked: Mapping[str, Any]) -> None:

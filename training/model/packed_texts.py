@@ -18,14 +18,7 @@ from training.model.packed_attention import refuse_what_is_not_computed
 from training.process.torch_private import is_fake
 
 NAME = "texts"
-"""What transformers knows the attention by, once `register` was called."""
-
-
-def register() -> None:
-    """Make it known to transformers, as an attention that wants no mask."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
+"""What transformers knows the attention by."""
 
 
 def attend(

@@ -68,6 +68,43 @@ def map_tied_names(model: nn.Module) -> dict[str, str]:
     return {name: its for name, tensor in named if (its := first.setdefault(id(tensor), name)) != name}
 
 
+def load_transformer(kind: str, model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
+    """Return the model of a transformers folder in fp32 on the CPU, or with the weights of a checkpoint file.
+
+    `kind`: the class of transformers that chooses one. Raises BadCheckpointError if the checkpoint is not loadable or
+    is not one of this model.
+    """
+    # Here, not above: several seconds that the data and the plan can do without.
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
+    model: nn.Module = getattr(transformers, kind).from_pretrained(
+        model_dir, config=_read_config(model_dir), dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    return model
+
+
+def outline_transformer(kind: str, model_dir: Path) -> nn.Module:
+    """Return the model that a folder's config.json describes, as `load_transformer` gives it but for its numbers."""
+    import transformers
+
+    config = _read_config(model_dir)
+    model: nn.Module = getattr(transformers, kind).from_config(config, dtype=torch.float32, trust_remote_code=False)
+    return model
+
+
+def _read_config(model_dir: Path) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return config
+
+
 def load_weights(model: nn.Module, file: Path) -> None:
     """Load a state dict file into the model, all of it or nothing.
 

@@ -6,6 +6,7 @@ A rank connects to the stage's Unix socket and waits there, idle, until it is to
 
 import dataclasses
 import gc
+import itertools
 import json
 import logging
 import time
@@ -41,6 +42,7 @@ from training.process.distributed import Ranks, collect_device_facts
 from training.record.cpu_use import CpuUse
 from training.record.ledger_file import digest_rows
 from training.record.setting import gather_setting
+from training.record.window import DeviceClock
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
 
@@ -73,72 +75,14 @@ class Block:
     """Whether the other ranks stand still; they are then not waited for."""
 
 
-class _Marks:
-    """The device's time after every step, read when it is over: on CUDA nothing waits in between."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._marks: list[Any] = []
-
-    def add(self) -> None:
-        if self._ranks.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        """Return the seconds between one mark and the next; the device must have done all."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        if self._ranks.device.type == "cuda":
-            return [earlier.elapsed_time(later) / 1000 for earlier, later in pairs]
-        return [later - earlier for earlier, later in pairs]
-
-
 class _Ran(NamedTuple):
     """One step of a block that has run."""
 
-    micro_batches: Sequence[MicroBatch] = ()
+    parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, int]] = ()
+    """Of each micro-batch whose rows count here: rows, tokens and targets of each, and positions."""
     data_wait_seconds: float = 0.0
     result: StepResult | None = None
     """None for the lead-in, and for an update alone."""
-
-
-class _Work:
-    """What the steps of a block did on this rank: kept while the clock runs, counted and read when it stands."""
-
-    def __init__(self) -> None:
-        self._results: list[StepResult] = []
-        self._parts: list[list[tuple[np.ndarray, np.ndarray, np.ndarray, int]]] = []
-        self._data_wait_seconds = 0.0
-
-    def add(self, ran: _Ran, *, counts_rows: bool) -> None:
-        """Note a step; of its micro-batches, if their rows count on this rank, nothing that is on the device."""
-        self._data_wait_seconds += ran.data_wait_seconds
-        if ran.result is not None:
-            self._results.append(ran.result)
-        self._parts.append(
-            [
-                (part.row_ids, part.sample_num_tokens, part.sample_num_targets, part.num_positions)
-                for part in (ran.micro_batches if counts_rows else ())
-            ]
-        )
-
-    def as_facts(self) -> Answer:
-        """Return the sums over the steps, and a digest of which rows each had."""
-        parts = [part for step in self._parts for part in step]
-        return {
-            "data_wait_seconds": self._data_wait_seconds,
-            "num_samples": sum(len(rows) for rows, *_ in parts),
-            "num_tokens": sum(int(tokens.sum()) for _, tokens, *_ in parts),
-            "num_targets": sum(int(targets.sum()) for *_, targets, _ in parts),
-            "num_positions": sum(positions for *_, positions in parts),
-            "num_micro_batches": sum(len(rows) > 0 for rows, *_ in parts),
-            "loss_sum": sum(float(result.loss_sum) for result in self._results),
-            "grad_norm_sum": sum(float(result.grad_norm) for result in self._results),
-            "rows_digest": digest_rows([[rows for rows, *_ in step] for step in self._parts]),
-        }
 
 
 class BlockRunner:
@@ -219,7 +163,7 @@ class BlockRunner:
         ranks = self._ranks
         next(run)
         updates = Updates(made.strategy.optimizer, counted_elsewhere=made.strategy.updated_elsewhere)
-        marks, work = _Marks(ranks), _Work()
+        clock, rans = DeviceClock(ranks.device), list[_Ran]()
         ranks.synchronize()
         forget_recorded(ranks.backend)
         if not block.is_alone and ranks.world_size > 1:
@@ -227,10 +171,10 @@ class BlockRunner:
         num_before = count_exchanges(ranks)
         cpu_use = CpuUse()
         started = time.perf_counter()
-        marks.add()
+        marks = [clock.mark()]
         for ran in run:
-            marks.add()
-            work.add(ran, counts_rows=made.strategy.counts_rows)
+            marks.append(clock.mark())
+            rans.append(ran)
         ranks.synchronize()
         seconds = time.perf_counter() - started
         used = cpu_use.measure()
@@ -238,8 +182,8 @@ class BlockRunner:
         recorded = Recorded(ranks).between(num_before, num_after)
         return {
             "seconds": seconds,
-            "step_seconds": marks.seconds(),
-            **work.as_facts(),
+            "step_seconds": [clock.measure(*pair) for pair in itertools.pairwise(marks)],
+            **_sum_up(rans),
             **updates.measure(),
             "num_exchanges": sum(num_after) - sum(num_before),
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
@@ -257,11 +201,15 @@ class BlockRunner:
         left = self._computing.get(_make_key(block.variant), 0.0) - (time.perf_counter() - began)
         if ahead and left > 0:
             wait(ahead, timeout=left)
-        yield _Ran(micro_batches, waited)
+        yield _Ran(data_wait_seconds=waited)
         for micro_batches, step, waited in steps:
             num_targets = made.plan.step(step).num_targets
             result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
-            yield _Ran(micro_batches, waited, result)
+            parts = [
+                (part.row_ids, part.sample_num_tokens, part.sample_num_targets, part.num_positions)
+                for part in (micro_batches if made.strategy.counts_rows else ())
+            ]
+            yield _Ran(parts, waited, result)
 
     def _run_updates(self, made: Made, block: Block) -> Iterator[_Ran]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
@@ -280,6 +228,23 @@ class BlockRunner:
             self._made[key, segment] = switch_segment(self._made[key, 0], segment)
         torch.set_num_threads(self._made[key, segment].config.threads_per_rank)
         return self._made[key, segment]
+
+
+def _sum_up(rans: Sequence[_Ran]) -> Answer:
+    """Return what the steps of a block did, and a digest of which rows each had."""
+    parts = [part for ran in rans for part in ran.parts]
+    results = [ran.result for ran in rans if ran.result is not None]
+    return {
+        "data_wait_seconds": sum(ran.data_wait_seconds for ran in rans),
+        "num_samples": sum(len(rows) for rows, *_ in parts),
+        "num_tokens": sum(int(tokens.sum()) for _, tokens, *_ in parts),
+        "num_targets": sum(int(targets.sum()) for *_, targets, _ in parts),
+        "num_positions": sum(positions for *_, positions in parts),
+        "num_micro_batches": sum(len(rows) > 0 for rows, *_ in parts),
+        "loss_sum": sum(float(result.loss_sum) for result in results),
+        "grad_norm_sum": sum(float(result.grad_norm) for result in results),
+        "rows_digest": digest_rows([[rows for rows, *_ in ran.parts] for ran in rans]),
+    }
 
 
 def _make_key(variant: Variant) -> str:

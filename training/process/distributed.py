@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -76,33 +75,31 @@ class Ranks:
         return int(self.gather(np.array([value])).max())
 
     def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
-        """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it.
+        """Return, on every rank, the plain value that `ask` gives on rank 0; the others wait for it.
 
         A TrainingError there is raised on every rank.
         """
         if self.world_size == 1:
             return ask()
-        said = _answer(ask) if self.is_first else b""
-        length = torch.tensor([len(said)])
-        dist.broadcast(length, src=0)
-        text = torch.zeros(int(length), dtype=torch.uint8)
+        answer: list[Any] = [None, None]
         if self.is_first:
-            text = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        dist.broadcast(text, src=0)
-        answer = json.loads(text.numpy().tobytes())
-        if "error" in answer:
-            raise getattr(failure, answer["error"])(answer["message"])
-        return answer["value"]
+            try:
+                answer[0] = ask()
+            except failure.TrainingError as error:
+                answer[1] = type(error).__name__, str(error)
+        dist.broadcast_object_list(answer, src=0)
+        value, problem = answer
+        if problem is not None:
+            name, message = problem
+            raise getattr(failure, name)(message)
+        return value
 
-    def gather_text(self, text: str) -> list[str]:
-        """Return every rank's text, all of the same length, in rank order."""
-        codes = self.gather(np.frombuffer(text.encode(), dtype=np.uint8))
-        return [row.astype(np.uint8).tobytes().decode() for row in codes]
-
-    def gather_json(self, value: Any) -> list[Any]:
-        """Return every rank's JSON value, in rank order."""
-        said = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype(np.int64)
-        return [json.loads(row[:, 0].astype(np.uint8).tobytes()) for row in self.gather_rows(said[:, None])]
+    def gather_values(self, value: Any) -> list[Any]:
+        """Return every rank's plain value, in rank order."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""
@@ -115,13 +112,6 @@ class Ranks:
         parts = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(parts, mine)
         return [part[:size].numpy() for part, size in zip(parts, sizes, strict=True)]
-
-
-def _answer(ask: Callable[[], Any]) -> bytes:
-    try:
-        return json.dumps({"value": ask()}).encode()
-    except failure.TrainingError as error:
-        return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
 
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

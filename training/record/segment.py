@@ -211,7 +211,10 @@ class SegmentRecord:
         )
 
     def _make_line(self, fact: StepFacts) -> dict[str, Any]:
-        values = _drop_repeated_count(dataclasses.asdict(fact))
+        values = dataclasses.asdict(fact)
+        if fact.num_targets == fact.num_tokens:
+            # Where every token that is learned from is a target.
+            del values["num_targets"]
         values = {key: value for key, value in values.items() if value is not None or not key.startswith("heldout_")}
         loss_sum = values.pop("loss_sum")
         return {
@@ -224,11 +227,6 @@ class SegmentRecord:
             "loss": loss_sum / max(fact.num_targets, 1),
             **values,
         }
-
-
-def _drop_repeated_count(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without `num_targets` where it is `num_tokens`: where every token learned from is a target."""
-    return {key: value for key, value in values.items() if key != "num_targets" or value != values["num_tokens"]}
 
 
 def format_utc_time() -> str:

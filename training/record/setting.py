@@ -1,7 +1,6 @@
 """What a training ran with, by value, as its ranks see it: put down once per launch, outside of the timed steps."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from training.model.adapter import PACKAGE as ADAPTER_PACKAGE
 from training.model.attention_kernels import find_attention_kernel
 from training.model.four_bit import PACKAGE as FOUR_BIT_PACKAGE
 from training.process.distributed import Ranks
+from training.process.files import digest_file
 from training.record.environment import collect_environment
 from training.strategies import find_options
 from training.workloads import find_workload
@@ -90,8 +90,8 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
     } | {
         "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
     }  # fmt: skip
-    text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
-    gathered = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
+    # As a record has it: what is a tuple here is a list there.
+    gathered = ranks.gather_values(json.loads(json.dumps(mine)))
     machines: dict[str, dict[str, str | None]] = {}
     differ = {}
     for rank, item in enumerate(gathered):
@@ -135,14 +135,12 @@ def collect_interpreter() -> dict[str, Any]:
 
 
 def collect_run_at_start() -> dict[str, str | None]:
-    """Return the sha256 of each module that ran at the start, None for one that is not there."""
-    return {name: _digest_module(name) for name in _RUN_AT_START}
-
-
-def _digest_module(name: str) -> str | None:
-    """Return the sha256 of the module's file; None where there is none."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    try:
-        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return "a file that cannot be read"
+    """Return the sha256 of each module's file that ran at the start, None for one that is not there."""
+    results: dict[str, str | None] = {}
+    for name in _RUN_AT_START:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        try:
+            results[name] = None if file is None else digest_file(Path(file))
+        except OSError:
+            results[name] = "a file that cannot be read"
+    return results

@@ -19,6 +19,26 @@ from training.record.cpu_use import RecentCpuUse, compute_others_share
 from training.step.strategy import StepResult
 
 
+class DeviceClock:
+    """Marks in the device's time, read when all is over: on CUDA nothing waits in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Return a mark of now."""
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def measure(self, earlier: Any, later: Any) -> float:
+        """Return the seconds from one mark to another; the device must have done all."""
+        seconds: float = earlier.elapsed_time(later) / 1000 if self._is_cuda else later - earlier
+        return seconds
+
+
 class Pace:
     """Per step, the seconds from the end of one exchange of gradients to the last backward before the next.
 
@@ -26,29 +46,25 @@ class Pace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._mark: Callable[[], Any] = time.perf_counter
-        self._between: Callable[[Any, Any], float] = lambda earlier, later: later - earlier
-        if device.type == "cuda":
-            self._mark = _mark_device_time
-            self._between = lambda earlier, later: earlier.elapsed_time(later) / 1000
+        self._clock = DeviceClock(device)
         self.restart()
 
     def restart(self) -> None:
         """Forget what was noted; the first step begins now."""
         self._spans: list[tuple[Any, Any]] = []
-        self._began = self._last_backward = self._mark()
+        self._began = self._last_backward = self._clock.mark()
 
     def enter(self, section: StepSection) -> None:
         """Note what matters of the rank's way through a step."""
         if section is StepSection.BACKWARD:
-            self._last_backward = self._mark()
+            self._last_backward = self._clock.mark()
         elif section is StepSection.UPDATE:
             self._spans.append((self._began, self._last_backward))
-            self._began = self._mark()
+            self._began = self._clock.mark()
 
     def seconds(self) -> list[float]:
         """Return the seconds of every step since `restart`; the device must have done all."""
-        return [self._between(began, last) for began, last in self._spans]
+        return [self._clock.measure(began, last) for began, last in self._spans]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +237,3 @@ def count_own_positions(micro_batches: Sequence[MicroBatch]) -> int:
     last."""
     sizes = [part.num_positions for part in micro_batches]
     return 3 * sum(sizes) - 2 * sizes[-1]
-
-
-def _mark_device_time() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event

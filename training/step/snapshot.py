@@ -72,7 +72,7 @@ def generate_whole(ranks: Ranks, mine: Mapping[str, Piece]) -> Iterator[tuple[st
     by its own elements, all else by those of the first rank that has them: where ranks that have the same differ, their
     digests do.
     """
-    said = ranks.gather_json({name: (part.start, part.elements.numel(), part.shape) for name, part in mine.items()})
+    said = ranks.gather_values({name: (part.start, part.elements.numel(), part.shape) for name, part in mine.items()})
     for name in sorted({name for its in said for name in its}):
         firsts: dict[tuple[int, int], int] = {}
         for rank, its in enumerate(said):

@@ -216,7 +216,7 @@ class Strategy(ABC):
             digest = TensorDigest()
             for name, tensor in tensors:
                 digest.add(name, tensor)
-            results.append(list_copies(self._ranks.gather_text(digest.hex()), size))
+            results.append(list_copies(self._ranks.gather_values(digest.hex()), size))
         return Digests(*results)
 
     def snapshot(self) -> Iterator[Part]:

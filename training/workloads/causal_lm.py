@@ -4,7 +4,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from training.data.batches import open_slice as open_slice
 from training.model import packed_attention
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import has_varlen_kernel, skip_mask_checks, suits_varlen_kernel
-from training.model.layers import compile_layers, is_compiled
+from training.model.layers import compile_layers, evaluating, is_compiled
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
-from training.model.weights import has_numbers, load_weights
+from training.model.weights import has_numbers, load_transformer, outline_transformer
 from training.process.failure import UnfitModelError
 
 UNIT = "token"
@@ -41,43 +41,8 @@ def _cache_per_model(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], 
     return answer
 
 
-def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
-    """Return the model of a transformers folder in fp32 on the CPU, or with the weights of a checkpoint file.
-
-    Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
-    """
-    # Here, not above: several seconds that the data and the plan can do without.
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
-        dtype=torch.float32,
-        # sdpa, or eager of an architecture that has no other.
-        attn_implementation=None,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_cache=False,
-    )
-    if checkpoint is not None:
-        load_weights(model, checkpoint)
-    return model
-
-
-def outline_model(model_dir: Path) -> nn.Module:
-    """Return the model that a folder's config.json describes, as `load_model` gives it but for its numbers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    config.use_cache = False
-    model: nn.Module = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
-    )
-    return model
-
-
+load_model = partial(load_transformer, "AutoModelForCausalLM")
+outline_model = partial(outline_transformer, "AutoModelForCausalLM")
 _has_dropout = _cache_per_model(has_dropout)
 _suits_varlen_kernel = _cache_per_model(suits_varlen_kernel)
 
@@ -134,7 +99,9 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
 
 
 def _attend_within_documents(model: Any) -> None:
-    packed_attention.register()
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(packed_attention.NAME, packed_attention.attend)
     model.set_attn_implementation(packed_attention.NAME)
 
 
@@ -199,15 +166,11 @@ def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any
 def _bypass_head(model: Any) -> Iterator[nn.Linear]:
     """Have the model give what it would put through its head, while inside; yield the head."""
     head: nn.Linear = model.get_output_embeddings()
-    head.forward = _return_unchanged  # type: ignore[method-assign, assignment]
+    head.forward = lambda hidden: hidden  # type: ignore[method-assign, assignment]
     try:
         yield head
     finally:
         del head.forward
-
-
-def _return_unchanged(hidden: Tensor) -> Tensor:
-    return hidden
 
 
 @_cache_per_model
@@ -223,7 +186,7 @@ def _has_plain_head(model: Any) -> bool:
 
 def _is_product(model: Any) -> bool:
     input_ids = torch.arange(1, 9, device=model.device)[None] % model.config.vocab_size
-    with _switch_to_evaluation(model):
+    with evaluating(model):
         logits = model(input_ids=input_ids, use_cache=False).logits
         with _bypass_head(model) as head:
             hidden = model(input_ids=input_ids, use_cache=False).logits
@@ -244,7 +207,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
             lengths=(8, 8), longest=8, boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
             position_ids=torch.arange(8, device=model.device).repeat(2)[None],
         )  # fmt: skip
-        with _switch_to_evaluation(model), contextlib.suppress(TypeError):
+        with evaluating(model), contextlib.suppress(TypeError):
             alone = [model(input_ids=row[None], use_cache=False).logits for row in (first, second)]
             together = model(
                 input_ids=torch.cat([first, second])[None], use_cache=False,
@@ -253,15 +216,3 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
             if torch.allclose(together, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4):
                 return
     raise UnfitModelError(f"packing: true, but {type(model).__name__} cannot: {why}; use packing: false")
-
-
-@contextlib.contextmanager
-def _switch_to_evaluation(model: nn.Module) -> Iterator[None]:
-    """Switch dropout, gradients and autocast off, while inside."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.autocast(next(model.parameters()).device.type, enabled=False):
-            yield
-    finally:
-        model.train(was_training)

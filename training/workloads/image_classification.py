@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
 from training.data.augmentation import Augmentation
-from training.data.batches import IGNORED_LABEL, MicroBatch, Rows, opened_arrays
+from training.data.batches import IGNORED_LABEL, MicroBatch, Rows, make_weightless, opened_arrays
 from training.model.sync_norm import SyncBatchNorm, list_statistics
 from training.model.weights import load_weights
 from training.process.failure import BadCheckpointError, UnfitModelError
@@ -92,11 +92,6 @@ _MOST = {
     "image_size": 1024, "patch_size": 64, "num_layers": 64, "num_heads": 64, "hidden_dim": 4096, "mlp_dim": 16_384,
 }  # fmt: skip
 """Sizes of a vision transformer: larger ones in a file would take all memory before anything else is noticed."""
-
-
-def open_slice(folder: Path) -> ImageRows:
-    """Return the rows of a folder that the slice stage wrote, as they are."""
-    return open_images(folder)
 
 
 def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
@@ -253,16 +248,8 @@ def _fit_dummy(model: nn.Module, images: Tensor) -> Tensor:
 
 def make_blank_micro_batch(size: int) -> MicroBatch:
     """Return a black image of so many pixels a side, whose label is ignored and which is no sample."""
-    nothing = np.zeros(0, dtype=np.int64)
-    return MicroBatch(
-        input_ids=torch.zeros((1, 3, size, size), dtype=torch.uint8),
-        labels=torch.full((1,), IGNORED_LABEL),
-        label_places=torch.from_numpy(nothing),
-        row_ids=nothing,
-        sample_num_tokens=nothing,
-        sample_num_targets=nothing,
-        num_padding_tokens=0,
-    )
+    images = torch.zeros((1, 3, size, size), dtype=torch.uint8)
+    return make_weightless(images, torch.full((1,), IGNORED_LABEL))
 
 
 def open_images(folder: Path) -> ImageRows:
@@ -279,3 +266,6 @@ def open_images(folder: Path) -> ImageRows:
             "belong together; the slice stage makes them anew"
         )
     return ImageRows(images=images, labels=labels, row_ids=row_ids)
+
+
+open_slice = open_images

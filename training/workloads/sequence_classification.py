@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from training.data.labelled_texts import LabelledTexts, list_texts, make_dummy_t
 from training.model import packed_texts
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.attention_kernels import skip_mask_checks
-from training.model.layers import compile_layers
-from training.model.weights import has_numbers, load_weights
+from training.model.layers import compile_layers, evaluating
+from training.model.weights import has_numbers, load_transformer, outline_transformer
 from training.process.failure import UnfitModelError, is_out_of_memory
 
 UNIT = "token"
@@ -29,47 +29,9 @@ _CANNOT = (AttributeError, IndexError, RuntimeError, TypeError, UnfitModelError,
 """What comes of a model that is given a pack and does not know what one is."""
 
 
-def open_slice(folder: Path) -> LabelledTexts:
-    """Return the rows of a folder that the slice stage wrote, labels.npy beside the tokens."""
-    return open_labelled_texts(folder)
-
-
-def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
-    """Return a micro-batch that costs little and weighs nothing: no sample, its one label ignored."""
-    return make_dummy_text(seq_len)
-
-
-def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
-    """Return the classifier of a transformers folder in fp32 on the CPU, or with the weights of a checkpoint file.
-
-    Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
-    """
-    # Here, not above: several seconds that the data and the plan can do without.
-    from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model: Any = AutoModelForSequenceClassification.from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False
-    if checkpoint is not None:
-        load_weights(model, checkpoint)
-    whole: nn.Module = model
-    return whole
-
-
-def outline_model(model_dir: Path) -> nn.Module:
-    """Return the classifier that a folder's config.json describes, as `load_model` gives it but for its numbers."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False
-    whole: nn.Module = model
-    return whole
+open_slice, make_dummy_micro_batch = open_labelled_texts, make_dummy_text
+load_model = partial(load_transformer, "AutoModelForSequenceClassification")
+outline_model = partial(outline_transformer, "AutoModelForSequenceClassification")
 
 
 def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
@@ -96,24 +58,21 @@ def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
     Raises UnfitModelError unless each then has the logits that it has alone: tried on a long one and two of half of
     that, since where a text begins and how far attention reaches is not for its config to say.
     """
-    packed_texts.register()
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(packed_texts.NAME, packed_texts.attend)
     if not has_numbers(model):
         model.set_attn_implementation(packed_texts.NAME)
         return
-    device, was_training = next(model.parameters()).device, model.training
-    rows = _make_rows(config.seq_len, model.config)
-    model.eval()
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), _suppress_what_no_pack_brings():
-            alone = [
-                _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
-            ]
-            model.set_attn_implementation(packed_texts.NAME)
-            pack = rows.collate(range(3), seq_len=config.seq_len, is_packed=True)
-            if torch.allclose(_compute_batch_logits(model, pack.to(device)), torch.cat(alone), rtol=1e-4, atol=1e-4):
-                return
-    finally:
-        model.train(was_training)
+    device, rows = next(model.parameters()).device, _make_rows(config.seq_len, model.config)
+    with evaluating(model), _suppress_what_no_pack_brings():
+        alone = [
+            _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
+        ]
+        model.set_attn_implementation(packed_texts.NAME)
+        pack = rows.collate(range(3), seq_len=config.seq_len, is_packed=True)
+        if torch.allclose(_compute_batch_logits(model, pack.to(device)), torch.cat(alone), rtol=1e-4, atol=1e-4):
+            return
     raise UnfitModelError(
         f"packing: true, but {type(model).__name__} cannot: its positions or its attention cannot begin anew in the "
         "middle of a sequence; use packing: false"
@@ -171,17 +130,13 @@ def _require_positions(model: Any, seq_len: int) -> None:
     ids = torch.full((1, seq_len), token, dtype=torch.int64, device=next(model.parameters()).device)
     if isinstance(end, int):
         ids[0, -1] = end
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model):
             _compute_logits(model, ids, torch.ones_like(ids))
     except (IndexError, RuntimeError):
         raise UnfitModelError(
             f"seq_len: {seq_len}, but {type(model).__name__} has {most} positions; use fewer tokens"
         ) from None
-    finally:
-        model.train(was_training)
 
 
 def loss_sum(
