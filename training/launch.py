@@ -1,6 +1,5 @@
 """One start of a training process: what it was given, and the few things that are not steps."""
 
-import os
 from dataclasses import dataclass
 
 from training.config import TrainingConfig
@@ -8,7 +7,6 @@ from training.process.distributed import Ranks
 from training.process.events import EventStream, StopRequest
 from training.process.failure import EXIT_INTERRUPTED, StoppedError
 from training.process.heartbeat import Heartbeat
-from training.record.segment import format_utc_time
 from training.state.checkpoint import CheckpointStore
 from training.step.strategy import Strategy, find_strategy
 from training.workloads import Workload, find_workload
@@ -44,29 +42,6 @@ def build_strategy(launch: TrainingLaunch) -> Strategy:
     strategy = find_strategy(config.strategy).build(model, workload, config, launch.ranks)
     strategy.replica.on_section = launch.heartbeat.enter
     return strategy
-
-
-def send_launch_event(launch: TrainingLaunch, num_steps: int) -> None:
-    """Send the first event."""
-    config, ranks = launch.config, launch.ranks
-    launch.events.send(
-        "launch_started",
-        cell=config.cell,
-        started_at=format_utc_time(),
-        pid=os.getpid(),
-        world_size=ranks.world_size,
-        device=config.device,
-        backend=ranks.backend,
-        num_segments=len(config.segments),
-        num_steps=num_steps,
-    )
-
-
-def stop_if_asked(launch: TrainingLaunch, *, before_step: int) -> None:
-    """Raise StoppedError, on all ranks alike, if one was told to stop before there is anything to save."""
-    code = launch.ranks.highest(launch.stop.exit_code)
-    if code:
-        raise make_stopped_error(code, before_step=before_step)
 
 
 def make_stopped_error(exit_code: int, *, before_step: int) -> StoppedError:

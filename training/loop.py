@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
 from training.heldout import Heldout
-from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
+from training.launch import TrainingLaunch, build_strategy, make_stopped_error
 from training.model.layers import explain_failed_compilation
 from training.process.distributed import Ranks, collect_device_facts
 from training.process.events import EventStream, StopRequest
@@ -65,7 +66,11 @@ def train(
         store.clear_unfinished()
     sizes = [len(launch.workload.open_slice(segment.slice_dir)) for segment in config.segments]
     num_steps = [-(-size // config.global_batch_size) for size in sizes]
-    send_launch_event(launch, sum(num_steps))
+    events.send(
+        "launch_started", cell=config.cell, started_at=format_utc_time(), pid=os.getpid(),
+        world_size=ranks.world_size, device=config.device, backend=ranks.backend,
+        num_segments=len(config.segments), num_steps=sum(num_steps),
+    )  # fmt: skip
 
     strategy: Strategy | None = None
     stands_after = -1
@@ -80,7 +85,8 @@ def train(
             events.send("segment_reused", **finished)
             _log.info("%s epoch %d: reused, its receipt verifies", segment.range, segment.epoch)
         else:
-            stop_if_asked(launch, before_step=sum(num_steps[:index]) + 1)
+            if code := ranks.highest(stop.exit_code):
+                raise make_stopped_error(code, before_step=sum(num_steps[:index]) + 1)
             strategy = strategy or build_strategy(launch)
             drift: list[str] = []
             if stands_after != index - 1:

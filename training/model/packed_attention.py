@@ -72,11 +72,20 @@ def attend(
     refuse_what_is_not_computed(module, others)
     if document_boundaries is not None:
         assert dropout == 0.0, "the kernel has no dropout"
-        attended = _attend_all_at_once(
-            query, key, value, document_boundaries,
-            longest=longest_document, scaling=scaling, takes_groups=takes_groups,
-        )  # fmt: skip
-        return attended, None
+        from torch.nn.attention.varlen import varlen_attn
+
+        # The kernel is not one that autocast knows.
+        dtype = torch.get_autocast_dtype("cuda")
+        q, k, v = (part.squeeze(0).transpose(0, 1).to(dtype) for part in (query, key, value))
+        options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+        if (groups := q.shape[1] // k.shape[1]) > 1:
+            if takes_groups:
+                options["enable_gqa"] = True
+            else:
+                k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+        ends, longest = document_boundaries, longest_document
+        attended: Any = varlen_attn(q, k, v, ends, ends, longest, longest, **options)
+        return attended.unsqueeze(0), None
     if document_lengths is not None:
         parts = zip(
             query.split(document_lengths, 2),
@@ -87,31 +96,6 @@ def attend(
         documents = [_attend_causally(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
         return torch.cat(documents, dim=1), None
     return _attend_causally(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
-
-
-def _attend_all_at_once(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    boundaries: Tensor,
-    *,
-    longest: int,
-    scaling: float | None,
-    takes_groups: bool,
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    # The kernel is not one that autocast knows.
-    dtype = torch.get_autocast_dtype("cuda")
-    q, k, v = (part.squeeze(0).transpose(0, 1).to(dtype) for part in (query, key, value))
-    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
-    if (groups := q.shape[1] // k.shape[1]) > 1:
-        if takes_groups:
-            options["enable_gqa"] = True
-        else:
-            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
-    attended: Any = varlen_attn(q, k, v, boundaries, boundaries, longest, longest, **options)
-    return attended.unsqueeze(0)
 
 
 def _attend_causally(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None) -> Tensor:

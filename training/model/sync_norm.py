@@ -47,7 +47,11 @@ class SyncBatchNorm(nn.BatchNorm2d):
     @torch.no_grad()
     def _take_in(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean and variance, each (num_channels,), and number () of all ranks' values; count them."""
-        mean, variance, count = _compute_own(rows, like=self.weight)
+        if rows.shape[0]:
+            variance, mean = torch.var_mean(rows.to(self.weight.dtype), (0, 2, 3), correction=0)
+        else:
+            mean = variance = self.weight.new_zeros(self.num_features)
+        count = self.weight.new_full((), rows.numel() // self.num_features)
         if self.exchange is not None:
             everyones = self.exchange.gather(torch.cat([mean, variance, count.reshape(1)]))
             means, variances, counts = everyones.split([len(mean), len(mean), 1], dim=1)
@@ -64,16 +68,6 @@ class SyncBatchNorm(nn.BatchNorm2d):
         self.running_mean += weight * (mean - self.running_mean)
         self.running_var += weight * (variance * count / (count - 1).clamp(min=1) - self.running_var)
         return mean, variance, count
-
-
-def _compute_own(rows: Tensor, *, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and number of a process's own values; zeros where it has no row."""
-    num_channels = rows.shape[1]
-    if not rows.shape[0]:
-        nothing = like.new_zeros(num_channels)
-        return nothing, nothing, like.new_zeros(())
-    variance, mean = torch.var_mean(rows.to(like.dtype), (0, 2, 3), correction=0)
-    return mean, variance, like.new_full((), rows.numel() // num_channels)
 
 
 class _Normalise(torch.autograd.Function):

@@ -172,18 +172,15 @@ class LiveMemory(TorchDispatchMode):
         if id(storage) in self._blocks:
             self._note_size(storage)
             return
-        block = _Block(kind=self._guess_kind(tensor), shape=tensor.shape)
-        key = id(storage)
-        block.alive = weakref.ref(storage, partial(self._forget, key))
-        self._blocks[key] = block
+        kind = self.kind
+        if kind in (ACTIVATIONS, COMMUNICATION):
+            if tensor.shape in self._shapes:
+                kind = WEIGHTS if tensor.dtype in _16_BIT else GRADIENTS
+            elif tensor.ndim >= 2 and tensor.shape[-1] == self.head_width:
+                kind = LOGITS
+        block = self._blocks[id(storage)] = _Block(kind=kind, shape=tensor.shape)
+        block.alive = weakref.ref(storage, partial(self._forget, id(storage)))
         self._note_size(storage)
-
-    def _guess_kind(self, tensor: Tensor) -> str:
-        if self.kind not in (ACTIVATIONS, COMMUNICATION):
-            return self.kind
-        if tensor.shape in self._shapes:
-            return WEIGHTS if tensor.dtype in _16_BIT else GRADIENTS
-        return LOGITS if tensor.ndim >= 2 and tensor.shape[-1] == self.head_width else self.kind
 
     def _note_size(self, storage: torch.UntypedStorage) -> None:
         block = self._blocks.get(id(storage))
@@ -209,21 +206,7 @@ class LiveMemory(TorchDispatchMode):
             return
         if func.is_view or not (is_in_place(func) or _is_written(func, given, made)):
             return
-        num_bytes = self._count_touched(func, args, kwargs, given, made)
-        self.work.num_kernels += 1
-        count = flop_registry.get(func.overloadpacket)
-        if count is None:
-            self.work.other_bytes += num_bytes
-            return
-        flops = float(count(*args, **kwargs, out_val=done))
-        is_16_bit = any(part.dtype in _16_BIT for part in given)
-        self.work.products[flops, num_bytes, is_16_bit] += 1
-
-    def _count_touched(
-        self, func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor], made: list[Tensor]
-    ) -> int:
-        """Return the bytes that an operation reads and writes."""
-        packet = func.overloadpacket
+        is_16_bit, packet = any(part.dtype in _16_BIT for part in given), func.overloadpacket
         if packet in _READ_IN_PART:
             given = [*given[1:], *made]
         elif packet in _WRITTEN_IN_PART:
@@ -232,7 +215,14 @@ class LiveMemory(TorchDispatchMode):
             given = given[1:]
         elif "out" in kwargs:
             given = [part for part in tree_leaves(args) if self._is_followed(part)]
-        return sum(_count_bytes(part) for part in (*given, *made))
+        num_bytes = sum(_count_bytes(part) for part in (*given, *made))
+        self.work.num_kernels += 1
+        count = flop_registry.get(packet)
+        if count is None:
+            self.work.other_bytes += num_bytes
+            return
+        flops = float(count(*args, **kwargs, out_val=done))
+        self.work.products[flops, num_bytes, is_16_bit] += 1
 
 
 @dataclass

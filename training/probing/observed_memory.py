@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from training.config import SegmentConfig, TrainingConfig
+from training.config import TrainingConfig
 from training.data.batches import MicroBatch, Rows
 from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
 from training.probing.live_memory import ACTIVATIONS, MOMENTS, LiveMemory, find_head_width
@@ -54,18 +54,14 @@ class ObservedMemory:
 
 def find_largest_step(workload: Workload, config: TrainingConfig) -> LargestStep:
     """Return the step with the largest micro-batch of all segments."""
-    return max(
-        (_find_largest_of(workload, config, segment) for segment in config.segments),
-        key=lambda result: result.first.num_positions,
-    )
-
-
-def _find_largest_of(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> LargestStep:
-    source = open_training_rows(workload, config, segment)
-    plan = make_segment_plan(source, config, segment)
-    number = plan.find_largest_step()
-    first = make_micro_batch(source, plan.step(number), 0, seq_len=config.seq_len, seed=(config.seed, 0))
-    return LargestStep(source, plan, number, first)
+    results = []
+    for segment in config.segments:
+        source = open_training_rows(workload, config, segment)
+        plan = make_segment_plan(source, config, segment)
+        number = plan.find_largest_step()
+        first = make_micro_batch(source, plan.step(number), 0, seq_len=config.seq_len, seed=(config.seed, 0))
+        results.append(LargestStep(source, plan, number, first))
+    return max(results, key=lambda result: result.first.num_positions)
 
 
 def observe_memory(config: TrainingConfig, ranks: Ranks) -> ObservedMemory:

@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from ddp_audit.process.flight_recorder import forget_recorded
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
+from training.data.plan import make_segment_plan
 from training.probing.observed_memory import observe_memory
 from training.probing.sweep import sweep_exchange
 from training.probing.updates import Updates
@@ -33,10 +34,8 @@ from training.probing.variants import (
     SharedState,
     Variant,
     build_variant,
-    count_segment_rows,
     load_micro_batches,
     require_replica,
-    switch_segment,
 )
 from training.process.distributed import Ranks, collect_device_facts
 from training.record.cpu_use import CpuUse
@@ -45,6 +44,7 @@ from training.record.setting import gather_setting
 from training.record.window import DeviceClock
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
+from training.workloads import open_training_rows
 
 _MOST_EVENTS = 5_000
 """Of a rank: the longest ones."""
@@ -89,7 +89,7 @@ class BlockRunner:
     """Runs blocks, and keeps every variant that it has built."""
 
     def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
-        self._config = config
+        self.config = config
         self._ranks = ranks
         self._made: dict[tuple[str, int], Made] = {}
         """(Variant, segment) -> it on the rows of this segment; the model is the same."""
@@ -116,26 +116,34 @@ class BlockRunner:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
 
-    def observe_memory(self) -> Answer:
-        """Return what a step of the cell takes of memory (training/probing/observed_memory.py); to be asked first."""
-        return dataclasses.asdict(observe_memory(self._config, self._ranks))
-
     def facts(self, variant: Variant) -> Answer:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory, setting.
 
         To be asked of all ranks.
         """
-        made = self._get(variant)
+        made, device = self._get(variant), self._ranks.device
+        workload, config, strategy = made.workload, made.config, made.strategy
+        sizes = [len(workload.open_slice(segment.slice_dir)) for segment in config.segments]
+        memory: dict[str, float | None] = {"peak_memory_gib": None, "peak_reserved_gib": None}
+        if device.type == "cuda":
+            memory = {
+                "peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30,
+                "peak_reserved_gib": torch.cuda.max_memory_reserved(device) / 2**30,
+            }
+        can = []
+        # Of compiled layers what is tried here would be compiled for.
+        if not config.compile:
+            # A part of a model cannot be tried.
+            model = strategy.module if strategy.has_replica else workload.load_model(config.model_dir)
+            can = ["packing"] if workload.can_pack(model, config) else []
         return {
-            "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
-            "num_steps_of_segments": [
-                max(num_rows // made.config.global_batch_size, 1) for num_rows in count_segment_rows(made)
-            ],
-            "exchange": made.strategy.describe(),
-            **_measure_peak_memory(self._ranks),
+            "num_steps": max(len(made.source) // config.global_batch_size, 1),
+            "num_steps_of_segments": [max(size // config.global_batch_size, 1) for size in sizes],
+            "exchange": strategy.describe(),
+            **memory,
             "warm_up_seconds": made.warm_up_seconds,
-            "can": _list_levers(made),
-            "setting": gather_setting(made.config, self._ranks, made.model),
+            "can": can,
+            "setting": gather_setting(config, self._ranks, strategy.module),
         }
 
     def collect_timers(self, variant: Variant) -> dict[str, float]:
@@ -223,9 +231,14 @@ class BlockRunner:
     def _get(self, variant: Variant, segment: int = 0) -> Made:
         key = _make_key(variant)
         if (key, 0) not in self._made:
-            self._made[key, 0] = build_variant(variant, self._config, self._ranks, self._shared)
+            self._made[key, 0] = build_variant(variant, self.config, self._ranks, self._shared)
         if (key, segment) not in self._made:
-            self._made[key, segment] = switch_segment(self._made[key, 0], segment)
+            # The very same model, on the rows of another segment.
+            made = self._made[key, 0]
+            rows = made.config.segments[segment]
+            source = open_training_rows(made.workload, made.config, rows)
+            plan = make_segment_plan(source, made.config, rows)
+            self._made[key, segment] = dataclasses.replace(made, source=source, plan=plan)
         torch.set_num_threads(self._made[key, segment].config.threads_per_rank)
         return self._made[key, segment]
 
@@ -251,26 +264,6 @@ def _make_key(variant: Variant) -> str:
     return json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
 
 
-def _list_levers(made: Made) -> list[str]:
-    """Return which ways of training the model would take: packing."""
-    if made.config.compile:
-        # What is tried here would be compiled for.
-        return []
-    # A part of a model cannot be tried.
-    model = made.model if made.strategy.has_replica else made.workload.load_model(made.config.model_dir)
-    return ["packing"] if made.workload.can_pack(model, made.config) else []
-
-
-def _measure_peak_memory(ranks: Ranks) -> dict[str, float | None]:
-    """Return what was allocated, and what torch had taken from the device; None on the CPU."""
-    if ranks.device.type != "cuda":
-        return {"peak_memory_gib": None, "peak_reserved_gib": None}
-    return {
-        "peak_memory_gib": torch.cuda.max_memory_allocated(ranks.device) / 2**30,
-        "peak_reserved_gib": torch.cuda.max_memory_reserved(ranks.device) / 2**30,
-    }
-
-
 def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
     """Run what the stage asks for, until it hangs up."""
     plug = socket(AF_UNIX, SOCK_STREAM)
@@ -293,7 +286,8 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> Answer:
     if command == "facts":
         return runner.facts(variant)
     if command == "memory":
-        return runner.observe_memory()
+        # What a step of the cell takes: to be asked first.
+        return dataclasses.asdict(observe_memory(runner.config, ranks))
     if command == "timers":
         return runner.collect_timers(variant)
     if command == "timeline":

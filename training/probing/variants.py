@@ -149,18 +149,6 @@ def require_replica(made: Made) -> Replica:
     return made.strategy.replica
 
 
-def switch_segment(made: Made, index: int) -> Made:
-    """Return the variant, the very same model, on the rows of another of its config's segments."""
-    segment = made.config.segments[index]
-    source = open_training_rows(made.workload, made.config, segment)
-    return dataclasses.replace(made, source=source, plan=make_segment_plan(source, made.config, segment))
-
-
-def count_segment_rows(made: Made) -> list[int]:
-    """Return the rows of each of the config's segments."""
-    return [len(made.workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
-
-
 def list_micro_batches(made: Made, step: int) -> list[MicroBatch]:
     rank, world_size = made.shares
     return list(

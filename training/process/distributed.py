@@ -130,20 +130,16 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     # NCCL refuses two ranks on one GPU.
     backend = "nccl" if device.type == "cuda" and not config.oversubscribe else "gloo"
     with _use_loopback(world_size):
-        yield from _join_group(backend, rank=rank, world_size=world_size, device=device)
-
-
-def _join_group(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
-    start_recorder()
-    if "TORCHELASTIC_RUN_ID" in os.environ and STORE not in os.environ:
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
-    else:
-        store = _open_store(rank, world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
-    group: Any = dist.new_group(backend=backend, timeout=_TIMEOUT)
-    yield Ranks(rank=rank, world_size=world_size, device=device, backend=backend, gradient_group=group)
-    # After an error the others may be gone, and leaving in good order would wait for them.
-    dist.destroy_process_group()
+        start_recorder()
+        if "TORCHELASTIC_RUN_ID" in os.environ and STORE not in os.environ:
+            dist.init_process_group("gloo", timeout=_TIMEOUT)
+        else:
+            store = _open_store(rank, world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+        group: Any = dist.new_group(backend=backend, timeout=_TIMEOUT)
+        yield Ranks(rank=rank, world_size=world_size, device=device, backend=backend, gradient_group=group)
+        # After an error the others may be gone, and leaving in good order would wait for them.
+        dist.destroy_process_group()
 
 
 def _open_store(rank: int, world_size: int) -> dist.Store:

@@ -137,22 +137,17 @@ class SegmentRecord:
         return lines
 
     def note_launch(
-        self,
-        *,
-        micro_batch_size: int,
-        version_drift: Sequence[str],
-        setting: dict[str, Any] | None = None,
-        code_digest: str = "",
+        self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any], code_digest: str
     ) -> None:
         """Enter what a launch that goes on with the segment does otherwise than those before."""
         counters = self.counters
-        if micro_batch_size not in counters.micro_batch_sizes:
-            counters.micro_batch_sizes.append(micro_batch_size)
-        counters.version_drift += [part for part in version_drift if part not in counters.version_drift]
-        if setting is not None and setting not in counters.settings:
-            counters.settings.append(setting)
-        if code_digest and code_digest not in counters.code_digests:
-            counters.code_digests.append(code_digest)
+        noted: list[tuple[list[Any], Any]] = [
+            (counters.micro_batch_sizes, micro_batch_size), (counters.settings, setting),
+            (counters.code_digests, code_digest), *((counters.version_drift, part) for part in version_drift),
+        ]  # fmt: skip
+        for known, value in noted:
+            if value not in known:
+                known.append(value)
 
     def file_away(self, ranks: Ranks, *, everything: bool = False) -> None:
         """Bring what waits on any rank to rank 0's disk, by step and rank, if it is much or `everything` is wanted.

@@ -75,7 +75,7 @@ class CheckpointStore:
         One that does not is set aside with a warning, and None returned as for one that was never trained. Raises
         BadCheckpointError for one of another number of ranks.
         """
-        folder = self._segments / segment.fingerprint
+        folder = self.locate_finished(segment)
         if not folder.exists():
             return None
         problem = find_problem(folder, fingerprint=segment.fingerprint, may_lack=self._may_lack)
@@ -111,7 +111,7 @@ class CheckpointStore:
 
         Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
         """
-        folder = self._segments / segment.fingerprint
+        folder = self.locate_finished(segment)
         _restore(strategy, folder / self._make_weights_name(segment), folder / STATE_FILE)
         wanted = facts["parameter_checksums"][0]
         for got in strategy.digest().parameters:
@@ -170,7 +170,7 @@ class CheckpointStore:
         that it can tell how long that took.
         """
         segment = record.segment
-        destination = self._segments / segment.fingerprint
+        destination = self.locate_finished(segment)
         partials = self._partials / segment.fingerprint
 
         def write_summary(folder: Path) -> dict[str, Any]:

@@ -180,11 +180,10 @@ def _has_plain_head(model: Any) -> bool:
     Some architectures scale or cap them. That is not guessed from names but tried.
     """
     head = model.get_output_embeddings()
-    is_matrix = type(head) is nn.Linear and head.bias is None
-    return is_matrix and (not has_numbers(model) or _is_product(model))
-
-
-def _is_product(model: Any) -> bool:
+    if type(head) is not nn.Linear or head.bias is not None:
+        return False
+    if not has_numbers(model):
+        return True
     input_ids = torch.arange(1, 9, device=model.device)[None] % model.config.vocab_size
     with evaluating(model):
         logits = model(input_ids=input_ids, use_cache=False).logits

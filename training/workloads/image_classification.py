@@ -118,7 +118,7 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     from torchvision.models import VisionTransformer, resnet18, resnet50
 
     kind, classes = config.get("model_type"), config.get("class_names")
-    sizes = {name: config.get(name) for name in _MOST}
+    sizes: dict[str, Any] = {name: config.get(name) for name in _MOST}
     num_classes = len(classes) if isinstance(classes, list) else 0
     network: nn.Module
     if num_classes > 1 and kind in ("resnet18", "resnet50"):
@@ -129,7 +129,12 @@ def build_network(config: dict[str, Any]) -> nn.Module:
             build = resnet18 if kind == "resnet18" else resnet50
             network = build(weights=None, num_classes=num_classes, norm_layer=norm)
             return network
-    elif num_classes > 1 and kind == "vit" and _are_sizes(sizes):
+    elif (
+        num_classes > 1
+        and kind == "vit"
+        and all(type(size) is int and 1 <= size <= _MOST[name] for name, size in sizes.items())
+        and sizes["image_size"] % sizes["patch_size"] == 0 == sizes["hidden_dim"] % sizes["num_heads"]
+    ):
         network = VisionTransformer(**sizes, num_classes=num_classes)
         return network
     raise BadCheckpointError(
@@ -137,14 +142,6 @@ def build_network(config: dict[str, Any]) -> nn.Module:
         f"and a power of 2 up to 64 as num_groups, or model_type vit with {', '.join(_MOST)} that divide; and names "
         "of classes"
     )
-
-
-def _are_sizes(sizes: dict[str, Any]) -> bool:
-    """Return whether a vision transformer of these sizes can be built."""
-    if any(type(size) is not int or not 1 <= size <= _MOST[name] for name, size in sizes.items()):
-        return False
-    divides: bool = sizes["image_size"] % sizes["patch_size"] == 0 == sizes["hidden_dim"] % sizes["num_heads"]
-    return divides
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
@@ -210,7 +207,11 @@ def loss_sum(
     chunk_rows: int = 1,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
-    images, labels = _fit_dummy(model, micro_batch.input_ids), micro_batch.labels
+    images, labels = micro_batch.input_ids, micro_batch.labels
+    wanted, size = getattr(model, "image_size", None), images.shape[-1]
+    if wanted is not None and wanted > size == _DUMMY_SIZE and len(images) == 1:
+        # The black image that weighs nothing, as large as a vision transformer wants it.
+        images = F.pad(images, (0, wanted - size, 0, wanted - size))
     if not micro_batch.num_samples and list_statistics(model):
         # A black image would be in the statistics of the other ranks' rows; an empty batch is not.
         images, labels = images[:0], labels[:0]
@@ -236,14 +237,6 @@ def _normalise(images: Tensor) -> Tensor:
     channels = zip(images.unbind(1), _MEAN, _STD, strict=True)
     # With plain numbers: a tensor of them would have to be copied to the device, for which the host would wait.
     return torch.stack([(channel / 255 - mean) / std for channel, mean, std in channels], dim=1)
-
-
-def _fit_dummy(model: nn.Module, images: Tensor) -> Tensor:
-    """Return images as they are, but the black one that weighs nothing as large as a vision transformer wants it."""
-    wanted, size = getattr(model, "image_size", None), images.shape[-1]
-    if wanted is None or wanted <= size or images.shape[:1] != (1,) or size != _DUMMY_SIZE:
-        return images
-    return F.pad(images, (0, wanted - size, 0, wanted - size))
 
 
 def make_blank_micro_batch(size: int) -> MicroBatch:

@@ -1,7 +1,5 @@
 """Sequence classification: tell which class a text is of, with any sequence classifier of transformers."""
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -65,28 +63,23 @@ def _see_texts_alone(model: Any, config: TrainingConfig) -> None:
         model.set_attn_implementation(packed_texts.NAME)
         return
     device, rows = next(model.parameters()).device, _make_rows(config.seq_len, model.config)
-    with evaluating(model), _suppress_what_no_pack_brings():
-        alone = [
-            _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
-        ]
-        model.set_attn_implementation(packed_texts.NAME)
-        pack = rows.collate(range(3), seq_len=config.seq_len, is_packed=True)
-        if torch.allclose(_compute_batch_logits(model, pack.to(device)), torch.cat(alone), rtol=1e-4, atol=1e-4):
-            return
+    try:
+        with evaluating(model):
+            alone = [
+                _compute_batch_logits(model, rows.collate([row], seq_len=config.seq_len).to(device)) for row in range(3)
+            ]
+            model.set_attn_implementation(packed_texts.NAME)
+            pack = rows.collate(range(3), seq_len=config.seq_len, is_packed=True)
+            if torch.allclose(_compute_batch_logits(model, pack.to(device)), torch.cat(alone), rtol=1e-4, atol=1e-4):
+                return
+    except _CANNOT as error:
+        # What comes of a model that does not know what a pack is; having no memory is none of that.
+        if is_out_of_memory(error):
+            raise
     raise UnfitModelError(
         f"packing: true, but {type(model).__name__} cannot: its positions or its attention cannot begin anew in the "
         "middle of a sequence; use packing: false"
     )
-
-
-@contextlib.contextmanager
-def _suppress_what_no_pack_brings() -> Iterator[None]:
-    """Let errors of a model that does not know what a pack is pass; having no memory is none of them."""
-    try:
-        yield
-    except _CANNOT as error:
-        if is_out_of_memory(error):
-            raise
 
 
 def _make_rows(seq_len: int, config: Any) -> LabelledTexts:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -69,31 +70,6 @@ class _Losses(nn.Module):
         assert self.given is not None
         micro_batch, weight = self.given
         return self._compute(self.model, micro_batch, weight=weight)
-
-
-class _Peers:
-    """Tells DeepSpeed over which group to reduce and gather: that of the gradients."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def get_data_parallel_group(self) -> Any:
-        return self._ranks.gradient_group
-
-    def get_data_parallel_rank(self) -> int:
-        return self._ranks.rank
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._ranks.world_size
-
-    def get_model_parallel_group(self) -> None:
-        return None
-
-    def get_model_parallel_rank(self) -> int:
-        return 0
-
-    def get_model_parallel_world_size(self) -> int:
-        return 1
 
 
 def _open_package(ranks: Ranks) -> Any:
@@ -168,7 +144,15 @@ class ZeroEngine:
         self._engine, *_ = _open_package(ranks).initialize(
             model=self._losses,
             optimizer=replica.optimizer,
-            mpu=_Peers(ranks),
+            # Over which group to reduce and gather: that of the gradients.
+            mpu=SimpleNamespace(
+                get_data_parallel_group=lambda: ranks.gradient_group,
+                get_data_parallel_rank=lambda: ranks.rank,
+                get_data_parallel_world_size=lambda: ranks.world_size,
+                get_model_parallel_group=lambda: None,
+                get_model_parallel_rank=lambda: 0,
+                get_model_parallel_world_size=lambda: 1,
+            ),
             dist_init_required=False,
             config={
                 "train_micro_batch_size_per_gpu": config.micro_batch_size,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,17 +36,6 @@ ROW_DTYPE = torch.float32
 def takes_micro_batches() -> bool:
     """Return whether torch's schedules take micro-batches as they are; earlier ones split a batch themselves."""
     return "kwarg_mbs" in inspect.signature(ScheduleGPipe.step).parameters
-
-
-class Timed(NamedTuple):
-    """The forward and backward passes of one step on this rank."""
-
-    seconds: float
-    """From the first to the last, all ranks' waits for each other included."""
-    own_seconds: float
-    """Of them what this rank computed."""
-    num_micro_batches: int
-    """Micro-batches of the step."""
 
 
 class _TimedStage(PipelineStage):
@@ -113,16 +102,22 @@ class StagedSteps:
         """
         return min(number, self._num_ranks + 1) if self._schedule == "1f1b" else number
 
-    def time(self, run: Callable[[], object]) -> list[Timed]:
-        """Return what each step took that `run` makes; each pass is then waited for by itself."""
-        timeds: list[Timed] = []
+    def time(self, run: Callable[[], object]) -> list[dict[str, float]]:
+        """Return what each step took that `run` makes; each pass is then waited for by itself.
+
+        `pass_seconds`: from the first forward or backward pass to the last, all ranks' waits for each other included;
+        `own_seconds`: of them what this rank computed; `num_micro_batches`: of the step.
+        """
+        timeds: list[dict[str, float]] = []
 
         def run_timed(micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
             self._own_seconds = 0.0
             started = _read_time(self._replica.device)
             StagedSteps.run(self, micro_batches, weight=weight)
             seconds = _read_time(self._replica.device) - started
-            timeds.append(Timed(seconds, self._own_seconds, len(micro_batches)))
+            timeds.append(
+                {"pass_seconds": seconds, "own_seconds": self._own_seconds, "num_micro_batches": len(micro_batches)}
+            )
             self._own_seconds = None
 
         self.run = run_timed  # type: ignore[method-assign]
