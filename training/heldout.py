@@ -1,11 +1,12 @@
 """The loss on the held-out rows while a training runs: every so many steps, and never while its clock does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from training.data.batches import MicroBatch
-from training.data.plan import SegmentPlan, make_micro_batches
+from training.data.plan import make_micro_batches, make_segment_plan
 from training.launch import TrainingLaunch
 from training.process.failure import DivergedError
 from training.process.files import read_stamps, require_unwritten
@@ -23,16 +24,9 @@ class Heldout:
             return
         self._stamps = read_stamps(config.heldout_dir)
         self._source = launch.workload.open_slice(config.heldout_dir)
-        lengths = self._source.lengths(config.seq_len)
-        self._plan = SegmentPlan(
-            order=np.argsort(-lengths, kind="stable"),
-            lengths=lengths,
-            num_tokens=self._source.num_tokens(config.seq_len),
-            num_targets=self._source.num_targets(config.seq_len),
-            global_batch_size=config.global_batch_size,
-            micro_batch_size=config.micro_batch_size,
-            is_packed=bool(config.packing),
-        )
+        # In another order: the longest rows first.
+        order = np.argsort(-self._source.lengths(config.seq_len), kind="stable")
+        self._plan = replace(make_segment_plan(self._source, config, config.segments[0]), order=order)
 
     def is_due(self, step: int) -> bool:
         """Return whether the rows are evaluated after this step, counted from 1 over the whole run."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiny import make_slice
 from tests.training.conftest import Trained, facts_of, sha256_of, steps_of, weights_at_end
-from training.strategies.ddp.exact import split_into_parcels
+from training.strategies.ddp.step import split_into_parcels
 
 _NUM_ROWS = 197
 """25 steps of 8, the last of 5 rows: two epochs are 50 steps, two of them partial."""

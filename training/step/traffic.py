@@ -4,7 +4,7 @@ The process groups enter every collective there themselves, whoever calls it, DD
 recorder is on by default: to read it when the clock stands costs a step nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -45,19 +45,13 @@ class Sent:
 
     def add(self, kind: str, more: Traffic) -> None:
         """Note several more."""
-        now = self.counts.get(kind, _NOTHING)
+        now = self.counts.get(kind, Traffic(0, 0))
         self.counts[kind] = Traffic(now.number + more.number, now.num_bytes + more.num_bytes)
 
-    def since(self, before: Mapping[str, Traffic]) -> dict[str, Traffic]:
-        """Return what came after `before`, of the kinds that there were."""
-        results = {
-            kind: Traffic(now.number - was.number, now.num_bytes - was.num_bytes)
-            for kind, now, was in ((kind, now, before.get(kind, _NOTHING)) for kind, now in self.counts.items())
-        }
-        return {kind: result for kind, result in results.items() if result.number}
-
-
-_NOTHING = Traffic(0, 0)
+    def take(self) -> dict[str, Traffic]:
+        """Return it, and forget it."""
+        taken, self.counts = self.counts, {}
+        return taken
 
 
 def count_exchanges(ranks: Ranks) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """DistributedDataParallel: the whole gradient is all-reduced in buckets, once per optimizer step.
 
-In exact mode (exact.py) the ranks gather the gradient of every micro-batch instead.
+In exact mode the ranks gather the gradient of every micro-batch instead.
 """
 
 import math

@@ -177,10 +177,12 @@ class ZeroEngine:
         self._losses.given = micro_batch, weight
         loss_sum: Tensor = self._engine()
         self._replica.on_section(StepSection.BACKWARD)
-        before = dict(SENT.counts)
+        kind = REDUCE_SCATTER if self.stage == 3 else ALL_REDUCE
+        before = SENT.counts.get(kind, Traffic(0, 0))
         self._engine.backward(loss_sum * weight, scale_wrt_gas=False)
         if is_last:
-            self._reduced = SENT.since(before).get(REDUCE_SCATTER if self.stage == 3 else ALL_REDUCE, Traffic(0, 0))
+            after = SENT.counts.get(kind, Traffic(0, 0))
+            self._reduced = Traffic(after.number - before.number, after.num_bytes - before.num_bytes)
         return loss_sum.detach()
 
     def compute_loss(self, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:

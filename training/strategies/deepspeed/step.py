@@ -47,13 +47,13 @@ class DeepSpeed(Strategy):
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
-        before = dict(SENT.counts)
+        SENT.take()
         # DeepSpeed averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         self._run(micro_batches, weight=self._ranks.world_size / max(num_targets, 1))
         self.replica.on_section(StepSection.UPDATE)
         grad_norm = self._engine.update(learning_rate)
         loss_sum = self.replica.forget_gradient()
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.since(before))
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the reduced gradient of a step's micro-batches."""

@@ -99,10 +99,10 @@ class Fsdp2(Strategy):
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
-        before = dict(self._sent.counts)
+        self._sent.take()
         self._run(micro_batches, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the sum of all ranks' gradients."""

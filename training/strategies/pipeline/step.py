@@ -89,11 +89,11 @@ class Pipeline(Strategy):
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
-        before = dict(self._sent.counts)
+        self._sent.take()
         self._run(micro_batches, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.step(learning_rate)
         self._send_shares()
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the gradient, added up with those of the same stages of other replicas, all at once."""
