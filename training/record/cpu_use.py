@@ -35,12 +35,17 @@ class CpuUse:
         `resident_bytes`: memory that this process holds now. That and `busy_seconds` are None where the kernel does not
         tell. `place` is the same for ranks that share all their CPUs.
         """
+        try:
+            # The second number of statm counts pages. Source: proc_pid_statm(5).
+            resident = int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            resident = None
         now, own = _read_busy_seconds(self._cpus), time.process_time()
         return {
             "busy_seconds": None if now is None or self._busy is None else now - self._busy,
             "own_seconds": own - self._own,
             "seconds": time.perf_counter() - self._started,
-            "resident_bytes": _read_resident_bytes(),
+            "resident_bytes": resident,
             "num_cpus": len(self._cpus),
             "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
         }
@@ -103,11 +108,3 @@ def _read_busy_seconds(cpus: list[int]) -> float | None:
     if any(len(values) <= max(_BUSY) for values in wanted):
         return None
     return sum(int(values[column]) for values in wanted for column in _BUSY) / os.sysconf("SC_CLK_TCK")
-
-
-def _read_resident_bytes() -> int | None:
-    """Return the second number of statm, which counts pages. Source: proc_pid_statm(5)."""
-    try:
-        return int(_OWN_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None

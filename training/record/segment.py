@@ -83,22 +83,6 @@ class SegmentRecord:
         number, num_bytes = sum(kind.number for kind in kinds), sum(kind.num_bytes for kind in kinds)
         self._marks.append((count_exchanges(ranks), num_steps, number, num_bytes))
 
-    def _find_recorded_exchanges(self, ranks: Ranks) -> RecordedExchanges | None:
-        """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
-
-        Of as many steps as the record still has, between two marks; None where it has none.
-        """
-        recorded = Recorded(ranks)
-        *marks, (end, last_step, last_number, last_bytes) = self._marks
-        for start, step, number, num_bytes in marks:
-            result = recorded.between(start, end)
-            if result is not None:
-                return RecordedExchanges(
-                    num_steps=last_step - step, number=result.number, num_bytes=result.num_bytes,
-                    counted_number=last_number - number, counted_bytes=last_bytes - num_bytes,
-                )  # fmt: skip
-        return None
-
     @cached_property
     def _ledger_file(self) -> LedgerFile:
         return LedgerFile(self.folder)
@@ -185,7 +169,16 @@ class SegmentRecord:
     ) -> SegmentFacts:
         """Return what the finished segment came to; raises ChangedInputError if its rows were written to meanwhile."""
         require_unwritten(self.segment.slice_dir, self._stamps)
-        totals = self.counters
+        totals, recorded, exchanges = self.counters, Recorded(ranks), None
+        *marks, (end, last_step, last_number, last_bytes) = self._marks
+        # Of as many steps as the record still has, between two marks; None where it has none.
+        for start, step, number, num_bytes in marks:
+            if (given := recorded.between(start, end)) is not None:
+                exchanges = RecordedExchanges(
+                    num_steps=last_step - step, number=given.number, num_bytes=given.num_bytes,
+                    counted_number=last_number - number, counted_bytes=last_bytes - num_bytes,
+                )  # fmt: skip
+                break
         return SegmentFacts(
             **vars(totals),
             cell=cell,
@@ -202,7 +195,7 @@ class SegmentRecord:
             parameter_checksums=digests.parameters,
             optimizer_checksums=digests.optimizer,
             rank_devices=[RankDevice(**device) for device in rank_devices],
-            recorded_exchanges=self._find_recorded_exchanges(ranks),
+            recorded_exchanges=exchanges,
         )
 
     def _make_line(self, fact: StepFacts) -> dict[str, Any]:

@@ -5,6 +5,8 @@ handed on.
 """
 
 import copy
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +33,16 @@ class Cut:
 
         Raises UnfitModelError for a model whose class names no layers, or fewer than stages.
         """
-        self._list = _find_layers(model)
+        named = set(list_layers(model))
+        lists = [
+            part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) and named >= set(part)
+        ]
+        if len(lists) != 1:
+            raise UnfitModelError(
+                f"{type(model).__name__} has no list of layers between which it could be cut into stages; use strategy "
+                "ddp"
+            )
+        (self._list,) = lists
         self._layers = list(self._list)
         if len(self._layers) < num_stages:
             raise UnfitModelError(
@@ -150,19 +161,6 @@ def _make_blank(width: int) -> Callable[..., Tensor]:
     return give_blank
 
 
-def _find_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the list of the model's layers."""
-    layers = set(list_layers(model))
-    results = [
-        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) and layers >= set(part)
-    ]
-    if len(results) != 1:
-        raise UnfitModelError(
-            f"{type(model).__name__} has no list of layers between which it could be cut into stages; use strategy ddp"
-        )
-    return results[0]
-
-
 def _watch_forward(
     model: nn.Module, layers: Sequence[nn.Module], run: Callable[[], object]
 ) -> tuple[dict[nn.Module, int], list[nn.Module], int]:
@@ -215,26 +213,19 @@ def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: in
 
     `before`, `after`: what the first and the last stage cost beside their parts. Of equals, earlier stages have more.
     """
-    total = [0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-    best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}
-    """(Stages, parts) -> cost of the costliest stage, where the last one begins."""
-    for stage in range(1, num_stages + 1):
+    total = [0, *itertools.accumulate(costs)]
+
+    @functools.cache
+    def split(stage: int, end: int) -> tuple[int, list[range]]:
+        """Return what the costliest of the first stages costs, which have the parts before the end, and their parts."""
+        if not stage:
+            return 0, []
         extra = (before if stage == 1 else 0) + (after if stage == num_stages else 0)
-        for end in range(stage, len(costs) - (num_stages - stage) + 1):
-            results = [
-                (max(best[stage - 1, start][0], total[end] - total[start] + extra), -start)
-                for start in range(stage - 1, end)
-                if (stage - 1, start) in best
-            ]
-            if results:
-                cost, start = min(results)
-                best[stage, end] = (cost, -start)
-    ranges: list[range] = []
-    end = len(costs)
-    for stage in range(num_stages, 0, -1):
-        start = best[stage, end][1]
-        ranges.insert(0, range(start, end))
-        end = start
-    return ranges
+        results = [
+            (max(split(stage - 1, start)[0], total[end] - total[start] + extra), -start)
+            for start in (range(stage - 1, end) if stage > 1 else [0])
+        ]
+        most, start = min(results)
+        return most, [*split(stage - 1, -start)[1], range(-start, end)]
+
+    return split(num_stages, len(costs))[1]
