@@ -156,7 +156,7 @@ class WholeModel:
             if wrong := [name for name, part in merged.items() if not torch.allclose(part, weights[name], rtol=1e-6)]:
                 raise MisfitError(WEIGHTS, [f"{name} is not that of the base with its factors" for name in wrong])
 
-    def collect_weights(self, parameters: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    def collect_weights(self, parameters: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
         """Return the state dict on the CPU, in which what is tied is one tensor; `module`: whose buffers are in it."""
         buffers = self._constants | {make_plain(name): part for name, part in module.named_buffers()}
         results = {name: copy_alone(part) for name, part in buffers.items() if name in self._weights} | parameters
