@@ -39,7 +39,7 @@ class Heldout:
         """
         mine = sum(float(strategy.sum_losses(part)) for part in self._deal(strategy))
         # Ranks that share their rows hold the loss of them once between them; see Strategy.sum_losses.
-        total = float(self._ranks.gather(np.array(mine)).sum())
+        total = float(self._ranks.gather(mine).sum())
         require_unwritten(self._config.heldout_dir, self._stamps)
         loss = total / max(int(self._plan.num_targets.sum()), 1)
         if not np.isfinite(loss):

@@ -247,7 +247,7 @@ def _name_culprits(
         if error.step != step or ranks.world_size == 1:
             raise
         is_finite = strategy.gives_finite_gradient(micro_batches, num_targets=num_targets)
-        culprits = np.flatnonzero(ranks.gather(np.array(int(not is_finite)))).tolist()
+        culprits = np.flatnonzero(ranks.gather(int(not is_finite))).tolist()
         origin = f"rank {', '.join(map(str, culprits))}" if culprits else "the sum, not from any rank alone"
         raise DivergedError(f"{error}; it comes from {origin}") from None
 
@@ -344,7 +344,7 @@ def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:
     if ranks.device.type == "cuda":
         counters, device = record.counters, ranks.device
         peaks = [torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)]
-        allocated, reserved = (ranks.gather(np.array(peaks)).max(axis=0) / 2**30).tolist()
+        allocated, reserved = (ranks.gather(peaks).max(axis=0) / 2**30).tolist()
         counters.peak_memory_gib = max(allocated, counters.peak_memory_gib or 0.0)
         counters.peak_reserved_gib = max(reserved, counters.peak_reserved_gib or 0.0)
 

@@ -77,7 +77,7 @@ def _explain_stop(
         needed = (_LEAST_REPEATS + 2) * points[-1]["median_seconds"] * num_bytes / points[-1]["num_bytes"]
     if needed > seconds_left or seconds_left <= 0:
         return f"from {size} on left out: they would take about {needed:.2g} s, {max(seconds_left, 0):.2g} s are left"
-    free = float(ranks.gather(np.array([_count_free_bytes(ranks)])).min())
+    free = float(ranks.gather([_count_free_bytes(ranks)]).min())
     if needs_memory and num_bytes > free * _SHARE_OF_FREE_MEMORY:
         return f"from {size} on left out: only {free / 2**20:.0f} MiB of memory are free for each rank"
     return None
@@ -107,7 +107,7 @@ def _time_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) 
 
 
 def _gather_slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
-    slowest: list[float] = ranks.gather(np.array(seconds)).max(axis=0).tolist()
+    slowest: list[float] = ranks.gather(seconds).max(axis=0).tolist()
     return slowest
 
 

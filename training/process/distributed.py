@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import ArrayLike
 
 from ddp_audit.process.flight_recorder import start_recorder
 from training.config import STORE, TrainingConfig
@@ -61,8 +62,8 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def gather(self, values: np.ndarray) -> np.ndarray:
-        """Return every rank's values, in rank order: (world_size, *values.shape), as float64."""
+    def gather(self, values: ArrayLike) -> np.ndarray:
+        """Return every rank's values, in rank order: (world_size, *shape), as float64."""
         mine = torch.from_numpy(np.array(values, dtype=np.float64))
         if self.world_size == 1:
             return mine.numpy()[None]
@@ -72,7 +73,7 @@ class Ranks:
 
     def highest(self, value: int) -> int:
         """Return the highest of all ranks' values: what one rank knows, all know."""
-        return int(self.gather(np.array([value])).max())
+        return int(self.gather([value]).max())
 
     def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
         """Return, on every rank, the plain value that `ask` gives on rank 0; the others wait for it.
@@ -105,7 +106,7 @@ class Ranks:
         """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""
         if self.world_size == 1:
             return [rows]
-        sizes = self.gather(np.array([len(rows)])).astype(int)[:, 0]
+        sizes = self.gather([len(rows)]).astype(int)[:, 0]
         padded = np.zeros((int(sizes.max()), rows.shape[1]), dtype=rows.dtype)
         padded[: len(rows)] = rows
         mine = torch.from_numpy(padded)

@@ -185,7 +185,7 @@ class Window:
         own = self.pace.seconds() or [0.0] * len(losses)
         noted = zip(losses, norms, self._others, own, self._counts, strict=True)
         mine = [(loss, norm, seconds, other, alone, *counts, *used) for loss, norm, other, alone, counts in noted]
-        everyones = self._ranks.gather(np.array(mine))
+        everyones = self._ranks.gather(mine)
         forgives = forgives_overflow()
         return [self._make_step_facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
 

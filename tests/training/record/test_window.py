@@ -83,9 +83,9 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
 class RanksWithAStranger(Ranks):
     """One real rank, and the word of a second whose parameters are others."""
 
-    def gather_values(self, text: str) -> list[str]:
-        """Return our text and a made-up one."""
-        return [text, "0" * len(text)]
+    def gather_values(self, value: Any) -> list[Any]:
+        """Return our digest and a made-up one."""
+        return [value, "0" * len(value)] if isinstance(value, str) else super().gather_values(value)
 
 
 @pytest.mark.usefixtures("signals_as_before")

@@ -66,7 +66,7 @@ class OrderedSum(Strategy):
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         self._sent.take()
         mine = [-1 if part.place is None else part.place for part in micro_batches]
-        places = self._ranks.gather(np.array(mine)).astype(int)
+        places = self._ranks.gather(mine).astype(int)
         order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
         added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
         if added != list(reversed(range(len(added)))):
