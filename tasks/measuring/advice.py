@@ -60,7 +60,7 @@ def list_knobs(
     spread = params.cells[cell]
     profile = find_profile(spread.strategy)
     has_advice = not train.exact and profile.no_advice is None
-    knobs = profile.list_knobs(spread.options, exchange=exchange, can=can) if has_advice else []
+    knobs = profile.list_knobs(spread.options, exchange=exchange) if has_advice else []
     if "packing" in can and not train.packing:
         knobs.append(
             Knob(

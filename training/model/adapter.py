@@ -111,10 +111,6 @@ class Adapter:
             added = self._scale * (second @ first)
             yield name, torch.where(added == 0, weight, (weight.double() + added).to(weight.dtype))
 
-    def merge_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same of the parameters as they are."""
-        yield from self.merge(dict(self._model.named_parameters()), self.factors())
-
     def merge_weights(self, factors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the state dict of the ordinary model on the CPU; `factors`: with others than it has."""
         return dict(self.merge(collect_weights(self._model), self.factors() if factors is None else factors))

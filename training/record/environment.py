@@ -38,12 +38,22 @@ _SET_BY_RANKS = {
 
 def collect_environment() -> dict[str, str]:
     """Return those of this process by name, without secrets; of a file of settings the sha256 of what it holds."""
-    results = {name: _digest_settings(os.environ[name]) for name in _FILES_OF_SETTINGS if name in os.environ}
+    results = {}
+    for name in _FILES_OF_SETTINGS:
+        if name in os.environ:
+            try:
+                results[name] = f"sha256 {hashlib.sha256(Path(os.environ[name]).read_bytes()).hexdigest()}"
+            except (OSError, ValueError):
+                results[name] = "a file that cannot be read"
     for name, value in os.environ.items():
         if value == _SET_BY_IMPORTS.get(name):
             continue
         if name.startswith(_PREFIXES) and not name.endswith(_PLACES):
-            results[name] = _make_printable(redact(shorten(value, limit=_MOST_CHARACTERS)))
+            text = redact(shorten(value, limit=_MOST_CHARACTERS))
+            # With escapes for what no page can show: a variable may hold any bytes.
+            results[name] = "".join(
+                char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+            )
     return dict(sorted(results.items()))
 
 
@@ -59,15 +69,3 @@ def select_decisive(environment: Mapping[str, Value]) -> dict[str, Value]:
         for name, value in environment.items()
         if not name.startswith(_UNDECISIVE) and value != _SET_BY_RANKS.get(name)
     }
-
-
-def _make_printable(text: str) -> str:
-    """Return the text with escapes for what no page can show: a variable may hold any bytes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _digest_settings(file: str) -> str:
-    try:
-        return f"sha256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
-    except (OSError, ValueError):
-        return "a file that cannot be read"

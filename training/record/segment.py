@@ -114,7 +114,23 @@ class SegmentRecord:
             for name in _SUMMED:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
-            lines.append(self._make_line(fact))
+            values = dataclasses.asdict(fact)
+            if fact.num_targets == fact.num_tokens:
+                # Where every token that is learned from is a target.
+                del values["num_targets"]
+            loss_sum = values.pop("loss_sum")
+            lines.append(
+                {
+                    "event": "step",
+                    "step": values.pop("step"),
+                    "range": self.segment.range,
+                    "epoch": self.segment.epoch,
+                    "segment_step": self.counters.num_steps,
+                    "segment_steps": self.num_steps,
+                    "loss": loss_sum / max(fact.num_targets, 1),
+                    **{key: part for key, part in values.items() if part is not None or not key.startswith("heldout_")},
+                }
+            )
         self._num_waiting += len(facts)
         if self.is_first_rank:
             self._text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
@@ -197,24 +213,6 @@ class SegmentRecord:
             rank_devices=[RankDevice(**device) for device in rank_devices],
             recorded_exchanges=exchanges,
         )
-
-    def _make_line(self, fact: StepFacts) -> dict[str, Any]:
-        values = dataclasses.asdict(fact)
-        if fact.num_targets == fact.num_tokens:
-            # Where every token that is learned from is a target.
-            del values["num_targets"]
-        values = {key: value for key, value in values.items() if value is not None or not key.startswith("heldout_")}
-        loss_sum = values.pop("loss_sum")
-        return {
-            "event": "step",
-            "step": values.pop("step"),
-            "range": self.segment.range,
-            "epoch": self.segment.epoch,
-            "segment_step": fact.step - self.first_step + 1,
-            "segment_steps": self.num_steps,
-            "loss": loss_sum / max(fact.num_targets, 1),
-            **values,
-        }
 
 
 def format_utc_time() -> str:

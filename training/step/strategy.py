@@ -202,8 +202,8 @@ class Strategy(ABC):
 
     def _generate_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole parameters, an adapter's merged, and running statistics, by name. Collective."""
-        if self.replica.adapter is not None:
-            return self.replica.adapter.merge_parameters()
+        if (adapter := self.replica.adapter) is not None:
+            return adapter.merge(dict(self.module.named_parameters()), adapter.factors())
         statistics = {name: Piece(part, part.shape) for name, part in list_statistics(self.module).items()}
         return generate_whole(self._ranks, self.list_weights() | statistics)
 

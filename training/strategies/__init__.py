@@ -111,6 +111,10 @@ class Knob:
     """Parts of the waterfall that it can make smaller; none: computing itself."""
 
 
+Tried = tuple[str, Any, str, str | None]
+"""Option, a value of it that is worth trying, that in words, and what else it changes."""
+
+
 class Profile:
     """What is known of a strategy: as it stands, of one whose ranks have whole models and exchange nothing."""
 
@@ -118,6 +122,9 @@ class Profile:
     """Why a step cannot be made without its communication, `the strategy ...`; None: it can."""
     no_advice: str | None = None
     """Why there is no advice on its options; None: there is some, or no option."""
+
+    slowed_by: tuple[str, ...] = ()
+    """Parts of the waterfall that its options can make smaller; none: computing itself."""
 
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
         """Return what is wrong with these options, or with so many ranks, the key first; None: nothing."""
@@ -151,8 +158,18 @@ class Profile:
         """Return the seconds of a step in which the mean rank waits for others, and what theory says; None: nothing."""
         return None
 
-    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
-        """Return the options that are worth trying; `can`: ways of training that the model takes."""
+    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any]) -> list[Knob]:
+        """Return the options that are worth trying."""
+        return [
+            Knob(
+                key=f"options.{name}", change=change, overrides={"options": {**options, name: value}}, note=note,
+                against=self.slowed_by,
+            )
+            for name, value, change, note in self.list_tried(options, exchange)
+        ]  # fmt: skip
+
+    def list_tried(self, options: Options, exchange: Mapping[str, Any]) -> list[Tried]:
+        """Return the same; `exchange`: how it is laid out."""
         return []
 
 

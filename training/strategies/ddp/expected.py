@@ -4,7 +4,7 @@ In exact mode the ranks gather the gradient of every micro-batch instead.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddp_audit.process.wording import Reason, format_plural, format_three_digits
@@ -13,9 +13,9 @@ from training.strategies import (
     ALL_REDUCE,
     STATISTIC,
     Expected,
-    Knob,
     Options,
     Profile,
+    Tried,
     Work,
     expect,
     explain_size,
@@ -41,6 +41,8 @@ _KNOBS: tuple[tuple[str, Any, Any, str, str | None], ...] = (
 
 class Ddp(Profile):
     """See Profile."""
+
+    slowed_by = "exposed communication", "DDP overhead"
 
     def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
         """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch.
@@ -75,27 +77,20 @@ class Ddp(Profile):
             )
         return layout, {"buckets": len(buckets), "bucket_bytes": sum(buckets)}
 
-    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_tried(self, options: Options, exchange: Mapping[str, Any]) -> list[Tried]:
         """Return other buckets, and other ways of exchanging them."""
         buckets = [size / 2**20 for size in exchange.get("bucket_bytes", [])]
         gradient_mib = sum(buckets)
-        tried: list[tuple[str, Any, str, str | None]] = [
+        tried: list[Tried] = [
             ("bucket_mib", size, f"buckets of {size:g} MiB", None) for size in _BUCKETS_MIB if size < gradient_mib
         ]
         if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
             tried.append(("bucket_mib", float(math.ceil(gradient_mib)), "one bucket for all gradients", None))
-        tried += [
+        return tried + [
             (name, value, change, note)
             for name, default, value, change, note in _KNOBS
             if (now := options.get(name, default)) == "none" or now is False
         ]
-        return [
-            Knob(
-                key=f"options.{name}", change=change, overrides={"options": {**options, name: value}}, note=note,
-                against=("exposed communication", "DDP overhead"),
-            )
-            for name, value, change, note in tried
-        ]  # fmt: skip
 
 
 PROFILE = Ddp()

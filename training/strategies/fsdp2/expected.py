@@ -4,7 +4,7 @@ The root's weights stay gathered from forward to backward, and a layer's where t
 gradient is one more sum. With several replicas each rank adds its part of the gradient up over them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddp_audit.process.wording import Reason, explain, format_plural
@@ -14,9 +14,9 @@ from training.strategies import (
     REDUCE_SCATTER,
     Copies,
     Expected,
-    Knob,
     Options,
     Profile,
+    Tried,
     Work,
     expect,
     explain_replicas,
@@ -89,18 +89,12 @@ class Fsdp2(Profile):
         layout = format_plural(len(units), "unit") + f", added up over {work.replicas} replicas" * (work.replicas > 1)
         return layout, {"units": len(units), "unit_bytes": sum(units)}
 
-    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_tried(self, options: Options, exchange: Mapping[str, Any]) -> list[Tried]:
         """Return layers kept gathered, where they are not."""
         if not options.get(_RESHARDS, True):
             return []
-        return [
-            Knob(
-                key=f"options.{_RESHARDS}",
-                change="layers' weights kept gathered from forward to backward",
-                overrides={"options": {**options, _RESHARDS: False}},
-                note="one copy of the layers' weights more in memory",
-            )
-        ]
+        change = "layers' weights kept gathered from forward to backward"
+        return [(_RESHARDS, False, change, "one copy of the layers' weights more in memory")]
 
 
 PROFILE = Fsdp2()

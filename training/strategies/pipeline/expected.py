@@ -4,7 +4,7 @@ Once per step the first and the last stage exchange the gradient of a tied embed
 which the norm is made. Counted is what rank 0 does, the first stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddp_audit.process.wording import Reason, explain, format_percent, format_plural
@@ -15,10 +15,10 @@ from training.strategies import (
     Bounds,
     Copies,
     Expected,
-    Knob,
     Options,
     Profile,
     Timers,
+    Tried,
     Work,
     explain_replicas,
     explain_size,
@@ -39,6 +39,7 @@ class Pipeline(Profile):
     """See Profile."""
 
     no_waterfall = "the strategy pipeline, none of whose stages can run without the others"
+    slowed_by = ("waiting for other stages",)
 
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
         """Return that the ranks cannot be shared out over the replicas, or that one has nobody to share with."""
@@ -139,18 +140,12 @@ class Pipeline(Profile):
             f"of stages alike, with messages that take no time, it would be {format_percent(least)} of the passes"
         )
 
-    def list_knobs(self, options: Options, *, exchange: Mapping[str, Any], can: Sequence[str]) -> list[Knob]:
+    def list_tried(self, options: Options, exchange: Mapping[str, Any]) -> list[Tried]:
         """Return the other schedules, interleaved where there are layers for two stages per rank."""
         now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
         num_layers = stages[-1][1] + 1 if stages else 0
         return [
-            Knob(
-                key=f"options.{_SCHEDULE}",
-                change=f"the schedule {other} instead of {now}",
-                overrides={"options": {**options, _SCHEDULE: other}},
-                note=note,
-                against=("waiting for other stages",),
-            )
+            (_SCHEDULE, other, f"the schedule {other} instead of {now}", note)
             for other, note in _SCHEDULES.items()
             if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)
         ]
