@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -16,3 +17,20 @@ def import_file(package: str, name: str) -> Any:
 def has_file(package: str, name: str) -> bool:
     """Return whether a package has a file of that name."""
     return importlib.util.find_spec(f"{package}.{name}") is not None
+
+
+def find_options(strategy: str) -> Any:
+    """Return the options.py of a strategy.
+
+    Its OPTIONS: name -> default of what params.yaml may say under `options`; of several words a tuple, the first the
+    default. Its PACKAGE, if there is one: what has to be installed.
+    """
+    return import_file(f"training.strategies.{strategy}", "options")
+
+
+def fill_options(strategy: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a strategy, those that are not said by their defaults; TypeError for one it has not."""
+    known = find_options(strategy).OPTIONS
+    if unknown := sorted(said.keys() - known.keys()):
+        raise TypeError(f"options of {strategy}: got {', '.join(unknown)}; allowed: {', '.join(known) or 'none'}")
+    return {name: item[0] if isinstance(item, tuple) else item for name, item in known.items()} | dict(said)

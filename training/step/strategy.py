@@ -16,12 +16,11 @@ from training.model.weights import TensorDigest, copy_alone
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
-from training.registry import import_file
+from training.registry import fill_options, import_file
 from training.step.optimizer import get_local_rows
 from training.step.replica import Replica, prepare_model
 from training.step.snapshot import STATE, WEIGHTS, Digests, Part, Piece, WholeModel, generate_whole, list_copies
 from training.step.traffic import Sent, Traffic
-from training.strategies import fill_options, find_profile
 from training.workloads import Workload
 
 
@@ -68,7 +67,8 @@ class Strategy(ABC):
     ) -> "Strategy":
         """Return the strategy around the base model; see StrategyFile."""
         options = fill_options(cls.name, config.options)
-        if problem := find_profile(cls.name).explain_unfit(config.options, world_size=ranks.world_size):
+        profile = import_file(f"training.strategies.{cls.name}", "expected").PROFILE
+        if problem := profile.explain_unfit(config.options, world_size=ranks.world_size):
             raise ValueError(problem)
         _require_combination(cls.name, model, config, ranks)
         if what := cls.find_unavailable(model, options):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddp_audit.process.wording import Reason, explain
+from training.registry import fill_options as fill_options
+from training.registry import find_options as find_options
 from training.registry import import_file
 
 Options = Mapping[str, Any]
@@ -193,23 +195,6 @@ def find_profile(strategy: str) -> Profile:
     """Return what is known of a strategy."""
     profile: Profile = import_file(f"training.strategies.{strategy}", "expected").PROFILE
     return profile
-
-
-def find_options(strategy: str) -> Any:
-    """Return the options.py of a strategy.
-
-    Its OPTIONS: name -> default of what params.yaml may say under `options`; of several words a tuple, the first the
-    default. Its PACKAGE, if there is one: what has to be installed.
-    """
-    return import_file(f"training.strategies.{strategy}", "options")
-
-
-def fill_options(strategy: str, said: Options) -> dict[str, Any]:
-    """Return all options of a strategy, those that are not said by their defaults; TypeError for one it has not."""
-    known = find_options(strategy).OPTIONS
-    if unknown := sorted(said.keys() - known.keys()):
-        raise TypeError(f"options of {strategy}: got {', '.join(unknown)}; allowed: {', '.join(known) or 'none'}")
-    return {name: item[0] if isinstance(item, tuple) else item for name, item in known.items()} | dict(said)
 
 
 def get_exchange_dtype(strategy: str, options: Options) -> str:
