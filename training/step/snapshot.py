@@ -65,7 +65,9 @@ class Piece(NamedTuple):
     """The first of its elements that this rank has."""
 
 
-def generate_whole(ranks: Ranks, mine: Mapping[str, Piece]) -> Iterator[tuple[str, Tensor]]:
+def generate_whole(
+    ranks: Ranks, mine: Mapping[str, Piece], *, order: Callable[[str], Any] = str
+) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of which some rank has elements, whole and on the CPU of each, by name. Collective.
 
     It goes over the ranks' own group, beside those of the gradients, whose exchanges are counted. What a rank has goes
@@ -73,7 +75,7 @@ def generate_whole(ranks: Ranks, mine: Mapping[str, Piece]) -> Iterator[tuple[st
     digests do.
     """
     said = ranks.gather_values({name: (part.start, part.elements.numel(), part.shape) for name, part in mine.items()})
-    for name in sorted({name for its in said for name in its}):
+    for name in sorted({name for its in said for name in its}, key=order):
         firsts: dict[tuple[int, int], int] = {}
         for rank, its in enumerate(said):
             if name in its:

@@ -207,10 +207,14 @@ class Strategy(ABC):
         statistics = {name: Piece(part, part.shape) for name, part in list_statistics(self.module).items()}
         return generate_whole(self._ranks, self.list_weights() | statistics)
 
+    def digest_order(self, title: str) -> Any:
+        """Return by what moments are sorted for their digest."""
+        return title
+
     def digest(self) -> Digests:
         """Return the digests of the whole state. Collective."""
         others = {name: Piece(part, part.shape) for name, part in self.replica.collect_others().items()}
-        moments = generate_whole(self._ranks, self.list_moments() | others)
+        moments = generate_whole(self._ranks, self.list_moments() | others, order=self.digest_order)
         results = []
         for tensors, size in zip((self._generate_weights(), moments), self.ranks_per_copy, strict=True):
             digest = TensorDigest()

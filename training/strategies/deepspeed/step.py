@@ -103,6 +103,11 @@ class DeepSpeed(Strategy):
             for key, value in state.get(flats[part.flat], {}).items()
         }
 
+    def digest_order(self, title: str) -> Any:
+        """Return the place of the parameter, by which digests of earlier versions were made."""
+        name, trained = title.partition(" of ")[2], self._whole.trained
+        return trained.index(name) if name in trained else len(trained), title
+
     def _make_piece(self, name: str, flat: Tensor) -> Piece:
         fragment = self._fragments[name]
         return Piece(fragment.cut(flat), self._whole.parameters[name].shape, fragment.start)
