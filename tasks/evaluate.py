@@ -150,31 +150,8 @@ def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile
     return reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def _count_trained(params: Params, base_model: Path) -> int | None:
-    """Return how many numbers an adapter trains; None where all of a model is trained."""
-    adapter = params.train.adapter
-    if adapter is None:
-        return None
-    from tasks.equivalence.reference.adapter import count_factors
-    from training.workloads import find_workload
-
-    return count_factors(find_workload(params.workload).load_model(base_model), adapter.model_dump())
-
-
 def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
     return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
-
-
-def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path) -> dict[str, list[EvaluatedEpoch]]:
-    """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
-    epochs: dict[str, list[EvaluatedEpoch]] = {}
-    for subject in list_epoch_subjects(params, runs=runs):
-        assert subject.segment is not None
-        part, epoch = subject.segment
-        figures = _evaluate_or_reuse(subject, rows).figures()
-        item = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=str(_checkpoint_of(subject, runs)))
-        epochs.setdefault(subject.name, []).append(item)
-    return epochs
 
 
 def _main() -> None:
@@ -183,7 +160,7 @@ def _main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "evaluation").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
-    manifest = SlicesManifest.read(arguments.slices)
+    manifest, adapter = SlicesManifest.read(arguments.slices), params.train.adapter
     rows = HeldoutRows(
         folder=arguments.slices / params.heldout_name,
         seq_len=params.train.seq_len,
@@ -194,32 +171,44 @@ def _main() -> None:
         snapshot=snapshot,
     )
     require_whole(rows.folder)
-    subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
+    subjects = list_subjects(params, base_model=rows.base_model, runs=arguments.runs)
     results = {subject.name: _evaluate_or_reuse(subject, rows) for subject in subjects}
-    base = results["base"]
-    samples = [
-        EvaluatedSample(
-            row_id=sample.row_id,
-            prompt=sample.prompt,
-            reference=sample.reference,
-            continuations={name: result.samples[index].continuation for name, result in results.items()},
-        )
-        for index, sample in enumerate(base.samples)
-    ]
+    base, num_trained = results["base"], None
+    if adapter is not None:
+        from tasks.equivalence.reference.adapter import count_factors
+        from training.workloads import find_workload
+
+        num_trained = count_factors(find_workload(rows.workload).load_model(rows.base_model), adapter.model_dump())
+    epochs: dict[str, list[EvaluatedEpoch]] = {}
+    # In the order of training.
+    for subject in list_epoch_subjects(params, runs=arguments.runs) if has_labels(rows.workload) else ():
+        assert subject.segment is not None
+        part, epoch = subject.segment
+        figures, checkpoint = _evaluate_or_reuse(subject, rows).figures(), str(_checkpoint_of(subject, arguments.runs))
+        item = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=checkpoint)
+        epochs.setdefault(subject.name, []).append(item)
     evaluation = EvaluationFile(
         heldout=params.heldout_title,
         num_rows=SliceManifest.read(rows.folder).num_rows,
         num_tokens=base.num_tokens,
         seq_len=rows.seq_len,
-        num_trained=_count_trained(params, rows.base_model),
+        num_trained=num_trained,
         models={
             subject.name: EvaluatedModel(
                 **results[subject.name].figures(), checkpoint=_checkpoint_of(subject, arguments.runs)
             )
             for subject in subjects
         },
-        samples=samples,
-        epochs=_evaluate_epochs(params, rows, runs=arguments.runs) if has_labels(rows.workload) else {},
+        samples=[
+            EvaluatedSample(
+                row_id=sample.row_id,
+                prompt=sample.prompt,
+                reference=sample.reference,
+                continuations={name: result.samples[index].continuation for name, result in results.items()},
+            )
+            for index, sample in enumerate(base.samples)
+        ],
+        epochs=epochs,
     )
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
@@ -247,10 +236,10 @@ def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[Model
     Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
     """
     require_whole(base_model)
-    base = ModelToEvaluate(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
-    return [
-        base, *(_make_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
-    ]  # fmt: skip
+    digest = BaseModelManifest.read(base_model).digest
+    files = {cell: runs / cell / RunFile.read(runs / cell).final_checkpoint for cell in params.cells}
+    base = ModelToEvaluate(name="base", checkpoint=None, weights_digest=digest)
+    return [base, *(_make_subject(cell, file) for cell, file in files.items())]
 
 
 def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:

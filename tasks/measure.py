@@ -126,13 +126,12 @@ def _main() -> None:
     else:
         measurement.write(arguments.measurements)
         slices = SlicesManifest.read(inputs.slices).slices.items()
-        _log.info(
-            "%s", format_training_time(inputs.params, measurement, {name: item.num_rows for name, item in slices})
-        )
+        num_rows = {name: item.num_rows for name, item in slices}
+        _log.info("%s", format_training_time(params, measurement, num_rows))
 
 
 def _measure_or_reuse(inputs: Inputs) -> MeasurementFile:
-    folder = (_STORE / inputs.key).resolve()
+    folder, params = (_STORE / inputs.key).resolve(), inputs.params
     kept = read_kept(folder, MeasurementFile)
     _log.info("speed: %s", "measured already" if kept else "to be measured")
     if kept:
@@ -143,34 +142,29 @@ def _measure_or_reuse(inputs: Inputs) -> MeasurementFile:
         for leftover in _STORE.glob("*.partial"):
             shutil.rmtree(leftover)
         with fill_folder(folder, keeps_failed=True) as new:
-            measurement = _measure(inputs, new / "ranks", stop)
-            shutil.rmtree(new / "ranks")
+            work = new / "ranks"
+            session = plan_session(
+                params, machine=inputs.machine, base_model=inputs.model_dir, rows=inputs.rows, work=work
+            )
+            updates = {
+                cell: _check_updates(inputs, cell, batch, work / "checked" / cell, stop)
+                for cell in params.cells
+                if (batch := compute_timed_batch(params, cell)) != params.train.global_batch_size
+                and params.verify.updates
+            }
+            known = {
+                "numerics_version": NUMERICS_VERSION,
+                "code_digest": digest_code(),
+                "base_model_digest": inputs.base_model.digest,
+                "machine_digest": inputs.machine.digest,
+                "rows_digests": {part.name: inputs.rows_digests[part.name] for part in inputs.rows},
+                "checked_updates": updates,
+            }
+            measurement = measure_cells(session, stop=stop).model_copy(update=known)
+            shutil.rmtree(work)
             inputs.snapshot.require_unchanged()
             keep(measurement, new)
     return MeasurementFile.read(folder)
-
-
-def _measure(inputs: Inputs, work: Path, stop: threading.Event) -> MeasurementFile:
-    """Measure the cells against each other."""
-    session = plan_session(
-        inputs.params, machine=inputs.machine, base_model=inputs.model_dir, rows=inputs.rows, work=work
-    )
-    batches = {cell: compute_timed_batch(inputs.params, cell) for cell in inputs.params.cells}
-    updates = {
-        cell: _check_updates(inputs, cell, batch, work / "checked" / cell, stop)
-        for cell, batch in batches.items()
-        if batch != inputs.params.train.global_batch_size and inputs.params.verify.updates
-    }
-    return measure_cells(session, stop=stop).model_copy(
-        update={
-            "numerics_version": NUMERICS_VERSION,
-            "code_digest": digest_code(),
-            "base_model_digest": inputs.base_model.digest,
-            "machine_digest": inputs.machine.digest,
-            "rows_digests": {part.name: inputs.rows_digests[part.name] for part in inputs.rows},
-            "checked_updates": updates,
-        }
-    )
 
 
 def _check_updates(inputs: Inputs, cell: str, batch: int, work: Path, stop: threading.Event) -> list[dict[str, Any]]:
@@ -225,16 +219,12 @@ def select_timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, le
     and is left out, unless it is the first. Rows without lengths are all alike.
     """
     first, *others = ranges
-    full = [name for name in others if _count_rows(slices / name) >= least_rows]
+    full = [name for name in others if sum(map(len, read_parts(slices / name / "row_ids.npy"))) >= least_rows]
     if not (slices / first / "offsets.npy").exists():
         return [first]
     wanted = _compute_mean_lengths(slices / first, seq_len)
     apart = [np.abs(_compute_mean_lengths(slices / name, seq_len) / wanted - 1).max() for name in full]
     return [first, *full] if max(apart, default=0.0) > _SHARE_APART else [first]
-
-
-def _count_rows(folder: Path) -> int:
-    return sum(len(part) for part in read_parts(folder / "row_ids.npy"))
 
 
 def _compute_mean_lengths(folder: Path, seq_len: int) -> np.ndarray:

@@ -62,18 +62,14 @@ def write_report(results: Results, reports: Path) -> None:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tasks.report", description=__doc__)
-    parser.add_argument("--raw", type=Path, help="manifest of the data set")
-    parser.add_argument("--base-model", type=Path, help="manifest of the base model")
-    parser.add_argument("--slices", type=Path)
-    parser.add_argument("--measurements", type=Path)
-    parser.add_argument("--runs", type=Path)
-    parser.add_argument("--evaluation", type=Path)
-    parser.add_argument("--machine", type=Path)
+    options = {name: f"--{name.replace('_', '-')}" for name in _INPUTS}
+    for option in options.values():
+        parser.add_argument(option, type=Path)
     parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     parser.add_argument("--reports", type=Path, required=True)
     parser.add_argument("--from-results", type=Path, metavar="FILE", help="render anew from this results.json alone")
     arguments = parser.parse_args()
-    missing = [f"--{name.replace('_', '-')}" for name in _INPUTS if getattr(arguments, name) is None]
+    missing = [option for name, option in options.items() if getattr(arguments, name) is None]
     if arguments.from_results is None and missing:
         raise ConfigurationError(f"missing {', '.join(missing)}; give them all, or --from-results FILE alone")
     return arguments

@@ -4,7 +4,6 @@ Staging is rebuilt each time, by hard links. The receipt is written last: a stag
 done, and its next run sends what is missing.
 """
 
-import argparse
 import logging
 import shutil
 import sys
@@ -19,7 +18,7 @@ from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.records.run import PublicationManifest, RunFile, UploadFile, read_receipt
 from tasks.reporting.document import Revision, collect_metrics, render_model_card
-from tasks.reporting.results import Results, read_results
+from tasks.reporting.results import read_results
 from tasks.services import publishing
 from tasks.services.hub_calls import has_token
 from tasks.store.kept import link_file
@@ -63,9 +62,13 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> Publica
     Raises DataError if a part is missing or is not what its receipt says.
     """
     shutil.rmtree(staged, ignore_errors=True)
-    cell = select_published_cell(params, sources.runs)
-    facts = RunFile.read(sources.runs / cell)
-    return _stage(params, sources, staged, checkpoint=facts.final_checkpoint, wanted=_select_checkpoints(params, facts))
+    facts = RunFile.read(sources.runs / select_published_cell(params, sources.runs))
+    wanted = list(params.upload.checkpoints)
+    if params.upload.checkpoints == "last":
+        wanted = [Path(facts.final_checkpoint).name]
+    elif params.upload.checkpoints == "all":
+        wanted = [f"{facts.model_name}_{part.range}-epoch-{part.epoch}.pt" for part in facts.segments]
+    return _stage(params, sources, staged, checkpoint=facts.final_checkpoint, wanted=wanted)
 
 
 def stage_revisions(params: Params, sources: Sources, staged: Path) -> dict[str, PublicationManifest]:
@@ -73,13 +76,11 @@ def stage_revisions(params: Params, sources: Sources, staged: Path) -> dict[str,
 
     Raises as stage_publication does.
     """
-    if params.upload.revisions == "none":
-        return {}
-    facts = RunFile.read(sources.runs / select_published_cell(params, sources.runs))
-    manifests = {}
-    for segment in facts.segments:
-        branch = f"epoch-{segment.epoch}" if len(params.ranges) == 1 else f"{segment.range}-epoch-{segment.epoch}"
-        name = f"{facts.model_name}_{segment.range}-epoch-{segment.epoch}.pt"
+    facts, manifests = RunFile.read(sources.runs / select_published_cell(params, sources.runs)), {}
+    for segment in facts.segments if params.upload.revisions != "none" else ():
+        name = f"{segment.range}-epoch-{segment.epoch}"
+        branch = f"epoch-{segment.epoch}" if len(params.ranges) == 1 else name
+        name = f"{facts.model_name}_{name}.pt"
         manifests[branch] = _stage(
             params, sources, staged / _REVISIONS / branch, checkpoint=f"{segment.folder}/{name}", wanted=[name],
             revision=Revision(branch, segment.range, segment.epoch),
@@ -100,40 +101,48 @@ def _stage(
     cell = select_published_cell(params, sources.runs)
     run = sources.runs / cell
     results = read_results(sources.reports / "results.json")
-    if cell not in {result.cell for result in results.cells}:
+    reported = next((result for result in results.cells if result.cell == cell), None)
+    if reported is None:
         raise DataError(f"{sources.reports / 'results.json'}: does not know cell {cell}; run `dvc repro report`")
     _log.info("cell %s: publishing %s", cell, checkpoint)
     staged.mkdir(parents=True)
     receipts = _link_checkpoints(run, checkpoint, wanted, staged)
     checksum = _write_model(params.workload, sources.base_model, run / checkpoint, staged)
-    _require_reported(results, cell, checkpoint, checksum, is_last=revision is None)
+    # The report must not be of a training that ended with other weights than those that are published.
+    is_final, other = checkpoint == reported.final_checkpoint, None
+    if revision is None and not is_final:
+        other = f"the report is of {reported.final_checkpoint}"
+    elif is_final and reported.final_parameter_checksum not in (None, checksum):
+        other = (
+            f"its weights ({checksum[:12]}) are not those that the report is of "
+            f"({str(reported.final_parameter_checksum)[:12]})"
+        )
+    if other:
+        raise DataError(f"{checkpoint}: {other}: {cell} was trained again since; run `dvc repro`")
     for file in sorted(sources.base_model.iterdir()):
         if file.is_file() and file.suffix in _TOKENIZER_SUFFIXES and file.name not in _NOT_TOKENIZER:
             link_file(file, staged / file.name)
-    files = [sources.reports / name for name in ("index.html", "report.md", "results.json")]
-    files += sorted((sources.reports / "charts").glob("*.svg"))  # report.md shows them
-    for part in files:
-        if not part.is_file():
-            raise DataError(f"{part}: missing; run `dvc repro report`")
-        link_file(part, staged / "report" / part.relative_to(sources.reports))
+    required = [sources.reports / name for name in ("index.html", "report.md", "results.json")]
+    required += sorted((sources.reports / "charts").glob("*.svg"))  # report.md shows them
     beside = [sources.reports / name for name in ("epochs.csv", "losses.csv", "blocks.parquet")]
-    for part in [*beside, *sorted((sources.reports / "timelines").glob("*"))]:
+    for part in [*required, *beside, *sorted((sources.reports / "timelines").glob("*"))]:
         if part.is_file():
             link_file(part, staged / "report" / part.relative_to(sources.reports))
+        elif part in required:
+            raise DataError(f"{part}: missing; run `dvc repro report`")
     model, dataset = results.comparison.model, results.comparison.dataset
     heldout = params.dataset.of_heldout or params.dataset
     is_heldout_there = dataset.commit is not None and not str(params.dataset.heldout_source).startswith("path:")
     body = render_model_card(
-        results,
-        cell=cell,
-        repo_id=params.upload.repo_id,
-        checkpoints=[Path(path).name for path in receipts],
+        results, cell=cell, repo_id=params.upload.repo_id, checkpoints=[Path(path).name for path in receipts],
         revision=revision,
-    )
-    base_model, rows = None if model.is_random_weights else _find_hub_id(model.source), _find_hub_id(dataset.source)
+    )  # fmt: skip
+    task = "text-classification" if has_labels(params.workload) else "text-generation"
+    model_id, rows = _find_hub_id(model.source), _find_hub_id(dataset.source)
+    base_model = None if model.is_random_weights else model_id
     card = publishing.make_model_card(
         body,
-        task=_name_task(params.workload),
+        task="image-classification" if read_unit(params.workload) == "image" else task,
         metrics=collect_metrics(results, cell, revision),
         evaluated_on={
             "dataset_type": rows or "local",
@@ -147,7 +156,7 @@ def _stage(
         base_model_relation=base_model and "finetune",
         datasets=rows and [rows],
         language=dataset.languages or None,
-        license=model.license if _find_hub_id(model.source) else None,
+        license=model_id and model.license,
         tags=["ddp-compare", params.workload],
     )
     (staged / "README.md").write_text(card, encoding="utf-8")
@@ -156,15 +165,6 @@ def _stage(
     for path, sha256 in receipts.items():
         _require_equal(path, manifest.files[path].sha256, sha256)
     return manifest
-
-
-def _select_checkpoints(params: Params, facts: RunFile) -> list[str]:
-    """Return the file names of the checkpoints that are published beside the final weights."""
-    if params.upload.checkpoints == "last":
-        return [Path(facts.final_checkpoint).name]
-    if params.upload.checkpoints == "all":
-        return [f"{facts.model_name}_{part.range}-epoch-{part.epoch}.pt" for part in facts.segments]
-    return list(params.upload.checkpoints)
 
 
 def _link_checkpoints(run: Path, checkpoint: str, wanted: list[str], staged: Path) -> dict[str, str]:
@@ -197,21 +197,6 @@ def _require_equal(path: str, text: str, wanted: str) -> None:
         raise DataError(f"{path}: sha256 {text} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
 
 
-def _require_reported(results: Results, cell: str, checkpoint: str, checksum: str, *, is_last: bool) -> None:
-    """Raise DataError if the report is of a training that ended with other weights than those that are published."""
-    reported = next(item for item in results.cells if item.cell == cell)
-    if is_last and checkpoint != reported.final_checkpoint:
-        raise DataError(
-            f"{checkpoint}: the report is of {reported.final_checkpoint}: {cell} was trained again since; run "
-            "`dvc repro`"
-        )
-    if checkpoint == reported.final_checkpoint and reported.final_parameter_checksum not in (None, checksum):
-        raise DataError(
-            f"{checkpoint}: its weights ({checksum[:12]}) are not those that the report is of "
-            f"({str(reported.final_parameter_checksum)[:12]}): {cell} was trained again since; run `dvc repro`"
-        )
-
-
 def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> str:
     """Write config and safetensors of the checkpoint, tied weights once; return the checksum of its parameters."""
     from safetensors.torch import save_model  # here: seconds, which a missing token need not cost
@@ -240,88 +225,66 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     return checksum
 
 
-def _name_task(workload: str) -> str:
-    """Return what the Hub calls what a model of the workload does."""
-    if read_unit(workload) == "image":
-        return "image-classification"
-    return "text-classification" if has_labels(workload) else "text-generation"
-
-
 def _find_hub_id(source: str) -> str | None:
     return source.removeprefix("hub:") if source.startswith("hub:") else None
 
 
-def _publish(
-    params: Params, staged: Path, manifest: PublicationManifest, revisions: dict[str, PublicationManifest]
-) -> UploadFile:
-    """Return the receipt of the publication, or of the staging if none was asked for.
-
-    The final weights come last: a branch that is new begins before them, with what the repository held.
-    """
-    repo_id, cell, num_files = params.upload.repo_id, manifest.cell, len(manifest.files)
-    if repo_id is None:
-        beside = f", and {len(revisions)} revisions" if revisions else ""
-        sys.stdout.write(f"nothing published; {manifest.extent} staged in {staged}{beside}\n")
-        return UploadFile(status="staged", cell=cell, num_files=num_files, revisions=dict.fromkeys(revisions))
-    commits = {
-        branch: _send(params, staged / _REVISIONS / branch, f"{params.name}: cell {cell}, {branch}", branch).commit
-        for branch in revisions
-    }
-    published = _send(params, staged, f"{params.name}: cell {cell}", publishing.MAIN_BRANCH)
-    return UploadFile(
-        status="published", repo_id=published.repo_id, commit=published.commit, url=published.url, cell=cell,
-        num_files=num_files, revisions=commits,
-    )  # fmt: skip
-
-
-def _send(params: Params, staged: Path, message: str, branch: str) -> publishing.Publication:
-    repo_id, is_private = str(params.upload.repo_id), params.upload.private
-    published = publishing.publish(staged, repo_id, is_private=is_private, message=message, branch=branch)
-    if published.num_sent:
-        _log.info("published %d files as %s", published.num_sent, published.url)
-    else:
-        _log.info("nothing changed, nothing sent: %s", published.url)
-    return published
-
-
-def _list_files(params: Params, manifest: PublicationManifest, revisions: dict[str, PublicationManifest]) -> None:
-    """Print what would be published, one line per file."""
-    lines = [f"{file.num_bytes:>14,}  {path}" for path, file in manifest.files.items()]
-    target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
-    lines.append(f"dry run: {manifest.extent} would be published to {target}")
-    lines += [f"dry run: {revision.extent} would be its branch {branch}" for branch, revision in revisions.items()]
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _parse_arguments() -> argparse.Namespace:
+def _main() -> None:
     parser = make_parser("upload", __doc__, "base-model", "runs", "reports", "staged", "receipt")
     parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
     arguments, unknown = parser.parse_known_args()
     if unknown:  # argparse would print them, and somebody may have given a token
         raise ConfigurationError(f"{len(unknown)} unknown arguments; see --help; a token is read from HF_TOKEN only")
-    return arguments
-
-
-def _main() -> None:
-    arguments = _parse_arguments()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
+    repo_id = params.upload.repo_id
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:
-            hub_folder = Path(folder) / "hub"
-            manifest = stage_publication(params, sources, hub_folder)
-            _list_files(params, manifest, stage_revisions(params, sources, hub_folder))
+            manifest = stage_publication(params, sources, Path(folder) / "hub")
+            revisions = stage_revisions(params, sources, Path(folder) / "hub")
+        lines = [f"{file.num_bytes:>14,}  {path}" for path, file in manifest.files.items()]
+        target = repo_id or "the Hub, if upload.repo_id were set"
+        lines.append(f"dry run: {manifest.extent} would be published to {target}")
+        lines += [f"dry run: {item.extent} would be its branch {branch}" for branch, item in revisions.items()]
+        sys.stdout.write("\n".join(lines) + "\n")
         return
-    if params.upload.repo_id is not None and not has_token():
+    if repo_id is not None and not has_token():
         raise ConfigurationError(
-            f"upload.repo_id: got {params.upload.repo_id}, but there is no token; set HF_TOKEN or run `hf auth login`, "
+            f"upload.repo_id: got {repo_id}, but there is no token; set HF_TOKEN or run `hf auth login`, "
             "or set upload.repo_id: null to publish nothing. The comparison itself is finished: see reports/"
         )
-    manifest = stage_publication(params, sources, arguments.staged)
-    revisions = stage_revisions(params, sources, arguments.staged)
+    staged: Path = arguments.staged
+    manifest = stage_publication(params, sources, staged)
+    revisions = stage_revisions(params, sources, staged)
     snapshot.require_unchanged()
-    receipt = _publish(params, arguments.staged, manifest, revisions)
+    if repo_id is None:
+        beside = f", and {len(revisions)} revisions" if revisions else ""
+        sys.stdout.write(f"nothing published; {manifest.extent} staged in {staged}{beside}\n")
+        receipt = UploadFile(
+            status="staged", cell=manifest.cell, num_files=len(manifest.files), revisions=dict.fromkeys(revisions)
+        )
+    else:
+        receipt = _publish(params, repo_id, staged, manifest, list(revisions))
     receipt.write(arguments.receipt)
+
+
+def _publish(
+    params: Params, repo_id: str, staged: Path, manifest: PublicationManifest, revisions: list[str]
+) -> UploadFile:
+    """Send the branches, and last the final weights: a new branch begins with what the repository held before them."""
+    commits: dict[str, str | None] = {}
+    for branch in (*revisions, publishing.MAIN_BRANCH):
+        is_main = branch == publishing.MAIN_BRANCH
+        message = f"{params.name}: cell {manifest.cell}" + f", {branch}" * (not is_main)
+        folder = staged if is_main else staged / _REVISIONS / branch
+        sent = publishing.publish(folder, repo_id, is_private=params.upload.private, message=message, branch=branch)
+        what = f"published {sent.num_sent} files as" if sent.num_sent else "nothing changed, nothing sent:"
+        _log.info("%s %s", what, sent.url)
+        commits[branch] = sent.commit
+    return UploadFile(
+        status="published", repo_id=sent.repo_id, commit=commits.pop(publishing.MAIN_BRANCH), url=sent.url,
+        cell=manifest.cell, num_files=len(manifest.files), revisions=commits,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a model comes to on the held-out rows, whatever their batches, and how it goes on with a few of them."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,12 @@ def compute_sums(
     if vocab_size is not None and not workload.HAS_LABELS:
         # Logits in fp32, their log-softmax and one copy.
         max_tokens = min(max_tokens, _LOGITS_BYTES[device.type] // (3 * 4 * vocab_size))
-    sums: dict[str, float] = {}
-    counts = {"num_tokens": 0, "num_targets": 0}
+    sums, counts = defaultdict[str, float](float), {"num_tokens": 0, "num_targets": 0}
     with show_progress(what, len(source)) as advance:
         for batch in make_batches(lengths, max_tokens=max_tokens):
             micro_batch = source.collate(batch, seq_len=seq_len).to(device)
             for name, value in workload.metrics(model, micro_batch).items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] += float(value)
             for name in counts:
                 counts[name] += getattr(micro_batch, name)
             advance(len(batch))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import explain
+from tasks.gates.counted_blocks import select_blocks
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.records.blocks import BlockWork
@@ -137,14 +138,12 @@ class RowsOfSteps:
         start, end = map(int, name.split("-"))
         tokens, part = np.zeros(end - start, dtype=np.int64), self.outputs.slices.get(name)
         for segment in self.outputs.runs[self.cell].segments:
-            if (segment.facts.range, segment.facts.epoch) == (name, 1):
-                for samples in segment.samples():
-                    places = samples.row_id.astype(np.int64) - start
-                    is_there = (places >= 0) & (places < tokens.size)
-                    tokens[places[is_there]] = samples.num_tokens[is_there]
-        if part is None:
-            return np.zeros(0, dtype=np.int64), tokens
-        return order_rows(self.outputs.params, part, name, epoch=1), tokens
+            for samples in segment.samples() if (segment.facts.range, segment.facts.epoch) == (name, 1) else ():
+                places = samples.row_id.astype(np.int64) - start
+                is_there = (places >= 0) & (places < tokens.size)
+                tokens[places[is_there]] = samples.num_tokens[is_there]
+        rows = np.zeros(0, np.int64) if part is None else order_rows(self.outputs.params, part, name, epoch=1)
+        return rows, tokens
 
 
 def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
@@ -152,14 +151,11 @@ def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
     measurement = outputs.measurement
     if measurement is None:
         return None
-    timed = [
-        block for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained" for block in arm.blocks
-    ]
+    timed = select_blocks(measurement, cell)
     if not timed:
         return make_unchecked_finding(explain("no_blocks", "{cell}: its timed blocks left no record", cell=cell))
     run, unit = outputs.runs[cell], read_unit(outputs.params.workload)
-    facts = [segment.facts for segment in run.segments]
-    trained = sum(fact.num_tokens for fact in facts) / sum(fact.num_samples for fact in facts)
+    trained = run.add_up("num_tokens") / run.add_up("num_samples")
     tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
     # Not with their padding: packs of one length hide how much a step's rows scatter, but where rows are few.
     per_step = run.steps.num_tokens / run.steps.num_samples

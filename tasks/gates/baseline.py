@@ -11,6 +11,7 @@ import numpy as np
 
 from ddp_audit.process.findings import Finding, make_failed_finding, make_finding, make_unchecked_finding
 from ddp_audit.process.wording import Reason, explain
+from tasks.gates.counted_blocks import select_blocks
 from tasks.records.blocks import ArmBlocks
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
@@ -60,9 +61,8 @@ def _list_gains(measurement: MeasurementFile, cell: str) -> Iterator[tuple[ArmBl
     """Yield (arm, how many times as fast as the baseline per position, the lower end of that)."""
     plain = {
         block.turn: block
-        for arm in measurement.blocks
-        if arm.cell == cell and arm.kind == "as trained" and arm.phase != "burn-in"
-        for block in arm.blocks
+        for phase in ("speedup", "waterfall")
+        for block in select_blocks(measurement, cell, phase=phase)
     }
     for arm in measurement.blocks:
         pairs = [(plain[block.turn], block) for block in arm.blocks if block.turn in plain and block.num_positions]

@@ -6,6 +6,7 @@ hours apart at most, but a machine drifts, so that a stated part is allowed besi
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -44,13 +45,10 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
         return None
     first, arm = outputs.params.baseline, measurement.speeds[cell]
     blocks = select_blocks(measurement, cell, phase="speedup")
-    timed = np.array([result.seconds / max(result.num_positions, 1) for result in blocks]) if blocks else None
-    if timed is None or not select_blocks(measurement, first, phase="speedup"):
-        return make_unchecked_finding(
-            explain(
-                "no_blocks", "{cell}: the timed blocks of it and {baseline} left no record", cell=cell, baseline=first
-            )
-        )
+    if not blocks or not select_blocks(measurement, first, phase="speedup"):
+        template = "{cell}: the timed blocks of it and {baseline} left no record"
+        return make_unchecked_finding(explain("no_blocks", template, cell=cell, baseline=first))
+    timed = [result.seconds / max(result.num_positions, 1) for result in blocks]
     problems = _find_block_mismatches(measurement, arm, first)
     trained = _compute_part_seconds(outputs.runs[cell], measurement.most_others_share)
     if not trained.size:
@@ -161,21 +159,20 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: CellSpeed, first: 
     missing = find_missing_turns(measurement, cell)
     problems = [missing] if missing else []
     if not mine or not its:
-        nothing = explain(
-            "no_block_counts", "{cell}: a speedup is published, and no block is there that counts", cell=cell
-        )
-        return problems or [nothing]
-    taken, of_steps = (sum(map(of, mine)) for of in (_get_seconds, _compute_slowest_rank_seconds))
-    if abs(taken / of_steps - 1) > _CLOCKS_APART:
+        template = "{cell}: a speedup is published, and no block is there that counts"
+        return problems or [explain("no_block_counts", template, cell=cell)]
+    seconds, tokens = sum(item.seconds for item in mine), sum(item.num_tokens for item in mine)
+    # Of the slowest rank.
+    of_steps = sum(max(map(sum, item.step_seconds)) for item in mine)
+    if abs(seconds / of_steps - 1) > _CLOCKS_APART:
         problems.append(
             explain(
                 "clocks_apart",
                 "{cell}: its blocks took {seconds:seconds}, their steps {step_seconds:seconds}: the clock did not run "
                 "for the steps, or not for them alone",
-                cell=cell, seconds=taken, step_seconds=of_steps,
+                cell=cell, seconds=seconds, step_seconds=of_steps,
             )
         )  # fmt: skip
-    seconds, tokens = sum(item.seconds for item in mine), sum(item.num_tokens for item in mine)
     of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
     for code, template, published, counted in (
         (
@@ -199,21 +196,11 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: CellSpeed, first: 
 
 def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWork], float]) -> float:
     """Return the mean over the launches of the mean over their blocks; of all blocks where launches are too few."""
-    launches: dict[int, list[float]] = {}
+    launches = defaultdict[int, list[float]](list)
     for block in blocks:
-        launches.setdefault(block.launch, []).append(of(block))
-    counted = [figures for figures in launches.values() if len(figures) > 1]
-    if len(counted) < _FEWEST_LAUNCHES:
-        return sum(map(of, blocks)) / len(blocks)
-    return sum(sum(figures) / len(figures) for figures in counted) / len(counted)
-
-
-def _get_seconds(block: BlockWork) -> float:
-    return block.seconds
-
-
-def _compute_slowest_rank_seconds(block: BlockWork) -> float:
-    return max(map(sum, block.step_seconds))
+        launches[block.launch].append(of(block))
+    means = [sum(figures) / len(figures) for figures in launches.values() if len(figures) > 1]
+    return sum(means) / len(means) if len(means) >= _FEWEST_LAUNCHES else sum(map(of, blocks)) / len(blocks)
 
 
 def _compute_seconds_per_step(block: BlockWork) -> float:

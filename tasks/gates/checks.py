@@ -7,7 +7,6 @@ withheld by what failed, unproven by what was not checked, whichever gate it is.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from ddp_audit.process.findings import Finding, make_unchecked_finding
 from ddp_audit.process.wording import explain
@@ -25,7 +24,7 @@ from tasks.gates import (
     synchronisation,
     work_of_blocks,
 )
-from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Gate, Standing
+from tasks.records.gate import BORNE_OUT, QUIET_TURNS, CellFinding, Gate, Standing, State
 from tasks.records.outputs import Outputs
 
 
@@ -184,48 +183,38 @@ _SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.
 
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
-    gates = []
+    gates, failed = [], list[tuple[str, str]]()
     for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         results = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(result)) for cell, result in results.items() if result is not None]
+        failed += [(finding.cell, check.name) for finding in findings if finding.verdict == "failed"]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))
-    return [_drop_untrue_figures(gate, gates, outputs.params.baseline) for gate in gates]
 
+    def drop_untrue_figure(finding: CellFinding) -> CellFinding:
+        """Return it without the figure per unit of work where another gate leaves nothing of that."""
+        mine = {name for cell, name in failed if cell in (outputs.params.baseline, finding.cell)}
+        return finding if mine <= _SPARE_THROUGHPUT else finding.model_copy(update={"true_figure": None})
 
-def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
-    """Return the gate without the figures per unit of work that another gate leaves nothing of."""
-    failed = [
-        (finding.cell, other.name) for other in gates for finding in other.findings if finding.verdict == "failed"
-    ]
-    findings = [
-        finding
-        if {name for cell, name in failed if cell in (baseline, finding.cell)} <= _SPARE_THROUGHPUT
-        else finding.model_copy(update={"true_figure": None})
-        for finding in gate.findings
-    ]
-    return gate.model_copy(update={"findings": findings})
+    return [gate.model_copy(update={"findings": list(map(drop_untrue_figure, gate.findings))}) for gate in gates]
 
 
 def compute_standings(gates: Sequence[Gate], cells: Sequence[str], *, is_measured: bool = True) -> dict[str, Standing]:
     """Return cell -> what the gates leave of its speedup; `cells` has all of them, the baseline first."""
-    return {cell: _compute_standing(gates, list(dict.fromkeys((cell, cells[0]))), is_measured) for cell in cells}
-
-
-def _compute_standing(gates: Sequence[Gate], concerned: Sequence[str], is_measured: bool) -> Standing:
-    """Return what the gates leave of a speedup that these cells have a part in."""
-    results = [(gate.name, finding) for at in concerned for gate in gates if (finding := gate.find_cell_finding(at))]
-    if failed := [pair for pair in results if pair[1].verdict == "failed"]:
-        return _make_standing("withheld", failed)
-    if not is_measured:
-        return Standing(state="not measured")
-    if unchecked := [pair for pair in results if pair[1].verdict == "not checked"]:
-        return _make_standing("unproven", unchecked)
-    return Standing(state="proven")
-
-
-def _make_standing(state: Literal["unproven", "withheld"], results: Sequence[tuple[str, CellFinding]]) -> Standing:
-    """Return the standing that these findings of gates lead to, with the words of the one that needs the fewest."""
-    first, *others = sorted(results, key=lambda pair: len(pair[1].compared))
-    return Standing(
-        state=state, gates=list(dict.fromkeys([first[0], *(name for name, _ in others)])), reason=first[1].compared
-    )
+    standings = {}
+    for cell in cells:
+        results = [
+            (gate.name, finding)
+            for concerned in dict.fromkeys((cell, cells[0]))
+            for gate in gates
+            if (finding := gate.find_cell_finding(concerned))
+        ]
+        standings[cell] = Standing(state="proven" if is_measured else "not measured")
+        states: list[tuple[State, str]] = [("withheld", "failed"), ("unproven", "not checked")]
+        for state, verdict in states if is_measured else states[:1]:
+            if deciding := [pair for pair in results if pair[1].verdict == verdict]:
+                # With the words of the one that needs the fewest.
+                deciding.sort(key=lambda pair: len(pair[1].compared))
+                names = dict.fromkeys(name for name, _ in deciding)
+                standings[cell] = Standing(state=state, gates=list(names), reason=deciding[0][1].compared)
+                break
+    return standings

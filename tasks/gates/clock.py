@@ -21,7 +21,10 @@ _SKEW_SECONDS = 0.01
 
 Over the same comparisons 6.6 ms at most. One rank never counted a moment twice: there, more than the span is a mistake.
 """
-_ACCOUNTED = ("train_seconds", "checkpoint_seconds", "log_seconds", "heldout_seconds", "check_seconds")
+_ACCOUNTED = {
+    "train_seconds": "steps", "checkpoint_seconds": "checkpoints", "log_seconds": "log points",
+    "heldout_seconds": "held-out rows", "check_seconds": "checks of updates",
+}  # fmt: skip
 """What a segment's seconds by the wall clock have to add up from."""
 _SLOW_MULTIPLE = 10.0
 _SLOW_SHARE = 0.1
@@ -35,7 +38,7 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
     """Check the clock of the steps against a clock that never stopped, and look for steps that took far too long."""
     run = outputs.runs[cell]
     problems = (_find_idle_problem(cell, run) or _find_slow_step(cell, run.steps), _find_sum_problem(cell, run))
-    seconds, idle = _sum_facts(run, "train_seconds"), _sum_facts(run, "other_seconds")
+    seconds, idle = run.add_up("train_seconds"), run.add_up("other_seconds")
     return make_finding(
         [problem for problem in problems if problem],
         "{cell}: in {share_without_a_step:small_percent} of the step time no step ran, the slowest took "
@@ -46,7 +49,7 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
         train_seconds=seconds,
         seconds_without_a_step=idle,
         timed_and_not_timed_seconds=_sum_accounted_seconds(run),
-        wall_clock_seconds=_sum_facts(run, "span_seconds"),
+        wall_clock_seconds=run.add_up("span_seconds"),
         slowest_step_in_medians=float(_compute_multiples(run.steps).max()),
         most_share_without_a_step=_OTHER_SHARE,
         most_medians=_SLOW_MULTIPLE,
@@ -56,7 +59,7 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
 def _find_idle_problem(cell: str, run: RunOutputs) -> Reason | None:
     """Return what is wrong if the clock also ran while no step did, or stood still while one did."""
     steps, others = run.steps, run.steps.other_seconds
-    allowed = _OTHER_SHARE * _sum_facts(run, "train_seconds")
+    allowed = _OTHER_SHARE * run.add_up("train_seconds")
     too_long = np.maximum(others - _LOOP_SECONDS, 0.0)
     if too_long.sum() > allowed:
         at = int(np.argmax(others))
@@ -65,8 +68,8 @@ def _find_idle_problem(cell: str, run: RunOutputs) -> Reason | None:
             "{cell}: the clock ran for {seconds_without_a_step:seconds} of {train_seconds:seconds} while no step did, "
             "most at step {step} with {seconds:seconds}: something else, such as a checkpoint, an upload or a wait, "
             "was timed",
-            cell=cell, seconds_without_a_step=_sum_facts(run, "other_seconds"),
-            train_seconds=_sum_facts(run, "train_seconds"), step=steps.step[at], seconds=others[at],
+            cell=cell, seconds_without_a_step=run.add_up("other_seconds"),
+            train_seconds=run.add_up("train_seconds"), step=steps.step[at], seconds=others[at],
         )  # fmt: skip
     if -np.minimum(others, 0.0).sum() > allowed:
         at = int(np.argmin(others))
@@ -81,31 +84,23 @@ def _find_idle_problem(cell: str, run: RunOutputs) -> Reason | None:
 
 def _find_sum_problem(cell: str, run: RunOutputs) -> Reason | None:
     """Return what is wrong if seconds were counted twice, or not at all."""
-    accounted, span = _sum_accounted_seconds(run), _sum_facts(run, "span_seconds")
+    accounted, span = _sum_accounted_seconds(run), run.add_up("span_seconds")
     is_exact = run.facts.world_size == 1 and accounted > span
-    skew = 0.0 if is_exact else _SKEW_SECONDS * _sum_facts(run, "num_steps")
-    if abs(accounted - span) <= _SUM_SHARE * _sum_facts(run, "train_seconds") + skew:
+    skew = 0.0 if is_exact else _SKEW_SECONDS * run.add_up("num_steps")
+    if abs(accounted - span) <= _SUM_SHARE * run.add_up("train_seconds") + skew:
         return None
-    parts = ", ".join(
-        f"{what} {wording.format_seconds(_sum_facts(run, name))}"
-        for what, name in (
-            ("steps", "train_seconds"),
-            ("checkpoints", "checkpoint_seconds"),
-            ("log points", "log_seconds"),
-            ("held-out rows", "heldout_seconds"),
-            ("checks of updates", "check_seconds"),
-        )
-        if name not in ("heldout_seconds", "check_seconds") or _sum_facts(run, name)
-    )
-    code, meaning = (
-        ("timed_twice", "the clock of the steps ran while something else was timed too")
-        if accounted > span
-        else ("not_timed", "part of the training was not timed at all")
-    )
+    parts = [
+        f"{what} {wording.format_seconds(run.add_up(name))}"
+        for name, what in _ACCOUNTED.items()
+        if name not in ("heldout_seconds", "check_seconds") or run.add_up(name)
+    ]
+    code, meaning = "not_timed", "part of the training was not timed at all"
+    if accounted > span:
+        code, meaning = "timed_twice", "the clock of the steps ran while something else was timed too"
     return explain(
         code,
         "{cell}: {parts} add up to {accounted:seconds}, yet the wall clock passed {span:seconds}: " + meaning,
-        cell=cell, parts=parts, accounted=accounted, span=span,
+        cell=cell, parts=", ".join(parts), accounted=accounted, span=span,
     )  # fmt: skip
 
 
@@ -132,8 +127,4 @@ def _compute_multiples(steps: Steps) -> NDArray[np.float64]:
 
 
 def _sum_accounted_seconds(run: RunOutputs) -> float:
-    return sum(_sum_facts(run, name) for name in _ACCOUNTED)
-
-
-def _sum_facts(run: RunOutputs, name: str) -> float:
-    return float(sum(getattr(segment.facts, name) for segment in run.segments))
+    return sum(map(run.add_up, _ACCOUNTED))

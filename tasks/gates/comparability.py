@@ -1,6 +1,5 @@
 """Is it a fair comparison? Checks that the cells did the same work under the same conditions."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,8 @@ from tasks.gates.setting import find_setting_problems
 from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.ledger import compare_rows, compare_steps
-from tasks.records.measurement import DATA_BOUND_SHARE, MeasurementFile
+from tasks.records.measurement import DATA_BOUND_SHARE
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.records.run import RunFile
 
 _MOST_EFFICIENCY = 1.1
 """Parallel efficiency above which a speedup is not believed.
@@ -28,23 +26,21 @@ def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
     if not outputs.others:
         return None
     run, baseline, first = outputs.runs[cell], outputs.baseline, outputs.params.baseline
-    problems = []
-    facts: list[tuple[str, Callable[[RunFile], object], object]] = [
-        ("start weights", lambda run: run.base_model_digest[:12], outputs.base_model.digest[:12]),
-        ("numerics version", lambda run: run.numerics_version, baseline.facts.numerics_version),
-        ("machine", lambda run: run.machine_digest[:12], outputs.machine.digest[:12]),
-        ("samples per optimizer step", lambda run: run.global_batch_size, outputs.params.train.global_batch_size),
-    ]
-    for what, fact, expected in facts:
-        if fact(run.facts) != expected:
-            problems.append(
-                explain(
-                    f"other_{what.replace(' ', '_')}", "{cell}: {what} {found}, expected {expected}",
-                    cell=cell, what=what, found=fact(run.facts), expected=expected,
-                )
-            )  # fmt: skip
-    problems += _find_step_problems(cell, run, first, baseline)
-    problems += find_setting_problems(outputs, cell)
+    facts = run.facts
+    problems = [
+        explain(
+            f"other_{what.replace(' ', '_')}", "{cell}: {what} {found}, expected {expected}",
+            cell=cell, what=what, found=fact, expected=expected,
+        )
+        for what, fact, expected in (
+            ("start weights", facts.base_model_digest[:12], outputs.base_model.digest[:12]),
+            ("numerics version", facts.numerics_version, baseline.facts.numerics_version),
+            ("machine", facts.machine_digest[:12], outputs.machine.digest[:12]),
+            ("samples per optimizer step", facts.global_batch_size, outputs.params.train.global_batch_size),
+        )
+        if fact != expected
+    ]  # fmt: skip
+    problems += _find_step_problems(cell, run, first, baseline) + find_setting_problems(outputs, cell)
     return make_finding(
         problems,
         "{cell}: start weights {start_weights}, numerics version {numerics_version}, machine {machine}, "
@@ -88,14 +84,14 @@ def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
     reference = {(part.facts.range, part.facts.epoch): part for part in outputs.baseline.segments}
     problems, num_steps, num_others = [], 0, 0
     for segment in outputs.runs[cell].segments:
-        key = (segment.facts.range, segment.facts.epoch)
-        if key not in reference:
+        same = reference.get((segment.facts.range, segment.facts.epoch))
+        if same is None:
             continue
-        mine, its = segment.ledger, reference[key].ledger
+        mine, its = segment.ledger, same.ledger
         num_steps += segment.facts.num_steps
         if mine.steps_digest == its.steps_digest:
             continue
-        other = compare_steps(segment.samples(), reference[key].samples())
+        other = compare_steps(segment.samples(), same.samples())
         num_others += other.num_samples
         if mine.num_samples != its.num_samples:
             problems.append(
@@ -124,12 +120,13 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
     num_samples = num_left_out = num_repeated = num_foreign = 0
     results = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
     if results != outputs.segments:
-        problems.append(
-            explain(
-                "other_segments", "{cell}: trained {trained}, asked for {asked_for}",
-                cell=cell, trained=_describe_segments(results), asked_for=_describe_segments(outputs.segments),
-            )
-        )  # fmt: skip
+        trained, asked_for = (
+            ", ".join(f"{part} epoch {epoch}" for part, epoch in segments[:6])
+            + f", ... ({len(segments)} segments)" * (len(segments) > 6)
+            for segments in (results, outputs.segments)
+        )
+        template = "{cell}: trained {trained}, asked for {asked_for}"
+        problems.append(explain("other_segments", template, cell=cell, trained=trained, asked_for=asked_for))
     for segment in run.segments:
         name, ledger = segment.facts.range, segment.ledger
         if name not in outputs.row_digests:
@@ -155,11 +152,6 @@ def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
         "{cell}: {samples:,} samples in the work ledgers, every row of every range once per epoch",
             cell=cell, samples=num_samples, left_out=num_left_out, repeated=num_repeated, of_no_such_range=num_foreign,
     )  # fmt: skip
-
-
-def _describe_segments(segments: list[tuple[str, int]]) -> str:
-    shown = ", ".join(f"{part} epoch {epoch}" for part, epoch in segments[:6])
-    return f"{shown}, ... ({len(segments)} segments)" if len(segments) > 6 else shown
 
 
 def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
@@ -209,98 +201,81 @@ def _count_tokens(run: RunOutputs) -> int:
 
 def _sum_rank_seconds(run: RunOutputs) -> float:
     """Return the seconds of the optimizer steps times the number of ranks."""
-    return run.facts.world_size * sum(segment.facts.train_seconds for segment in run.segments)
+    return float(run.facts.world_size * run.add_up("train_seconds"))
 
 
 def check_data_wait(outputs: Outputs, cell: str) -> Finding:
     """Check that the cell waited for data only in a small share of its steps, trained and measured ones."""
-    segments, measurement = outputs.runs[cell].segments, outputs.measurement
-    seconds = sum(segment.facts.train_seconds for segment in segments)
-    share = sum(segment.facts.data_wait_seconds for segment in segments) / seconds
+    run, measurement, most = outputs.runs[cell], outputs.measurement, DATA_BOUND_SHARE
+    share = run.add_up("data_wait_seconds") / run.add_up("train_seconds")
     measured = None if measurement is None else measurement.speeds[cell].data_wait_share
     waited = explain(
         "waited_in_training",
         "{cell} waited for data in {data_wait_share:small_percent} of its step time",
-        cell=cell, data_wait_share=share, measured_data_wait_share=measured, most_allowed=DATA_BOUND_SHARE,
+        cell=cell, data_wait_share=share, measured_data_wait_share=measured, most_allowed=most,
     )  # fmt: skip
-    problems = [waited] * (share > DATA_BOUND_SHARE)
-    problems += [] if measurement is None else _find_measured_wait(measurement, cell, outputs.params.baseline)
+    problems = [waited] * (share > most)
+    waterfalls = measurement.waterfalls if measurement else []
+    lost = [
+        item.find_lost_seconds("data wait") / item.measured_seconds
+        for item in waterfalls
+        if item.cell == cell and item.is_data_bound
+    ]
+    if measured is not None and measured > most:
+        template = "{cell} waited for data in {share:small_percent} of its measured blocks"
+        problems.append(explain("waited_when_measured", template, cell=cell, share=measured))
+    elif lost and lost[0] > most:
+        template = "{cell} loses {share:small_percent} of its measured step to waiting for data"
+        problems.append(explain("step_lost_to_data", template, cell=cell, share=lost[0]))
+    elif lost:
+        template = "{cell} or {baseline} waited for data in more than {most:percent} of its measured blocks"
+        baseline = outputs.params.baseline
+        problems.append(explain("waterfall_data_bound", template, cell=cell, baseline=baseline, most=most))
     when_measured = ", and in {measured_data_wait_share:small_percent} when measured" * (measured is not None)
     return make_finding(
         [
-            problem.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=DATA_BOUND_SHARE)
+            problem.extend("{sentence}, at most {most_allowed:percent} allowed", most_allowed=most)
             for problem in problems
         ],
         replace(waited.extend("{sentence}" + when_measured), code="passed"),
     )
 
 
-def _find_measured_wait(measurement: MeasurementFile, cell: str, baseline: str) -> list[Reason]:
-    """Return what is wrong if the cell was data-bound in the measured blocks."""
-    share = measurement.speeds[cell].data_wait_share
-    if share > DATA_BOUND_SHARE:
-        return [
-            explain(
-                "waited_when_measured", "{cell} waited for data in {share:small_percent} of its measured blocks",
-                cell=cell, share=share,
-            )
-        ]  # fmt: skip
-    waterfall = next((item for item in measurement.waterfalls if item.cell == cell and item.is_data_bound), None)
-    if waterfall is None:
-        return []
-    lost = waterfall.find_lost_seconds("data wait") / waterfall.measured_seconds
-    if lost > DATA_BOUND_SHARE:
-        return [
-            explain(
-                "step_lost_to_data", "{cell} loses {share:small_percent} of its measured step to waiting for data",
-                cell=cell, share=lost,
-            )
-        ]  # fmt: skip
-    return [
-        explain(
-            "waterfall_data_bound",
-            "{cell} or {baseline} waited for data in more than {most:percent} of its measured blocks",
-            cell=cell, baseline=baseline, most=DATA_BOUND_SHARE,
-        )
-    ]  # fmt: skip
-
-
 def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the cell needed not much less of its ranks' time than the baseline: above linear is not possible."""
-    first = outputs.params.baseline
+    first, run, its = outputs.params.baseline, outputs.runs[cell], outputs.baseline
     if cell == first:
         return None
-    taken, of_first = _sum_rank_seconds(outputs.runs[cell]), _sum_rank_seconds(outputs.baseline)
+    taken, of_first = _sum_rank_seconds(run), _sum_rank_seconds(its)
     numbers = {"cell": cell, "baseline": first, "rank_seconds": taken, "rank_seconds_of_baseline": of_first}
-    problem = explain(
-        "trained_beyond_linear",
-        "{cell} took {rank_seconds:seconds} of its ranks' time (train seconds x ranks), {baseline} "
-        "{rank_seconds_of_baseline:seconds}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not "
-        "possible; {baseline} probably shared the machine with something else or did more work. " + wording.TRAIN_AGAIN,
-        **numbers, efficiency=of_first / taken, most=_MOST_EFFICIENCY,
-    )  # fmt: skip
+    problems = []
+    if of_first > _MOST_EFFICIENCY * taken:
+        problems.append(
+            explain(
+                "trained_beyond_linear",
+                "{cell} took {rank_seconds:seconds} of its ranks' time (train seconds x ranks), {baseline} "
+                "{rank_seconds_of_baseline:seconds}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not "
+                "possible; {baseline} probably shared the machine with something else or did more work. "
+                + wording.TRAIN_AGAIN,
+                **numbers, efficiency=of_first / taken, most=_MOST_EFFICIENCY,
+            )
+        )  # fmt: skip
+    speedup = outputs.measurement and outputs.measurement.speedups.get(cell)
+    if speedup and (reached := speedup.parallel_efficiency.value) > _MOST_EFFICIENCY:
+        problems.append(
+            explain(
+                "measured_beyond_linear",
+                "{cell} was measured {speedup:ratio} as fast as {baseline}, on {ranks:plural rank} against "
+                "{ranks_of_baseline}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not possible. "
+                "Measure again on an idle machine: make rebench",
+                cell=cell, speedup=speedup.value, baseline=first, ranks=run.facts.world_size,
+                ranks_of_baseline=its.facts.world_size, efficiency=reached, most=_MOST_EFFICIENCY,
+            )
+        )  # fmt: skip
     return make_finding(
-        [problem] * (of_first > _MOST_EFFICIENCY * taken) + _find_implausible_speedup(outputs, cell),
+        problems,
         # No efficiency here: another gate may have withheld it.
         "time of all ranks together (train seconds x ranks): {baseline} {rank_seconds_of_baseline:seconds}, {cell} "
             "{rank_seconds:seconds}; at least {least_believed:seconds} is believed",
             **numbers, least_believed=of_first / _MOST_EFFICIENCY,
     )  # fmt: skip
-
-
-def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[Reason]:
-    """Return what is wrong with the speedup that the stage `measure` found."""
-    speedup = None if outputs.measurement is None else outputs.measurement.speedups.get(cell)
-    if speedup is None or (reached := speedup.parallel_efficiency.value) <= _MOST_EFFICIENCY:
-        return []
-    base, size = outputs.baseline.facts.world_size, outputs.runs[cell].facts.world_size
-    return [
-        explain(
-            "measured_beyond_linear",
-            "{cell} was measured {speedup:ratio} as fast as {baseline}, on {ranks:plural rank} against "
-            "{ranks_of_baseline}: a parallel efficiency of {efficiency:.2f}, above {most:g} is not possible. Measure "
-            "again on an idle machine: make rebench",
-            cell=cell, speedup=speedup.value, baseline=outputs.params.baseline, ranks=size, ranks_of_baseline=base,
-            efficiency=reached, most=_MOST_EFFICIENCY,
-        )
-    ]  # fmt: skip

@@ -70,26 +70,18 @@ def check_segment_continuity(outputs: Outputs, cell: str) -> Finding:
     segments, problems = outputs.runs[cell].segments, []
     start, expected = (part.facts.start_checksum for part in (segments[0], outputs.baseline.segments[0]))
     if start != expected:
-        problems.append(
-            explain(
-                "other_start", "{cell}: started from weights {start}, expected {expected}",
-                cell=cell, start=start[:12], expected=expected[:12],
-            )
-        )  # fmt: skip
+        template = "{cell}: started from weights {start}, expected {expected}"
+        problems.append(explain("other_start", template, cell=cell, start=start[:12], expected=expected[:12]))
     for before, segment in itertools.pairwise(segments):
         facts, its = segment.facts, before.facts
-        for code, what, is_the_same in (
-            ("other_weights", "other weights", facts.start_checksum in its.parameter_checksums),
-            ("other_optimizer", "another optimizer state", facts.start_optimizer_checksum in its.optimizer_checksums),
-        ):
-            if not is_the_same:
-                problems.append(
-                    explain(
-                        code, "{where}: started with " + what + " than {before} ended with",
-                        where=segment.title, before=before.title,
-                    )
-                )  # fmt: skip
-                break
+        if facts.start_checksum not in its.parameter_checksums:
+            code, what = "other_weights", "other weights"
+        elif facts.start_optimizer_checksum not in its.optimizer_checksums:
+            code, what = "other_optimizer", "another optimizer state"
+        else:
+            continue
+        template = "{where}: started with " + what + " than {before} ended with"
+        problems.append(explain(code, template, where=segment.title, before=before.title))
     return make_finding(
         problems,
         "{cell}: started from weights {start}; {later_segments_compared:plural later segment} went on from the "
@@ -180,7 +172,7 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
 def list_differences(cell: str, own: NDArray[np.float64], expected: NDArray[np.float64]) -> list[Reason]:
     """Return where the losses are farther apart than allowed: the first window."""
     starts = range(0, max(len(own) - _WINDOW, 0) + 1, _WINDOW)
-    for start, end in zip(starts, [*starts[1:], len(own)], strict=True):
+    for start, end in itertools.pairwise((*starts, len(own))):
         difference = compute_relative_difference(own[start:end].sum(), expected[start:end].sum())
         if not difference <= TOLERANCE:
             return [

@@ -61,28 +61,25 @@ def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None
     Turns are numbered as they run: whoever leaves out slow ones leaves gaps. A start burns in before its turns that
     count, and never after.
     """
-    counted = {block.turn: block.launch for block in select_blocks(measurement, cell, phase="speedup")}
-    burnt = {block.turn: block.launch for block in select_blocks(measurement, cell, phase="burn-in")}
+    counted, burnt = (
+        {block.turn: block.launch for block in select_blocks(measurement, cell, phase=phase)}
+        for phase in ("speedup", "burn-in")
+    )
     for before, after in pairwise(sorted(counted | burnt)):
         if after != before + 1:
-            return explain(
-                "turn_missing",
-                "{cell}: turn {turn} has no block among those of the speedups, {before} and {after} have",
-                cell=cell, turn=before + 1, before=before, after=after,
-            )  # fmt: skip
-    late = [turn for turn, launch in burnt.items() if any(item < turn for item in counted if counted[item] == launch)]
-    if late:
-        return explain(
-            "burnt_late", "{cell}: turn {turn} is said to burn in after turns of the same start that count",
-            cell=cell, turn=late[0],
-        )  # fmt: skip
-    if (len(counted), len(set(counted.values()))) != (measurement.num_turns, measurement.num_launches):
+            template = "{cell}: turn {turn} has no block among those of the speedups, {before} and {after} have"
+            return explain("turn_missing", template, cell=cell, turn=before + 1, before=before, after=after)
+    for turn, launch in burnt.items():
+        if any(item < turn for item in counted if counted[item] == launch):
+            template = "{cell}: turn {turn} is said to burn in after turns of the same start that count"
+            return explain("burnt_late", template, cell=cell, turn=turn)
+    numbers = {"turns": len(counted), "starts": len(set(counted.values()))}
+    if (*numbers.values(),) != (measurement.num_turns, measurement.num_launches):
         return explain(
             "turns_missing",
             "{cell}: {turns} turns of {starts} starts are among the blocks of the speedups, {turns_run} of "
             "{starts_run} were run",
-            cell=cell, turns=len(counted), starts=len(set(counted.values())),
-            turns_run=measurement.num_turns, starts_run=measurement.num_launches,
+            cell=cell, **numbers, turns_run=measurement.num_turns, starts_run=measurement.num_launches,
         )  # fmt: skip
     return None
 
@@ -112,9 +109,7 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         )  # fmt: skip
         return dataclasses.replace(result, remedy=remedy.sentence)
     finding = explain("passed", quiet + " (at most {most:small_percent} by others); " + seen, **numbers)
-    blocks = [
-        *select_counted(measurement, outputs.params.baseline, beside=cell), *select_counted(measurement, cell)
-    ]  # fmt: skip
+    blocks = select_counted(measurement, outputs.params.baseline, beside=cell) + select_counted(measurement, cell)
     # More than a figure of this machine alone bears.
     if any(block.has_others_on_gpu for block in blocks):
         loud = dataclasses.replace(finding, code="others_on_the_gpus")

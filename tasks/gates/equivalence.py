@@ -1,6 +1,7 @@
 """Is an update of the ranks what one process computes? Asked at steps drawn over the whole training."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -51,9 +52,9 @@ def compute_probability(num_checked: int, part: float = _PART) -> float:
 
 def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
     """Check that each update of the cell which was computed a second time came out the same."""
-    run, where = outputs.runs[cell], f"{cell}"
+    run = outputs.runs[cell]
     updates = read_updates(run)
-    problems, gaps = list(_find_problems(updates, where)), list[Reason]()
+    problems, gaps = list(_find_problems(updates, cell)), list[Reason]()
     passed = [update for update in updates if update.verdict == "passed"]
     for segment in run.segments:
         checked = _UPDATES.validate_python(segment.facts.checked_updates)
@@ -86,7 +87,7 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding:
         cell=cell,
         checked=len(passed),
         drawn=len(updates),
-        steps=sum(segment.facts.num_steps for segment in run.segments),
+        steps=run.add_up("num_steps"),
         probability=compute_probability(len(passed)),
         **{
             f"{kind}_{name}": getattr(item, name)
@@ -126,18 +127,7 @@ def list_equivalences(outputs: Outputs) -> list[Equivalence]:
     results = []
     for cell, run in outputs.runs.items():
         updates = [update for update in read_updates(run) if update.compared]
-        results += [
-            Equivalence(
-                cell=cell,
-                num_checked=len(updates),
-                num_steps=sum(segment.facts.num_steps for segment in run.segments),
-                compared=kind,
-                step=step,
-                difference=item.difference,
-                noise_floor=item.noise_floor,
-                tolerance=item.tolerance,
-                largest_in=item.largest_in,
-            )
-            for kind, step, item in _select_widest(updates)
-        ]
+        known = {"cell": cell, "num_checked": len(updates), "num_steps": run.add_up("num_steps")}
+        for kind, step, item in _select_widest(updates):
+            results.append(Equivalence(**known, compared=kind, step=step, **asdict(item)))
     return results

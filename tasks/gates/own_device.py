@@ -1,5 +1,7 @@
 """Has every rank a device of its own? What the ranks themselves say that they computed on."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ddp_audit.process.findings import Finding, make_finding
@@ -21,16 +23,12 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
         needed, what = ranks * facts.threads_per_rank, "CPUs"
     if facts.num_nodes > 1:
         what += " per node"
-    problems = []
-    if needed > there:
-        problems.append(
-            explain(
-                "too_few_devices",
-                "{cell} needs {needed} {devices} and shares {there}: a cell whose ranks share devices says nothing "
-                "about scaling",
-                cell=cell, needed=needed, devices=what, there=there,
-            )
-        )  # fmt: skip
+    too_few = explain(
+        "too_few_devices",
+        "{cell} needs {needed} {devices} and shares {there}: a cell whose ranks share devices says nothing "
+        "about scaling",
+        cell=cell, needed=needed, devices=what, there=there,
+    )  # fmt: skip
     launches = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
     if outputs.measurement is not None:
         for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
@@ -41,11 +39,10 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
             problem = _find_shared_device(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
             if problem:
                 shared.setdefault(problem.sentence, problem.extend("{where}: {sentence}", where=where))
-    problems += shared.values()
     num_asked = sum(len(devices) == facts.world_size for devices in launches.values())
     seen = "; by what the ranks said of themselves {times_asked:plural time}, none shared one"
     return make_finding(
-        problems,
+        [too_few] * (needed > there) + list(shared.values()),
         "{cell} {needed} of {there} {devices}" + seen * bool(num_asked),
             cell=cell, needed=needed, there=there, devices=what, times_asked=num_asked,
     )  # fmt: skip
@@ -53,15 +50,13 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
 
 def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> Reason | None:
     """Return what the ranks of one node share; `first`: the number of the first of them."""
-    uuids = [device.gpu_uuid for device in devices if device.gpu_uuid is not None]
-    for uuid in uuids:
-        if uuids.count(uuid) > 1:
+    uuids = Counter(device.gpu_uuid for device in devices if device.gpu_uuid is not None)
+    for uuid, number in uuids.items():
+        if number > 1:
             names = [str(first + index) for index, device in enumerate(devices) if device.gpu_uuid == uuid]
             return explain("one_gpu", "ranks {ranks} are on one GPU, {gpu}", ranks=names, gpu=uuid)
-    if uuids:
-        return None
     allowed = [frozenset(device.cpus) for device in devices if device.cpus]
-    if len(allowed) < len(devices):
+    if uuids or len(allowed) < len(devices):
         return None
     # Whoever may use nothing but these cores has to find room on them.
     for cores in {*allowed, frozenset[int]().union(*allowed)}:
@@ -73,8 +68,8 @@ def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: i
                 "{cores:plural core}",
                 ranks=within, threads=threads, cores=len(cores),
             )  # fmt: skip
-    quota = min((device.cpu_quota for device in devices if device.cpu_quota is not None), default=None)
-    if quota is not None and quota < threads * len(devices):
+    quota = min((device.cpu_quota for device in devices if device.cpu_quota is not None), default=math.inf)
+    if quota < threads * len(devices):
         return explain(
             "cpu_quota",
             "{ranks:plural rank} with {threads:plural thread} each may use the time of {quota:g} cores (quota of their "

@@ -136,7 +136,7 @@ def _find_other_rows(outputs: Outputs, where: str, used: Iterable[tuple[str, str
 
 def _compare_priorities(mine: Setting, its: Setting | None, where: str, whose: str) -> list[Reason]:
     """Return how the priority of processes was another, of which all seconds depend where others are on the machine."""
-    own, others = mine.get("priority", {}), (its or {}).get("priority", {})
+    own, others = (item.get("priority", {}) for item in (mine, its or {}))
     return _compare_values(own, others, f"{whose}'s", who=f"{where}: the processes had")
 
 
@@ -145,20 +145,17 @@ def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, Kno
 
     Of each machine that is what the first of the starts ran there.
     """
-    known: tuple[dict[str, tuple[str, Mapping[str, str | None]]], ...] = ({}, {})
+    known, own = dict[str, tuple[str, Mapping[str, str | None]]](), dict[str, tuple[str, Mapping[str, str | None]]]()
     first, measured = outputs.params.baseline, outputs.measurement.settings if outputs.measurement else {}
     for name in sorted(outputs.runs, key=lambda name: name != first):
-        starts = [
-            *_list_settings(outputs.runs[name]),
-            *((f"{name}, timed blocks", item) for item in measured.get(name, [])),
-        ]
         # The baseline is what others are held to, itself too.
-        takes = [known[0]] * (name != cell or name == first) + [known[1]] * (name == cell)
-        for where, setting in starts:
+        takes = [known] * (name != cell or name == first) + [own] * (name == cell)
+        timed = ((f"{name}, timed blocks", item) for item in measured.get(name, []))
+        for where, setting in (*_list_settings(outputs.runs[name]), *timed):
             for machine, modules in (setting or {}).get(_RECORDED, {}).items():
                 for take in takes:
                     take.setdefault(machine, (where, modules))
-    return known[0], known[1]
+    return known, own
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, Setting | None]]:
@@ -174,12 +171,9 @@ def _flatten_setting(setting: Setting | None) -> dict[str, Any]:
     """Return `section.name` -> value of everything in which cells must not differ."""
     values: dict[str, Any] = {}
     for section, content in (setting or {}).items():
-        if section in _OF_THE_CELL:
-            continue
-        if isinstance(content, dict):
-            values |= {f"{section}.{name}": value for name, value in content.items()}
-        else:
-            values[section] = content
+        if section not in _OF_THE_CELL:
+            parts = content.items() if isinstance(content, dict) else [("", content)]
+            values |= {f"{section}.{name}".rstrip("."): value for name, value in parts}
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
 
 
@@ -205,37 +199,21 @@ def _find_other_starts(record: Mapping[str, Any], where: str, known: KnownStarts
     `own`: what is known from the same cell, of machines that others do not know. Where others know none of their
     machines, as after one was named anew, the ranks are compared with the first that they do know.
     """
-    if not known:
-        return []
     mine: Mapping[str, Mapping[str, str | None]] = record.get(_RECORDED, {})
-    if not mine:
-        return [
-            explain(
-                "no_record_of_start", "{where}: nothing was recorded of what Python ran at the start of its ranks",
-                where=where,
-            )
-        ]  # fmt: skip
-    if not known.keys() & mine.keys():
+    if known and not mine:
+        template = "{where}: nothing was recorded of what Python ran at the start of its ranks"
+        return [explain("no_record_of_start", template, where=where)]
+    if known and not known.keys() & mine.keys():
         known = dict.fromkeys(mine, next(iter(known.values())))
-    known = {**own, **known}
     return [
         explain(
             "other_start",
             "{where}: Python on {machine} ran {module} {found} at its start, {whose} {expected}",
-            where=where,
-            machine=machine,
-            module=name,
-            found=_shorten(modules.get(name)),
-            whose=whose,
-            expected=_shorten(other),
+            where=where, machine=machine, module=name, found=(mine[machine].get(name) or "none")[:12], whose=whose,
+            expected=(other or "none")[:12],
         )
-        for machine, modules in mine.items()
-        if machine in known
-        for whose, expected in [known[machine]]
+        for machine, (whose, expected) in ({**own, **known} if known else {}).items()
+        if machine in mine
         for name, other in expected.items()
-        if modules.get(name) != other
-    ]
-
-
-def _shorten(digest: str | None) -> str:
-    return "none" if digest is None else digest[:12]
+        if mine[machine].get(name) != other
+    ]  # fmt: skip

@@ -3,11 +3,11 @@
 What has to be is worked out from the cell and the model (training/strategies/), apart from the code that exchanges it.
 """
 
-from typing import NamedTuple
+from collections import Counter
 
 from ddp_audit.process.findings import Finding, make_finding
 from ddp_audit.process.wording import Reason, explain
-from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
+from tasks.records.outputs import Outputs, SegmentOutputs
 from training.record.segment_facts import Exchanged
 from training.strategies import (
     ALL_GATHER,
@@ -40,13 +40,16 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
             problems.setdefault(problem.sentence, []).append((problem, segment.title))
     if run.facts.world_size == 1 and not problems:
         return None
-    work = _make_segment_work(run.segments[0], outputs, cell)
-    steps, total = sum(segment.facts.num_steps for segment in run.segments), _sum_traffic(run)
+    work, steps = make_work(outputs, cell, run.segments[0]), run.add_up("num_steps")
     layout, of_layout = profile.describe_layout(work)
     figures: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **of_layout}
-    for kind, counted in total.items():
-        figures[f"{kind}s_per_step"] = counted.number / steps
-        figures[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
+    per_step, bytes_per_step = Counter[str](), Counter[str]()
+    for segment in run.segments:
+        for kind, counted in segment.facts.traffic.items():
+            per_step[kind] += counted.number
+            bytes_per_step[kind] += counted.num_bytes
+    for kind, number in per_step.items():
+        figures |= {f"{kind}s_per_step": number / steps, f"{kind}_bytes_per_step": bytes_per_step[kind] / steps}
     return make_finding(
         # Each once, with the first segment that has it and the number of others.
         [
@@ -59,9 +62,7 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
         ],
         "per optimizer step {cell} {traffic} for {layout}; the gradient has {gradient_mib:three_digits} MiB",
         cell=cell,
-        traffic=", ".join(
-            f"{counted.number / steps:g} {_WORDS.get(kind, kind)}" for kind, counted in sorted(total.items())
-        ),
+        traffic=", ".join(f"{number / steps:g} {_WORDS.get(kind, kind)}" for kind, number in sorted(per_step.items())),
         layout=layout,
         gradient_mib=work.gradient_bytes / 2**20,
         **figures,
@@ -69,13 +70,19 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
 
 
 def make_work(
-    outputs: Outputs, cell: str, segment: SegmentOutputs, *, num_steps: int, num_rounds: tuple[int, int]
-) -> Work:
-    """Return what so many steps of a segment are to its strategy."""
+    outputs: Outputs, cell: str, segment: SegmentOutputs, *, num_steps: int | None = None,
+    num_rounds: tuple[int, int] | None = None,
+) -> Work:  # fmt: skip
+    """Return what so many steps of a segment are to its strategy; by default all.
+
+    The last step of a segment may have fewer micro-batches, at least one.
+    """
+    facts, steps = outputs.runs[cell].facts, num_steps or segment.facts.num_steps
+    most = steps * facts.grad_accum_steps
     return Work(
-        world_size=outputs.runs[cell].facts.world_size,
-        num_steps=num_steps,
-        num_rounds=num_rounds,
+        world_size=facts.world_size,
+        num_steps=steps,
+        num_rounds=num_rounds or (most - facts.grad_accum_steps + 1, most),
         gradient_bytes=outputs.num_trained * _BYTES_PER_GRADIENT,
         options=outputs.params.cells[cell].options,
         is_exact=outputs.params.train.exact,
@@ -83,16 +90,8 @@ def make_work(
     )
 
 
-def _make_segment_work(segment: SegmentOutputs, outputs: Outputs, cell: str) -> Work:
-    steps, accumulated = segment.facts.num_steps, outputs.runs[cell].facts.grad_accum_steps
-    # The last step of a segment may have fewer micro-batches, at least one.
-    return make_work(
-        outputs, cell, segment, num_steps=steps, num_rounds=((steps - 1) * accumulated + 1, steps * accumulated)
-    )
-
-
 def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> Reason | None:
-    work, traffic = _make_segment_work(segment, outputs, cell), segment.facts.traffic
+    work, traffic = make_work(outputs, cell, segment), segment.facts.traffic
     if work.world_size == 1:
         # Wrapped in DDP, say, a baseline pays for an exchange with itself.
         number = sum(kind.number for kind in traffic.values())
@@ -144,16 +143,8 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
             "torch recorded {recorded} exchanges in the last {steps:plural step}, {counted} were counted",
             recorded=recorded.number, steps=recorded.num_steps, counted=recorded.counted_number,
         )  # fmt: skip
-    accumulated = outputs.runs[cell].facts.grad_accum_steps
-    most_rounds = recorded.num_steps * accumulated
-    least_rounds = most_rounds - accumulated + 1
-    expected = sum_expected(
-        profile.compute_expected_traffic(
-            make_work(
-                outputs, cell, segment, num_steps=recorded.num_steps, num_rounds=(least_rounds, most_rounds)
-            )
-        )
-    ).num_bytes  # fmt: skip
+    work = make_work(outputs, cell, segment, num_steps=recorded.num_steps)
+    expected = sum_expected(profile.compute_expected_traffic(work)).num_bytes
     for code, what, other, is_right in (
         ("other_bytes_recorded", "needed", expected.least, expected.has(recorded.num_bytes)),
         ("not_all_bytes_counted", "counted", recorded.counted_bytes, recorded.num_bytes == recorded.counted_bytes),
@@ -166,19 +157,3 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
                 steps=recorded.num_steps, recorded=recorded.num_bytes, expected=other,
             )  # fmt: skip
     return None
-
-
-def _sum_traffic(run: RunOutputs) -> dict[str, "_Sum"]:
-    total: dict[str, _Sum] = {}
-    for segment in run.segments:
-        for kind, counted in segment.facts.traffic.items():
-            before = total.get(kind, _Sum(0, 0))
-            total[kind] = _Sum(before.number + counted.number, before.num_bytes + counted.num_bytes)
-    return total
-
-
-class _Sum(NamedTuple):
-    """What a rank exchanged in all segments."""
-
-    number: int
-    num_bytes: int

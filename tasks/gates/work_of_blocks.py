@@ -4,6 +4,7 @@ The learning rate of a block is 0, so that its losses and gradients are the base
 the same rows give the same loss to the rounding of sums, however many ranks share them.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,15 +42,13 @@ def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
         return None
     mine = [arm for arm in measurement.blocks if arm.cell == cell]
     if not mine:
-        return make_unchecked_finding(
-            explain("no_blocks", "{cell}: its timed blocks left no record of what they did", cell=cell)
-        )
-    judge = _Judge(outputs, measurement, cell)
-    problems: dict[tuple[str, str], list[Reason]] = {}
+        template = "{cell}: its timed blocks left no record of what they did"
+        return make_unchecked_finding(explain("no_blocks", template, cell=cell))
+    judge, problems = _Judge(outputs, measurement, cell), defaultdict[tuple[str, str], list[Reason]](list)
     for arm in mine:
         for block in arm.blocks:
             for problem in judge.find_problems(arm, block):
-                problems.setdefault((arm.arm, problem.code), []).append(problem)
+                problems[arm.arm, problem.code].append(problem)
     return make_finding(
         [
             result[0].extend(
@@ -82,9 +81,9 @@ class _Judge:
     def run(self) -> RunOutputs:
         return self.outputs.runs[self.cell]
 
-    @cached_property
-    def options(self) -> Mapping[str, object]:
-        return self.outputs.params.cells[self.cell].options
+    def __post_init__(self) -> None:
+        self.options: Mapping[str, object] = self.outputs.params.cells[self.cell].options
+        self._rows = RowsOfSteps(self.outputs, self.cell)
 
     @cached_property
     def batch(self) -> int:
@@ -102,8 +101,9 @@ class _Judge:
         """Whether the measured step is that of the training; in weak scaling it is that of a larger batch."""
         return self.batch == self.run.facts.global_batch_size
 
-    @cached_property
+    @property
     def what_was_held(self) -> str:
+        """What the blocks were held against, where nothing is wrong with them."""
         if self.is_as_trained:
             return (
                 "each step had the rows and tokens that the training gave it, the loss "
@@ -264,10 +264,8 @@ class _Judge:
         else:
             num_micro_batches = -(-self.batch // self.run.facts.micro_batch_size)
             rounds = steps * (-(-num_micro_batches // self.run.facts.world_size))
-            work = make_work(
-                self.outputs, self.cell, self.run.segments[0], num_steps=steps, num_rounds=(rounds, rounds)
-            )
-            strategy = self.run.facts.strategy
+            first, strategy = self.run.segments[0], self.run.facts.strategy
+            work = make_work(self.outputs, self.cell, first, num_steps=steps, num_rounds=(rounds, rounds))
         expected = sum_expected(find_profile(strategy).compute_expected_traffic(work))
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
             yield explain(
@@ -286,10 +284,6 @@ class _Judge:
                 turn=block.turn, bytes=min(block.exchange_bytes) / steps, needed=expected.num_bytes.least / steps,
                 ranks=world_size,
             )  # fmt: skip
-
-    @cached_property
-    def _rows(self) -> RowsOfSteps:
-        return RowsOfSteps(self.outputs, self.cell)
 
     @cached_property
     def _by_turn(self) -> dict[tuple[str, str, int], BlockWork]:

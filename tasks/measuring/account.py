@@ -1,66 +1,27 @@
 """What was timed, in records: seconds, rates and utilisation of every cell, and its speedup."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from tasks.machine.gpu_facts import find_peak_tflops
+from tasks.measuring.arms import Cell
 from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Launches, estimate_ratio
 from tasks.measuring.model_flops import find_model_shape
+from tasks.measuring.planning import Session
 from tasks.measuring.speedups import estimate_speedups
 from tasks.measuring.timed_comparison import Measured, TimedComparison, select_seconds
-from tasks.measuring.turns import Timed
 from tasks.measuring.waterfall import compute_data_wait_share, settle
 from tasks.records.estimate import Speedup, make_speedup
 from tasks.records.measurement import CellSpeed, NoiseFloor, Waterfall
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arithmetic:
-    """What model FLOPs utilisation is counted from."""
-
-    base_model: Path
-    """Folder of the model."""
-    lengths: Sequence[int] | None
-    """Tokens of each row that is trained on, after cutting; None where rows are no sequences."""
-    precision: str
-    """Arithmetic of forward and backward."""
-    gpu_name: str | None
-    """The GPUs' name; None on the CPU, whose peak is not known."""
-    has_adapter: bool = False
-    """Whether an adapter is trained, and no weight of the model."""
-
-    def utilisation(self, *, tokens_per_second: float, positions_per_second: float, positions_per_row: float,
-                    world_size: int) -> tuple[float | None, float | None]:  # fmt: skip
-        """Return MFU counted within documents and by PaLM's definition; None where peak or shape is not known.
-
-        Tokens learned from are one fewer per row than tokens fed.
-        """
-        peak = find_peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
-        # The formulas count the products of a gradient that most weights have none of beside an adapter.
-        if peak is None or self.lengths is None or self.has_adapter:
-            return None, None
-        config: dict[str, Any] = json.loads((self.base_model / "config.json").read_bytes())
-        shape, _ = find_model_shape(config)
-        if shape is None:
-            return None, None
-        available = peak * 1e12 * world_size
-        per_label = shape.count_document_flops(self.lengths) / max(sum(self.lengths) - len(self.lengths), 1)
-        palm = shape.count_flops_per_token(round(positions_per_row)) * positions_per_second
-        return per_label * tokens_per_second / available, palm / available
-
-
-def compute_speeds(
-    comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic
-) -> dict[str, CellSpeed]:
+def compute_speeds(session: Session, bench: Bench, measured: Measured) -> dict[str, CellSpeed]:
     """Return what every cell took in the blocks that count for it."""
-    speedups, first, results = measured.speedups, measured.speedups.baseline, dict[str, CellSpeed]()
-    others = [name for name in speedups.timed_turns.blocks if name != first] or [first]
+    speedups, results, comparison = measured.speedups, dict[str, CellSpeed](), session.comparison
+    others = [name for name in speedups.timed_turns.blocks if name != speedups.baseline] or [speedups.baseline]
     for cell, arm in zip(comparison.cells, comparison.trained, strict=True):
         timed_turns = speedups.select_counted(arm.name)
         blocks = timed_turns.blocks[arm.name]
@@ -69,38 +30,70 @@ def compute_speeds(
             sum(getattr(block, name) for block in blocks) / seconds
             for name in ("num_tokens", "num_positions", "num_samples")
         )
-        mfu, mfu_palm = arithmetic.utilisation(
-            tokens_per_second=tokens, positions_per_second=positions, positions_per_row=positions / samples,
-            world_size=cell.world_size,
-        )  # fmt: skip
+        mfu, mfu_palm = _compute_utilisation(session, cell, tokens, positions, positions_per_row=positions / samples)
         steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
-        facts = bench.facts(arm)
+        p50, p95 = np.percentile(steps, [50, 95], axis=1).tolist()
+        peaks = {
+            name: max((fact[name] for fact in bench.facts(arm) if fact[name] is not None), default=None)
+            for name in ("peak_memory_gib", "peak_reserved_gib")
+        }
         launches: Launches = timed_turns.list_by_launch(arm.name)
         if len(launches) < FEWEST_LAUNCHES:
             launches = [timed_turns.list_by_turn(arm.name)]
+        # Only the head's GPUs are asked. The energy is that of the lead-in too, the tokens and seconds are not: power
+        # is what carries over.
+        metered = [block for block in blocks if block.gpus and cell.num_nodes == 1]
+        gpus = [gpu for block in metered for gpu in block.gpus]
+        busy = [gpu.utilisation for gpu in gpus if gpu.utilisation is not None]
+        joules = [gpu.energy_joules for gpu in gpus if gpu.energy_joules is not None]
+        watts = None
+        if gpus and len(joules) == len(gpus):
+            watts = sum(joules) / sum(block.metered_seconds for block in metered)
         results[cell.name] = CellSpeed(
             cell=cell.name,
             world_size=cell.world_size,
             global_batch_size=cell.global_batch_size,
             num_blocks=len(blocks),
-            num_quiet_turns=len(speedups.find_quiet_turns(others if arm.name == first else [arm.name])),
+            num_quiet_turns=len(speedups.find_quiet_turns(others if arm.name == speedups.baseline else [arm.name])),
             steps_per_block=blocks[0].step_seconds.shape[1],
             # As a ratio to 1: seconds lie above 0, however they scatter.
             step_seconds=estimate_ratio(launches, [[1.0] * len(launch) for launch in launches]),
-            step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
-            step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
+            step_p50_seconds=p50,
+            step_p95_seconds=p95,
             tokens_per_second=tokens,
             padded_tokens_per_second=positions,
             samples_per_second=samples,
             mfu=mfu,
             mfu_palm=mfu_palm,
-            peak_memory_gib=_find_largest(facts, "peak_memory_gib"),
-            peak_reserved_gib=_find_largest(facts, "peak_reserved_gib"),
+            **peaks,
+            gpu_utilisation=sum(busy) / len(busy) if busy else None,
+            gpu_watts=watts,
+            joules_per_token=watts
+            and watts * sum(block.whole_seconds for block in metered) / sum(block.num_tokens for block in metered),
             data_wait_share=compute_data_wait_share(timed_turns, arm),
-            # Only the head's GPUs are asked.
-            **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
         )
     return results
+
+
+def _compute_utilisation(
+    session: Session, cell: Cell, tokens_per_second: float, positions_per_second: float, *, positions_per_row: float
+) -> tuple[float | None, float | None]:
+    """Return MFU counted within documents and by PaLM's definition; None where peak or shape is not known.
+
+    Tokens learned from are one fewer per row than tokens fed.
+    """
+    train, lengths = session.params.train, session.lengths
+    # The formulas count the products of a gradient that most weights have none of beside an adapter.
+    if session.device == "cpu" or lengths is None or train.adapter is not None:
+        return None, None
+    peak = find_peak_tflops(session.machine.gpus[0].name, train.precision)
+    shape, _ = find_model_shape(json.loads((session.base_model / "config.json").read_bytes()))
+    if shape is None or peak is None:
+        return None, None
+    available = peak * 1e12 * cell.world_size
+    per_label = shape.count_document_flops(lengths) / max(sum(lengths) - len(lengths), 1)
+    palm = shape.count_flops_per_token(round(positions_per_row)) * positions_per_second
+    return per_label * tokens_per_second / available, palm / available
 
 
 def compute_speedups(
@@ -142,10 +135,6 @@ def settle_waterfalls(
     ]
 
 
-def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return max((fact[name] for fact in facts if fact[name] is not None), default=None)
-
-
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
     """Return every cell that counts against itself: of two neighbouring turns of a start the one against the other.
 
@@ -172,24 +161,3 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
         num_pairs=len(halves[0]),
         coefficient_of_variation=max(variations),
     )
-
-
-def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
-    """Return what the GPUs of the arm did in its blocks; None of it without a meter."""
-    metered = [block for block in blocks if block.gpus]
-    if not metered:
-        return {"gpu_utilisation": None, "gpu_watts": None, "joules_per_token": None}
-    figures = [gpu for block in metered for gpu in block.gpus]
-    utilisations = [figure.utilisation for figure in figures if figure.utilisation is not None]
-    energies = [figure.energy_joules for figure in figures]
-    known = [energy for energy in energies if energy is not None]
-    watts = None
-    if known and len(known) == len(energies):
-        watts = sum(known) / sum(block.metered_seconds for block in metered)
-    # The energy is that of the lead-in too, the tokens and seconds are not: power is what carries over.
-    seconds = sum(block.whole_seconds for block in metered)
-    return {
-        "gpu_utilisation": sum(utilisations) / len(utilisations) if utilisations else None,
-        "gpu_watts": watts,
-        "joules_per_token": None if watts is None else watts * seconds / sum(block.num_tokens for block in metered),
-    }

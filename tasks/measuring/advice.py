@@ -19,7 +19,7 @@ from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import Advice, Advised, Waterfall
-from training.strategies import Knob, count_shares, find_profile
+from training.strategies import Knob, find_profile
 
 _log = logging.getLogger(__name__)
 
@@ -56,57 +56,30 @@ def list_knobs(
     `exchange`: how its exchange is laid out, as its ranks say; `can`: ways of training that its model takes;
     `has_bf16`: whether the GPUs compute in bf16.
     """
-    train = params.train
-    spread = params.cells[cell]
+    train, spread = params.train, params.cells[cell]
     profile = find_profile(spread.strategy)
     has_advice = not train.exact and profile.no_advice is None
     knobs = profile.list_knobs(spread.options, exchange=exchange) if has_advice else []
+
+    def add(key: str, change: str, value: Any, note: str) -> None:
+        knobs.append(Knob(key=f"train.{key}", change=change, overrides={key: value}, note=note))
+
     if "packing" in can and not train.packing:
-        knobs.append(
-            Knob(
-                key="train.packing",
-                change="rows packed into one sequence without padding",
-                overrides={"packing": True},
-                note="the same update to the rounding of sums: every cell is trained anew",
-            )
-        )
-    for factor in () if params.model.norm == "sync_batch" else (2, 4):
-        size = train.micro_batch_size * factor
-        shares = [count_shares(other.strategy, other.world_size, other.options) for other in params.cells.values()]
-        if all(train.global_batch_size % (size * number) == 0 for number in shares):
-            knobs.append(
-                Knob(
-                    key="train.micro_batch_size",
-                    change=f"micro-batches of {size} samples instead of {train.micro_batch_size}",
-                    overrides={"micro_batch_size": size},
-                    note="changes every cell, and needs more memory",
-                )
-            )
-    return knobs + (_list_cuda_knobs(params, can=can, has_bf16=has_bf16) if device == "cuda" else [])
-
-
-def _list_cuda_knobs(params: Params, *, can: Sequence[str], has_bf16: bool) -> list[Knob]:
-    """Return what is not worth trying on a CPU: 16 bit is slow there, and compiling takes longer than all advice."""
-    knobs = []
-    if params.train.precision == "fp32":
-        knobs += [
-            Knob(
-                key="train.precision",
-                change=f"{precision} in forward and backward",
-                overrides={"precision": precision},
-                note="changes what is computed: every cell is trained anew",
-            )
-            for precision in (("bf16", "fp16") if has_bf16 else ("fp16",))
-        ]
-    if params.train.compile or read_unit(params.workload) != "token":
-        return knobs
+        change = "rows packed into one sequence without padding"
+        add("packing", change, True, "the same update to the rounding of sums: every cell is trained anew")
+    for size in () if params.model.norm == "sync_batch" else (2 * train.micro_batch_size, 4 * train.micro_batch_size):
+        if all(train.global_batch_size % (size * params.count_shares(name)) == 0 for name in params.cells):
+            change = f"micro-batches of {size} samples instead of {train.micro_batch_size}"
+            add("micro_batch_size", change, size, "changes every cell, and needs more memory")
+    # On a CPU 16 bit is slow, and compiling takes longer than all advice.
+    is_fp32 = train.precision == "fp32"
+    for precision in (("bf16", "fp16") if has_bf16 else ("fp16",)) if is_fp32 and device == "cuda" else ():
+        change = f"{precision} in forward and backward"
+        add("precision", change, precision, "changes what is computed: every cell is trained anew")
     # Packs that run document by document are not compiled; those of texts that are classified always do.
-    unrolls = params.train.precision == "fp32" or not has_bf16 or has_labels(params.workload)
-    if not (params.train.packing and unrolls):
-        compiled = {"compile": True}
-        knobs.append(
-            Knob(key="train.compile", change="layers compiled", overrides=compiled, note="every cell is trained anew")
-        )
+    unrolls = train.packing and (is_fp32 or not has_bf16 or has_labels(params.workload))
+    if device == "cuda" and not train.compile and read_unit(params.workload) == "token" and not unrolls:
+        add("compile", "layers compiled", True, "every cell is trained anew")
     return knobs
 
 
@@ -161,22 +134,15 @@ def advise(
         trying.failed += [f"{knob.change} ({why})" for knob in knobs if "compile" in knob.overrides]
         knobs = [knob for knob in knobs if "compile" not in knob.overrides]
     each = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
-    chosen: dict[str, tuple[Advised, Knob]] = {}
+    each.sort(key=lambda pair: -pair[1].gain.value)
+    best, chosen = [advised for _, advised in each], dict[str, Knob]()
     for knob, advised in each:
-        is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
-        if advised.verdict == "recommended" and is_better:
-            chosen[knob.key] = (advised, knob)
-    combined = trying.combine([knob for _, knob in chosen.values()], seconds=seconds * _SHARE_OF_COMBINED)
-    best = sorted((advised for _, advised in each), key=lambda item: -item.gain.value)
+        if advised.verdict == "recommended":
+            chosen.setdefault(knob.key, knob)
+    combined = trying.combine(list(chosen.values()), seconds=seconds * _SHARE_OF_COMBINED)
     for other in [*best, *([combined] if combined else [])]:
-        _log.info(
-            "%s: %.3fx (%.3f to %.3f): %s",
-            other.change,
-            other.gain.value,
-            other.gain.low,
-            other.gain.high,
-            other.verdict,
-        )
+        gain = other.gain
+        _log.info("%s: %.3fx (%.3f to %.3f): %s", other.change, gain.value, gain.low, gain.high, other.verdict)
     return Advice(tried=best, combined=combined, failed=trying.failed, not_tried=trying.not_tried)
 
 
@@ -203,22 +169,19 @@ class _Trying:
             _log.info("trying %s on %s", " and ".join(knob.change for knob in now), self._cell.name)
             works = self._build(now)
             started = time.perf_counter()
-            num_left = -(-(len(knobs) - first) // _AT_ONCE)
-            results += self._time_few(works, started + seconds / num_left)
+            results += self._time_few(works, started + seconds / -(-(len(knobs) - first) // _AT_ONCE))
             seconds -= time.perf_counter() - started
         return results
 
     def combine(self, knobs: Sequence[Knob], *, seconds: float) -> Advised | None:
         """Try several knobs all at once; None for fewer, or where their ranks fail."""
-        if len(knobs) < 2:
-            return None
-        try:
-            self._bench.build([_make_arm(self._cell, knobs)])
-            (combined,) = self._time_sets([knobs], deadline=time.perf_counter() + seconds)
-        except (DistributedError, ResourceError) as error:
-            self.failed.append(_explain_failure("all of the recommended together", error))
-            return None
-        return combined
+        if len(knobs) > 1:
+            try:
+                self._bench.build([_make_arm(self._cell, knobs)])
+                return self._time_sets([knobs], deadline=time.perf_counter() + seconds)[0]
+            except (DistributedError, ResourceError) as error:
+                self.failed.append(_explain_failure("all of the recommended together", error))
+        return None
 
     def _build(self, knobs: Sequence[Knob]) -> list[Knob]:
         """Build the knobs' variants, which runs a few steps of each; return those that work."""
@@ -263,7 +226,11 @@ class _Trying:
             if num_turns >= FEWEST_TURNS:
                 gains = [self._compute_gain(timed_turns, arm, self._error_rate) for arm in arms]
                 looks = [self._compute_gain(timed_turns, arm, self._error_rate * _RATE_OF_LOOKS) for arm in arms]
-                is_sure = all(map(_is_sure, gains, looks))
+                # More turns would not change the advice.
+                is_sure = all(
+                    not look.holds_one or gain.relative_half_width <= _LEAST_GAIN / 2
+                    for gain, look in zip(gains, looks, strict=True)
+                )
         return [
             self._advise_on(knobs, arm, gain, timed_turns) for knobs, arm, gain in zip(sets, arms, gains, strict=True)
         ]
@@ -288,11 +255,6 @@ class _Trying:
         )
 
 
-def _is_sure(gain: Estimate, look: Estimate) -> bool:
-    """Return whether more turns would not change the advice; `look`: the same with the confidence of a look."""
-    return not look.contains(1.0) or gain.relative_half_width <= _LEAST_GAIN / 2
-
-
 def _explain_failure(change: str, error: StageError) -> str:
     why = "out of memory" if isinstance(error, ResourceError) else str(error)
     why = shorten(error.reason if isinstance(error, RanksEndedError) else why, limit=_MAX_REASON_CHARACTERS)
@@ -315,25 +277,25 @@ def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, timed_turns: TimedT
 
 
 def _make_arm(cell: Cell, knobs: Sequence[Knob]) -> Arm:
-    overrides: dict[str, Any] = dict(cell.overrides)
+    names = " and ".join(knob.change for knob in knobs)
+    overrides = dict(cell.overrides) | _merge_overrides(knobs)
+    return Arm(name=f"{cell.name}, {names}", cell=cell.name, variant={"overrides": overrides})
+
+
+def _merge_overrides(knobs: Sequence[Knob]) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
     for knob in knobs:
         for name, value in knob.overrides.items():
             overrides[name] = {**overrides.get(name, {}), **value} if isinstance(value, dict) else value
-    names = " and ".join(knob.change for knob in knobs)
-    return Arm(name=f"{cell.name}, {names}", cell=cell.name, variant={"overrides": overrides})
+    return overrides
 
 
 def format_patch(knobs: Sequence[Knob], cell: str) -> str:
     """Return the changes as YAML, to be merged into params.yaml."""
-    train: list[str] = []
-    options: dict[str, Any] = {}
-    for knob in knobs:
-        for name, value in knob.overrides.items():
-            if name == "options":
-                options |= value
-            else:
-                train.append(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
-    lines = ["train:", *train] if train else []
+    train = _merge_overrides(knobs)
+    options = train.pop("options", {})
+    lines = ["train:"] * bool(train)
+    lines += [f"  {name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in train.items()]
     if options:
         written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())
         lines += ["cells:", f"  {cell}:", f"    options: {{{written}}}"]

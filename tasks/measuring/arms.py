@@ -59,12 +59,8 @@ def make_wrapped_arm(baseline: Cell) -> Arm | None:
     """Return the arm of the baseline inside a DDP wrapper; None if it has one anyway."""
     if baseline.strategy != "single":
         return None
-    return Arm(
-        name=baseline.name + WRAPPED,
-        cell=baseline.name,
-        variant=_make_variant(baseline, strategy="ddp"),
-        kind="wrapped",
-    )
+    variant = _make_variant(baseline, strategy="ddp")
+    return Arm(name=baseline.name + WRAPPED, cell=baseline.name, variant=variant, kind="wrapped")
 
 
 def make_tuned_arms(baseline: Cell, *, micro_batch_size: int | None, num_threads: int | None) -> list[Arm]:
@@ -88,10 +84,9 @@ def make_tuned_arms(baseline: Cell, *, micro_batch_size: int | None, num_threads
 
 def make_data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
     """Return the arms that leave out the wait for data, and then the copy to the device where there is one."""
-    places = ["host", "device"] if has_copy else ["device"]
     return [
         Arm(name=name_data_arm(cell, place), cell=cell.name, variant=_make_variant(cell), data=place, kind="data")
-        for place in places
+        for place in (("host", "device") if has_copy else ("device",))
     ]
 
 

@@ -48,41 +48,26 @@ class Bench:
         """Have every group build its arms' variants, all groups at once, so that no block pays for it."""
         if not self.holds_all:
             for arm in arms:
-                self._hold(arm)
+                self.make_ready(arm)
             return
         by_cell: dict[str, list[Arm]] = {}
         for arm in arms:
             by_cell.setdefault(arm.cell, []).append(arm)
-
-        def build(cell: str) -> None:
-            for arm in by_cell[cell]:
-                self._build(arm)
-
         with ThreadPoolExecutor() as threads:
-            list(threads.map(build, by_cell))
+            list(threads.map(self._build, by_cell.values()))
         self._count_steps()
+
+    def _build(self, arms: Iterable[Arm]) -> None:
+        """Have the arms' variants built by one group, if they are not, and note what its ranks say of them."""
+        for arm in arms:
+            self._facts[arm.name] = self._workers[arm.cell].ask(
+                "facts", variant=dict(arm.variant), doing=f"building {arm.name}"
+            )
 
     def _count_steps(self) -> None:
         """Count the steps of each range that every variant has; in weak scaling some have fewer."""
         counts = [fact["num_steps_of_segments"] for facts in self._facts.values() for fact in facts]
         self._num_steps = [min(numbers) for numbers in zip(*counts, strict=True)]
-
-    def _hold(self, arm: Arm) -> None:
-        """Drop what is built, unless it is this arm's variant, and build that."""
-        held = self._held
-        if held is not None and (held.cell, held.variant) == (arm.cell, arm.variant):
-            self._facts.setdefault(arm.name, self._facts[held.name])
-            return
-        if held is not None:
-            self._workers[held.cell].ask("forget", doing=f"dropping {held.name}")
-        self._held = arm
-        self._build(arm)
-        self._count_steps()
-
-    def _build(self, arm: Arm) -> None:
-        """Have the arm's variant built, if it is not, and note what its ranks say of it."""
-        facts = self._workers[arm.cell].ask("facts", variant=dict(arm.variant), doing=f"building {arm.name}")
-        self._facts[arm.name] = facts
 
     def facts(self, arm: Arm) -> list[dict[str, Any]]:
         """Return what each rank said of a variant when it was built."""
@@ -97,8 +82,17 @@ class Bench:
 
     def make_ready(self, arm: Arm) -> None:
         """Have the arm's variant built, alone where memory has room for one: its ranks are about to be asked."""
-        if not self.holds_all:
-            self._hold(arm)
+        held = self._held
+        if self.holds_all:
+            return
+        if held is not None:
+            if (held.cell, held.variant) == (arm.cell, arm.variant):
+                self._facts.setdefault(arm.name, self._facts[held.name])
+                return
+            self._workers[held.cell].ask("forget", doing=f"dropping {held.name}")
+        self._held = arm
+        self._build([arm])
+        self._count_steps()
 
     def hold_one(self) -> None:
         """From here on build each variant anew at its turn."""
@@ -120,10 +114,6 @@ class Bench:
         self._facts.clear()
         self._held = None
         self.build(arms)
-
-    def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
-        """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
-        return max(self.fetch_timers(arm), key=lambda item: item.get("backward_comm", 0.0))
 
     def fetch_timers(self, arm: Arm) -> list[dict[str, float]]:
         """Return what each rank's strategy timed itself, in seconds; {} where it timed nothing."""
@@ -164,13 +154,14 @@ class Bench:
         self.timed = arm.name
         self.make_ready(arm)
         group = self._workers[arm.cell]
-        ranks = [0] if arm.is_alone else None
         segment, own = self._locate_steps(steps)
         block = {"steps": own, "segment": segment, "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
-        asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
         started_at = time.time()
         with self._meter.span() as span:
-            outcome = group.ask("run", ranks=ranks, **asked)
+            outcome = group.ask(
+                "run", ranks=[0] if arm.is_alone else None, variant=dict(arm.variant), block=block,
+                doing=f"timing {arm.name}",
+            )  # fmt: skip
         gpus = span.gpus[: group.world_size]
         return Timed(
             arm=arm.name,

@@ -10,7 +10,6 @@ from tasks.measuring.planning import Session
 from tasks.measuring.workers import Workers
 from tasks.records.cell_memory import CellMemory, MemoryParts, RankMemory
 from training.config import TrainingConfig
-from training.strategies import count_shares
 
 _log = logging.getLogger(__name__)
 
@@ -39,19 +38,14 @@ def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) 
     results = []
     for name, ranks in observed.items():
         config = session.configs[name]
-        predicted, why = _predict_memory(
-            config, parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
-        )
+        capability = parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
+        predicted, why = _predict_memory(config, capability)
         results.append(
             CellMemory(
-                cell=name,
-                device=config.device,
-                micro_batch_size=config.micro_batch_size,
-                ranks=ranks,
-                predicted=predicted,
-                not_predicted=why,
+                cell=name, device=config.device, micro_batch_size=config.micro_batch_size, ranks=ranks,
+                predicted=predicted, not_predicted=why,
             )
-        )
+        )  # fmt: skip
     return results
 
 
@@ -59,29 +53,23 @@ def _predict_memory(
     config: TrainingConfig, capability: tuple[int, int] | None
 ) -> tuple[MemoryParts | None, str | None]:
     """Return what a rehearsal says of the rank that has most, or why it says nothing."""
-    from training.rehearsal.rehearsed_step import rehearse_step  # seconds, which reused results need not spend
+    from training.rehearsal.rehearsed_step import rehearse_largest_rank  # seconds, which reused results need not spend
 
     if config.device == "cuda" and capability is None:
         return None, "the driver does not tell the GPU's compute capability"
-    # Where ranks have rows of their own all have the same parts of the model, or the first has most.
-    has_own_rows = count_shares(config.strategy, config.world_size, config.options) == config.world_size
     try:
-        steps = [
-            rehearse_step(config, capability=capability, rank=rank)
-            for rank in range(1 if has_own_rows else config.world_size)
-        ]
+        return _make_parts(rehearse_largest_rank(config, capability=capability).peak_bytes), None
     except (ValueError, RuntimeError, NotImplementedError) as error:
         # torch may be unable to run an operation on tensors without memory, which costs nobody the measurement.
         return None, " ".join(str(error).split())[:200]
-    return _make_parts(max(steps, key=lambda step: step.total_bytes).peak_bytes), None
 
 
 def _make_rank(answer: Mapping[str, Any]) -> RankMemory:
-    sizes = {
-        f"{name}_gib": None if answer[f"{name}_bytes"] is None else answer[f"{name}_bytes"] / 2**30
-        for name in ("allocated", "reserved", "host", "host_before")
-    }
-    return RankMemory(**sizes, parts=None if answer["parts"] is None else _make_parts(answer["parts"]))
+    sizes = {kind: answer[f"{kind}_bytes"] for kind in ("allocated", "reserved", "host", "host_before")}
+    return RankMemory(
+        **{f"{kind}_gib": None if size is None else size / 2**30 for kind, size in sizes.items()},
+        parts=answer["parts"] and _make_parts(answer["parts"]),
+    )
 
 
 def _make_parts(num_bytes: Mapping[str, int]) -> MemoryParts:

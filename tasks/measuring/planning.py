@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from tasks.machine.host_facts import read_cpu_quota
-from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import Cell, make_tuned_arms
 from tasks.measuring.timed_comparison import TimedComparison
 from tasks.params import Params
@@ -41,8 +40,10 @@ class Session:
     """Folder for the ranks' files."""
     configs: Mapping[str, TrainingConfig]
     """Name of the cell -> what its ranks are told."""
-    arithmetic: Arithmetic
-    """For model FLOPs utilisation."""
+    base_model: Path
+    """Folder of the model."""
+    lengths: Sequence[int] | None
+    """Tokens of each row that is trained on, after cutting; None where rows are no sequences."""
     device: Literal["cpu", "cuda"]
     """Where the baseline computes."""
     num_devices: int
@@ -73,8 +74,18 @@ def plan_session(
     devices = {cell: choose_device(cell, params, machine) for cell in params.cells}
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
-    cells = [_make_cell(params, name, is_weak=is_weak) for name in params.cells]
+    cells = [
+        Cell(
+            name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
+            global_batch_size=batch, overrides={"global_batch_size": batch} if is_weak else {}, options=spread.options,
+        )
+        for name, spread in params.cells.items()
+        for batch in [compute_timed_batch(params, name)]
+    ]  # fmt: skip
     num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
+    num_cores, quota = machine.num_cpus, read_cpu_quota()
+    if quota is not None:
+        num_cores = min(num_cores, int(quota))
     if read_unit(params.workload) == "token":
         whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
         lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
@@ -93,8 +104,9 @@ def plan_session(
         )
         for cell in params.cells
     }
-    num_devices = machine.num_gpus if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank
-    is_one = cells[0].world_size == 1
+    num_devices = machine.num_gpus if device == "cuda" else num_cores // params.train.threads_per_rank
+    own, batch = params.train.micro_batch_size, params.train.global_batch_size
+    sizes = range(own + 1, min(own * _MOST_TIMES[device], batch) + 1)
     return Session(
         comparison=TimedComparison(
             cells=cells,
@@ -106,10 +118,11 @@ def plan_session(
             burn_in_seconds=params.measure.burn_in_seconds,
             tuned=make_tuned_arms(
                 cells[0],
-                micro_batch_size=_find_larger_micro_batch(params, device=device),
-                num_threads=_count_cores(machine) if device == "cpu" and num_devices > 1 else None,
+                # The largest that is worth trying, where a step has as many samples.
+                micro_batch_size=max((size for size in sizes if batch % size == 0), default=None),
+                num_threads=num_cores if device == "cpu" and num_devices > 1 else None,
             )
-            if is_one
+            if cells[0].world_size == 1
             else (),
             # Ranks that tell each other nothing would normalise other rows, and do other work.
             waterfall_seconds=0.0 if params.model.norm == "sync_batch" else params.measure.waterfall_seconds,
@@ -122,28 +135,11 @@ def plan_session(
         rows=rows,
         work=work,
         configs=configs,
-        arithmetic=Arithmetic(
-            base_model=base_model,
-            lengths=lengths,
-            precision=params.train.precision,
-            gpu_name=machine.gpus[0].name if device == "cuda" else None,
-            has_adapter=params.train.adapter is not None,
-        ),
+        base_model=base_model,
+        lengths=lengths,
         device=device,
         num_devices=num_devices,
     )
-
-
-def _find_larger_micro_batch(params: Params, *, device: str) -> int | None:
-    """Return the largest micro-batch that is worth trying on the baseline, where a step has as many samples."""
-    own, batch = params.train.micro_batch_size, params.train.global_batch_size
-    most = own * _MOST_TIMES[device]
-    return max((size for size in range(own + 1, min(most, batch) + 1) if batch % size == 0), default=None)
-
-
-def _count_cores(machine: MachineFile) -> int:
-    quota = read_cpu_quota()
-    return machine.num_cpus if quota is None else min(machine.num_cpus, int(quota))
 
 
 def compute_timed_batch(params: Params, cell: str) -> int:
@@ -152,12 +148,3 @@ def compute_timed_batch(params: Params, cell: str) -> int:
     if params.measure.scaling == "strong":
         return batch
     return batch * params.cells[cell].world_size // params.cells[params.baseline].world_size
-
-
-def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
-    spread, batch = params.cells[name], compute_timed_batch(params, name)
-    overrides = {"global_batch_size": batch} if is_weak else {}
-    return Cell(
-        name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
-        global_batch_size=batch, overrides=overrides, options=spread.options,
-    )  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,13 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     """
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
-    held = _count_held_bytes(session)
+    num_parameters = BaseModelManifest.read(session.base_model).num_parameters
+    held = count_all_trained(num_parameters)
+    if params.train.adapter is not None:
+        held = count_beside_adapter(
+            params.train.adapter, session.base_model, workload=params.workload, num_parameters=num_parameters,
+            device=session.device,
+        )  # fmt: skip
     preflight = run_preflight(
         params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=held.num_parameters,
@@ -93,8 +98,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         seconds = comparison.max_seconds + (comparison.waterfall_seconds if comparison.spreading else 0.0)
         with show_progress("measuring, blocks of max_seconds and waterfall_seconds", None, seconds=seconds) as advance:
-            measured = measure_comparison(session.comparison, bench, advance=advance)
-        speeds = compute_speeds(session.comparison, bench, measured, session.arithmetic)
+            measured = measure_comparison(comparison, bench, advance=advance)
+        speeds = compute_speeds(session, bench, measured)
         devices = {
             cell: [[RankDevice(**item) for item in launch] for launch in group.devices]
             for cell, group in workers.items()
@@ -102,16 +107,30 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         settings = {
             cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
         }
-        waits = _collect_waits(comparison, bench, params)
-        links = _measure_links(comparison, bench, workers)
-        advice, left_out = _advise(session, bench, fits, measured.waterfalls)
+        waits = []
+        # What the ranks of cells without a waterfall timed by themselves, in words.
+        for cell in comparison.cells:
+            if cell.world_size > 1 and cell not in comparison.spreading:
+                timers, profile = bench.fetch_timers(make_trained_arm(cell)), find_profile(cell.strategy)
+                said = all(timers) and profile.explain_timers(timers, cell.options, world_size=cell.world_size)
+                waits += [f"{cell.name}: {said}."] if said else []
+        links, left_out = _measure_links(comparison, bench, workers), list[str]()
+        advice = _advise(session, bench, fits, measured.waterfalls, left_out) if params.measure.advice else None
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, left_out)
     speedups, given = measured.speedups, compute_speedups(comparison, measured, speeds)
-    shares = [block.others_share for blocks in speedups.timed_turns.blocks.values() for block in blocks]
-    known = [share for share in shares if share is not None]
-    metered = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks if block.gpus]
-    slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
+    blocks = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks]
+    known = [block.others_share for block in blocks if block.others_share is not None]
+    slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in blocks if block.gpus]
+    baseline = comparison.baseline
+    if params.model.norm == "sync_batch":
+        why = "with model.norm sync_batch ranks that tell each other nothing do other work"
+    elif not comparison.waterfall_seconds:
+        why = "measure.waterfall_seconds is 0"
+    else:
+        why = (
+            f"the baseline {baseline.name} has {baseline.world_size} ranks, and what is lost is counted from one"
+        ) * (baseline.world_size > 1)
     return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=preflight,
@@ -137,7 +156,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         timelines=timelines,
         devices_of_starts=devices,
         settings=settings,
-        left_out=_explain_no_waterfall(comparison, params)
+        left_out=[f"The waterfall was left out: {why}."] * bool(why)
         + _collect_unavailable(params, {waterfall.cell for waterfall in measured.waterfalls})
         + left_out,
     )
@@ -160,32 +179,15 @@ def _record_timelines(
     return results
 
 
-def _explain_no_waterfall(comparison: TimedComparison, params: Params) -> list[str]:
-    baseline = comparison.baseline
-    if params.model.norm == "sync_batch":
-        return [
-            "The waterfall was left out: with model.norm sync_batch ranks that tell each other nothing do other work."
-        ]
-    if not comparison.waterfall_seconds:
-        return ["The waterfall was left out: measure.waterfall_seconds is 0."]
-    if baseline.world_size == 1:
-        return []
-    return [
-        f"The waterfall was left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
-        "what is lost is counted from one."
-    ]
-
-
 def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> list[str]:
     """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
-    results = {
-        sentence.partition(": ")[2]: sentence
-        for name, spread in reversed(params.cells.items())
-        if spread.world_size > 1
+    results = {}
+    for name, spread in reversed(params.cells.items()):
         for sentence in list_unavailable(
             name, spread.strategy, is_exact=params.train.exact, has_waterfall=name in with_waterfall
-        )
-    }
+        ):
+            if spread.world_size > 1:
+                results[sentence.partition(": ")[2]] = sentence
     return list(reversed(results.values()))
 
 
@@ -201,30 +203,6 @@ def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall:
         for what, why in reasons.items()
         if why is not None and not (has_waterfall and what == "no waterfall")
     ]
-
-
-def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) -> list[str]:
-    """Return what the ranks of cells without a waterfall timed by themselves, in words."""
-    sentences = []
-    for cell in comparison.cells:
-        if cell.world_size == 1 or cell in comparison.spreading:
-            continue
-        timers, options = bench.fetch_timers(make_trained_arm(cell)), params.cells[cell.name].options
-        if all(timers) and (
-            said := find_profile(cell.strategy).explain_timers(timers, options, world_size=cell.world_size)
-        ):
-            sentences.append(f"{cell.name}: {said}.")
-    return sentences
-
-
-def _count_held_bytes(session: Session) -> HeldBytes:
-    folder, adapter = session.arithmetic.base_model, session.params.train.adapter
-    num_parameters = BaseModelManifest.read(folder).num_parameters
-    if adapter is None:
-        return count_all_trained(num_parameters)
-    return count_beside_adapter(
-        adapter, folder, workload=session.params.workload, num_parameters=num_parameters, device=session.device
-    )
 
 
 def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, held: HeldBytes) -> bool:
@@ -249,23 +227,21 @@ def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *
 
 
 def _advise(
-    session: Session, bench: Bench, fits: Callable[..., bool], waterfalls: Sequence[Waterfall]
-) -> tuple[Advice | None, list[str]]:
-    """Return the advice, and why there is none: the speedups are measured, and what fails here must not cost them."""
-    if not session.params.measure.advice:
-        return None, []
+    session: Session, bench: Bench, fits: Callable[..., bool], waterfalls: Sequence[Waterfall], left_out: list[str]
+) -> Advice | None:
+    """Return the advice, or add why there is none to `left_out`: what fails here must not cost the speedups."""
     capabilities = [parse_capability(gpu) for gpu in session.machine.gpus]
     try:
-        result = advise(
+        return advise(
             session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
             has_bf16=all(capability is None or capability >= FIRST_WITH_BF16 for capability in capabilities),
         )  # fmt: skip
     except PreemptedError:
         raise
     except ValueError as error:
-        _log.warning("The advice was left out: %s.", error)
-        return None, [f"The advice was left out: {error}."]
-    return result, []
+        left_out.append(f"The advice was left out: {error}.")
+        _log.warning("%s", left_out[-1])
+        return None
 
 
 def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[str, Workers]) -> list[LinkSpeed]:
@@ -273,38 +249,28 @@ def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[s
     largest = max(comparison.cells, key=lambda cell: cell.world_size)
     if largest.world_size == 1:
         return []
-    bench.make_ready(make_trained_arm(largest))
-    variant = dict(make_trained_arm(largest).variant)
-    answers = workers[largest.name].ask(
-        "sweep", variant=variant, doing="measuring the link",
-        num_repeats=_NUM_REPEATS, seconds_budget=_SECONDS,
+    arm = make_trained_arm(largest)
+    bench.make_ready(arm)
+    sweep, *_ = workers[largest.name].ask(
+        "sweep", variant=dict(arm.variant), doing="measuring the link", num_repeats=_NUM_REPEATS,
+        seconds_budget=_SECONDS,
     )  # fmt: skip
-    speed = compute_link_speed(answers[0])
-    return [] if speed is None else [speed]
-
-
-def compute_link_speed(sweep: Mapping[str, Any]) -> LinkSpeed | None:
-    """Return what the largest all-reduce of a sweep came to, with the line through all; None where it has none.
-
-    Source of the bus bandwidth: nccl-tests, doc/PERFORMANCE.md.
-    """
     if not sweep["points"]:
-        return None
-    largest, world_size = sweep["points"][-1], sweep["world_size"]
+        return []
     sizes, seconds = ([point[name] for point in sweep["points"]] for name in ("num_bytes", "median_seconds"))
     latency, per_byte = fit_line(sizes, seconds)
-    over_a_link = 2 * (world_size - 1) / world_size * largest["num_bytes"]
-    return LinkSpeed(
-        world_size=world_size,
-        kind=sweep["kind"],
-        backend=sweep["backend"],
-        num_bytes=largest["num_bytes"],
-        seconds=largest["median_seconds"],
-        bus_gb_per_second=over_a_link / largest["median_seconds"] / 1e9,
-        latency_seconds=latency,
-        seconds_per_byte=per_byte,
-        is_slept_for=sweep["is_slept_for"],
-    )
+    # Source: nccl-tests, doc/PERFORMANCE.md.
+    over_a_link = 2 * (largest.world_size - 1) / largest.world_size * sizes[-1]
+    return [
+        LinkSpeed(
+            **{name: sweep[name] for name in ("world_size", "kind", "backend", "is_slept_for")},
+            num_bytes=sizes[-1],
+            seconds=seconds[-1],
+            bus_gb_per_second=over_a_link / seconds[-1] / 1e9,
+            latency_seconds=latency,
+            seconds_per_byte=per_byte,
+        )
+    ]
 
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:

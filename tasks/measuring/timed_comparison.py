@@ -155,7 +155,10 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
                 cell=cell,
                 has_copy=comparison.has_copy,
                 is_weak=comparison.is_weak,
-                ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
+                # What DDP timed itself on the slowest rank.
+                ddp_timers=max(
+                    bench.fetch_timers(make_trained_arm(cell)), key=lambda item: item.get("backward_comm", 0.0)
+                ),
             )
             for cell in comparison.spreading
         ]
@@ -174,11 +177,7 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns)
             arm=arm.name,
             cell=arm.cell,
             kind=arm.kind,
-            blocks=[
-                _make_block_work(block, block.facts)
-                for block in timed_turns.blocks[arm.name]
-                if block.facts is not None
-            ],
+            blocks=[_make_block_work(block, block.facts) for block in timed_turns.blocks[arm.name] if block.facts],
         )
         for arm in arms
         if arm.name in timed_turns.blocks
@@ -188,25 +187,30 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], timed_turns: TimedTurns)
 def _make_block_work(block: Timed, fact: Mapping[str, Any]) -> BlockWork:
     """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
     results: Sequence[Mapping[str, Any]] = fact["ranks"]
-
-    def add_up(name: str) -> Any:
-        return sum(result[name] for result in results)
-
     used = [result["cpu_use"] for result in results]
     held = [item["resident_bytes"] for item in used]
-    norm, loss = max(result["grad_norm_sum"] for result in results), add_up("loss_sum")
-    squares = add_up("moment_squares")
-    is_recorded = all(result["exchange_bytes"] is not None for result in results)
+    counted = ("num_samples", "num_tokens", "num_targets", "num_positions", "num_micro_batches", "num_updated")
+    of_gpus = {
+        "gpu_clocks_mhz": "clock_mhz", "gpu_slowed_shares": "slowed_share", "gpu_utilisations": "utilisation",
+        "gpu_watts": "power_watts", "gpu_memory_gib": "peak_memory_gib",
+    }  # fmt: skip
+    figures = {
+        "loss_sum": sum(result["loss_sum"] for result in results),
+        "grad_norm_sum": max(result["grad_norm_sum"] for result in results),
+        "moment_squares": sum(result["moment_squares"] for result in results),
+    }
+    exchanged = [result["exchange_bytes"] for result in results]
+    content: dict[str, Any] = {
+        **{name: sum(result[name] for result in results) for name in counted},
+        **{name: [getattr(gpu, figure) for gpu in block.gpus] or None for name, figure in of_gpus.items()},
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+    }
     return BlockWork(
+        **content,
         turn=block.turn,
         launch=block.launch,
         others_share=block.others_share,
         has_others_on_gpu=block.has_others_on_gpu,
-        gpu_clocks_mhz=[gpu.clock_mhz for gpu in block.gpus] or None,
-        gpu_slowed_shares=[gpu.slowed_share for gpu in block.gpus] or None,
-        gpu_utilisations=[gpu.utilisation for gpu in block.gpus] or None,
-        gpu_watts=[gpu.power_watts for gpu in block.gpus] or None,
-        gpu_memory_gib=[gpu.peak_memory_gib for gpu in block.gpus] or None,
         started_at=block.started_at,
         cores_used=[item["own_seconds"] / item["seconds"] for item in used],
         host_gib=None if None in held else [num_bytes / 2**30 for num_bytes in held],
@@ -214,20 +218,11 @@ def _make_block_work(block: Timed, fact: Mapping[str, Any]) -> BlockWork:
         steps=fact["steps"],
         step_seconds=block.step_seconds.tolist(),
         seconds=max(result["seconds"] for result in results),
-        num_samples=add_up("num_samples"),
-        num_tokens=add_up("num_tokens"),
-        num_targets=add_up("num_targets"),
-        num_positions=add_up("num_positions"),
-        num_micro_batches=add_up("num_micro_batches"),
-        rows=f"{add_up('rows_digest') % 2**64:016x}",
+        rows=f"{sum(result['rows_digest'] for result in results) % 2**64:016x}",
         rows_of_first_rank=f"{results[0]['rows_digest']:016x}",
-        loss_sum=loss if math.isfinite(loss) else None,
-        grad_norm_sum=norm if math.isfinite(norm) else None,
         updates=[result["updates"] for result in results],
-        num_updated=add_up("num_updated"),
-        moment_squares=squares if math.isfinite(squares) else None,
         num_exchanges=[result["num_exchanges"] for result in results],
-        exchange_bytes=[result["exchange_bytes"] for result in results] if is_recorded else None,
+        exchange_bytes=None if None in exchanged else exchanged,
     )
 
 

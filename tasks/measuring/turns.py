@@ -1,6 +1,6 @@
 """Timed blocks by the turn they ran in: how many there are, and which turns were quiet."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -120,9 +120,9 @@ class TimedTurns:
 
     def list_by_launch(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[list[float]]:
         """Return the same launch by launch."""
-        results: dict[int, list[float]] = {}
+        results = defaultdict[int, list[float]](list)
         for block in self.blocks.get(arm, ()):
-            results.setdefault(block.launch, []).append(of(block))
+            results[block.launch].append(of(block))
         return list(results.values())
 
 

@@ -7,8 +7,6 @@ update are there on one rank as well; of them only what does not shrink with the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -22,7 +20,7 @@ from tasks.measuring.arms import (
     name_data_arm,
 )
 from tasks.measuring.intervals import estimate_mean
-from tasks.measuring.turns import TimedTurns
+from tasks.measuring.turns import Timed, TimedTurns
 from tasks.records.estimate import Estimate
 from tasks.records.measurement import DATA_BOUND_SHARE, LostPart, Waterfall
 
@@ -32,86 +30,64 @@ WAITING = "waiting for other stages"
 _STANDS = 1e9
 """Weight of a level that the others, which have 1, cannot move."""
 
-_Turns = Mapping[str, np.ndarray]
-"""Arm -> its seconds per step, turn by turn."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Link:
-    """One part of the chain, as a linear function of the arms' seconds: its mean is that of the arms' means."""
-
-    name: str
-    how: str
-    lost: Callable[[_Turns], np.ndarray]
-
 
 def compute_waterfall(
     timed_turns: TimedTurns, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool,
     ddp_timers: Mapping[str, float],
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
-    figures = _compute_figures(timed_turns, baseline, cell, has_copy=has_copy, is_weak=is_weak)
+    at = _compute_figures(timed_turns, baseline, cell, has_copy=has_copy, is_weak=is_weak)
     ranks_ratio = cell.world_size / baseline.world_size
     share = 1.0 if is_weak else 1 / ranks_ratio
 
-    def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
-        return estimate_mean([statistic(figures).tolist()])
-
-    copy = _Link(
-        name=COPY,
-        how="micro-batches waiting on the host against micro-batches waiting on the device",
-        lost=lambda at: at["host"] - at["device"] - (at["baseline_host"] - at["baseline_device"]) * share,
-    )
+    fixed_update = at["update"] * (1 - share)
+    # Each a linear function of the arms' seconds: its mean is that of the arms' means.
     chain = [
-        _Link(
-            name="data wait",
-            how="the loader as in training against micro-batches made before the clock starts",
-            lost=lambda at: at["measured"] - at["host"] - (at["baseline"] - at["baseline_host"]) * share,
+        (
+            "data wait", "the loader as in training against micro-batches made before the clock starts",
+            at["measured"] - at["host"] - (at["baseline"] - at["baseline_host"]) * share,
         ),
-        *([copy] if has_copy else []),
-        _Link(
-            name="exposed communication",
-            how="gradients exchanged against every rank keeping its own, its slowest rank step by step",
-            lost=lambda at: at["device"] - at["silent_slowest"],
+        (
+            COPY, "micro-batches waiting on the host against micro-batches waiting on the device",
+            at["host"] - at["device"] - (at["baseline_host"] - at["baseline_device"]) * share,
         ),
-        _Link(
-            name="straggler",
-            how="the slowest rank of each step against the first, without communication",
-            lost=lambda at: at["silent_slowest"] - at["silent"],
+        (
+            "exposed communication",
+            "gradients exchanged against every rank keeping its own, its slowest rank step by step",
+            at["device"] - at["silent_slowest"],
         ),
-        _Link(
-            name=WRAPPER,
-            how="the first rank inside the wrapper, without communication, against its plain copy",
-            lost=lambda at: at["silent"] - at["copies"],
+        (
+            "straggler", "the slowest rank of each step against the first, without communication",
+            at["silent_slowest"] - at["silent"],
         ),
-        _Link(
-            name="contention",
-            how="the first rank's copy beside the others against the same while they stand still",
-            lost=lambda at: at["copies"] - at["alone"],
+        (
+            WRAPPER, "the first rank inside the wrapper, without communication, against its plain copy",
+            at["silent"] - at["copies"],
         ),
-        _Link(
-            name="optimizer",
-            how="clipping and optimizer alone: every rank does all of it",
-            lost=lambda at: at["update"] * (1 - share),
+        (
+            "contention", "the first rank's copy beside the others against the same while they stand still",
+            at["copies"] - at["alone"],
         ),
-        _Link(
-            name="fixed",
-            how="one copy's share of the step against its share of the baseline's step, without the optimizer",
-            lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
+        ("optimizer", "clipping and optimizer alone: every rank does all of it", fixed_update),
+        (
+            "fixed", "one copy's share of the step against its share of the baseline's step, without the optimizer",
+            at["alone"] - at["baseline_device"] * share - fixed_update,
         ),
-    ]
-    results = [estimate(link.lost) for link in chain]
-    seconds = _compute_losses(results)
+    ]  # fmt: skip
+    chain = [link for link in chain if has_copy or link[0] != COPY]
+    results = [estimate_mean([lost.tolist()]) for *_, lost in chain]
     parts = [
-        LostPart(name=link.name, seconds=second, how=link.how) for link, second in zip(chain, seconds, strict=True)
+        LostPart(name=name, seconds=seconds, how=how)
+        for (name, how, _), seconds in zip(chain, _compute_losses(results), strict=True)
     ]
-    measured = estimate(lambda at: at["measured"]).value
-    ideal = estimate(lambda at: at["baseline"] * share).value
+    measured, ideal = (float(np.mean(seconds)) for seconds in (at["measured"], at["baseline"] * share))
     waits = [compute_data_wait_share(timed_turns, make_trained_arm(item)) for item in (baseline, cell)]
+    exposed = None
+    if ddp_timers:
+        exposed = max(ddp_timers["backward_comm"] - ddp_timers["backward_compute_comm_overlap"], 0.0)
     return _make_waterfall(
-        cell, parts, ideal=ideal, measured=measured, data_wait=max(results[0].low / measured, *waits),
-        exposed=_compute_exposed_seconds(ddp_timers),
-    )  # fmt: skip
+        cell, parts, ideal=ideal, measured=measured, data_wait=max(results[0].low / measured, *waits), exposed=exposed
+    )
 
 
 def compute_staged_waterfall(
@@ -122,35 +98,30 @@ def compute_staged_waterfall(
     `waits`: by repeat, the seconds of a step in which the mean rank waits for others; `theory`: what they would be of
     stages alike. The lost seconds of the mean rank are those of the step, since all begin and end it together.
     """
-    copies, alone = make_contention_arms(cell)
+    own, plain = make_trained_arm(cell), make_trained_arm(baseline)
+    copies, alone = (arm.name for arm in make_contention_arms(cell))
     share = 1.0 if is_weak else baseline.world_size / cell.world_size
     work = compute_relative_tokens(timed_turns, baseline, cell) if is_weak else np.ones(1)
-    measured = np.array(timed_turns.list_by_turn(make_trained_arm(cell).name))
-    ideal = np.array(timed_turns.list_by_turn(make_trained_arm(baseline).name)) * work * share
+    measured, ideal = (np.array(timed_turns.list_by_turn(arm.name)) for arm in (own, plain))
     beside, by_itself = (
-        np.array(timed_turns.list_by_turn(arm.name, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
+        np.array(timed_turns.list_by_turn(arm, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
     )
-    even = np.array(timed_turns.list_by_turn(copies.name, lambda block: block.first_rank_share))
-    results = [
-        (WAITING, waits, f"the passes of all ranks against what each of them computed; {theory}"),
+    even = np.array(timed_turns.list_by_turn(copies, lambda block: block.first_rank_share))
+    parts = []
+    for name, seconds, how in (
+        (WAITING, np.array(waits), f"the passes of all ranks against what each of them computed; {theory}"),
         (
-            "contention",
-            ((beside - by_itself) / even).tolist(),
+            "contention", (beside - by_itself) / even,
             "the first rank's whole copy beside the others against the same while they stand still",
         ),
-    ]
-    parts = [
-        LostPart(
-            name=name,
-            seconds=Estimate(value=max(item.value, 0.0), low=max(item.low, 0.0), high=max(item.high, 0.0)),
-            how=how,
-        )
-        for name, seconds, how in results
-        for item in [estimate_mean([list(seconds)])]
-    ]
-    mean, least = (estimate_mean([seconds.tolist()]).value for seconds in (measured, ideal))
-    data_wait = max(compute_data_wait_share(timed_turns, make_trained_arm(item)) for item in (baseline, cell))
-    return _make_waterfall(cell, parts, ideal=least, measured=mean, data_wait=data_wait, exposed=None)
+    ):  # fmt: skip
+        lost = estimate_mean([seconds.tolist()])
+        ends = (max(end, 0.0) for end in (lost.value, lost.low, lost.high))
+        parts.append(LostPart(name=name, seconds=Estimate(*ends), how=how))
+    return _make_waterfall(
+        cell, parts, ideal=float(np.mean(ideal * work * share)), measured=float(np.mean(measured)),
+        data_wait=max(compute_data_wait_share(timed_turns, arm) for arm in (plain, own)), exposed=None,
+    )  # fmt: skip
 
 
 def _make_waterfall(
@@ -169,13 +140,12 @@ def _make_waterfall(
 def settle(waterfall: Waterfall, *, measured: float, efficiency: float) -> Waterfall:
     """Return the waterfall as part of the speedup's account: its step and what that loses are those of the speedup's
     turns, the parts those of their own turns in proportion, and what they do not explain is told."""
-    times, ideal = measured / waterfall.measured_seconds, measured * efficiency
+    times, exposed = measured / waterfall.measured_seconds, waterfall.ddp_exposed_communication_seconds
     parts = [part.model_copy(update={"seconds": part.seconds.times(times)}) for part in waterfall.parts]
-    exposed = waterfall.ddp_exposed_communication_seconds
     return waterfall.model_copy(
         update={
-            "ideal_seconds": ideal, "measured_seconds": measured, "parts": parts,
-            "ddp_exposed_communication_seconds": None if exposed is None else times * exposed,
+            "ideal_seconds": measured * efficiency, "measured_seconds": measured, "parts": parts,
+            "ddp_exposed_communication_seconds": exposed and times * exposed,
         }
     )  # fmt: skip
 
@@ -206,49 +176,39 @@ def _compute_figures(
     """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
     host = "host" if has_copy else "device"
+
+    def read(arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> np.ndarray:
+        return np.array(timed_turns.list_by_turn(arm, of))
+
     # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.
-    share = np.array(timed_turns.list_by_turn(copies, lambda block: block.first_rank_share))
+    even = read(copies, lambda block: block.first_rank_share)
     work = compute_relative_tokens(timed_turns, baseline, cell) if is_weak else np.ones(1)
-
-    def scale_baseline(arm: str) -> np.ndarray:
-        return np.asarray(np.array(timed_turns.list_by_turn(arm)) * work)
-
-    def scale_first_rank(arm: str, share: np.ndarray = share) -> np.ndarray:
-        return np.asarray(np.array(timed_turns.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
-
-    results = {
-        "baseline": scale_baseline(make_trained_arm(baseline).name),
-        "baseline_host": scale_baseline(name_data_arm(baseline, host)),
-        "baseline_device": scale_baseline(name_data_arm(baseline, "device")),
-        "measured": timed_turns.list_by_turn(make_trained_arm(cell).name),
-        "host": timed_turns.list_by_turn(name_data_arm(cell, host)),
-        "device": timed_turns.list_by_turn(name_data_arm(cell, "device")),
-        "silent_slowest": timed_turns.list_by_turn(silent, lambda block: block.slowest_rank_seconds),
-        "silent": scale_first_rank(silent),
-        "copies": scale_first_rank(copies),
-        "alone": scale_first_rank(alone),
-        "update": scale_first_rank(update, np.ones(1)),
+    of_first_rank = {"silent": silent, "copies": copies, "alone": alone, "update": update}
+    return {
+        "baseline": read(make_trained_arm(baseline).name) * work,
+        "baseline_host": read(name_data_arm(baseline, host)) * work,
+        "baseline_device": read(name_data_arm(baseline, "device")) * work,
+        "measured": read(make_trained_arm(cell).name),
+        "host": read(name_data_arm(cell, host)),
+        "device": read(name_data_arm(cell, "device")),
+        "silent_slowest": read(silent, lambda block: block.slowest_rank_seconds),
+        **{
+            name: read(arm, lambda block: block.first_rank_seconds) / (1 if name == "update" else even)
+            for name, arm in of_first_rank.items()
+        },
     }
-    return {name: np.asarray(figures) for name, figures in results.items()}
 
 
 def compute_relative_tokens(timed_turns: TimedTurns, baseline: Cell, cell: Cell) -> np.ndarray:
     """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
-    mine, theirs = (
-        np.array(timed_turns.list_by_turn(make_trained_arm(item).name, lambda block: block.num_tokens))
-        / item.world_size
+    mine, its = (
+        np.array(timed_turns.list_by_turn(item.name, lambda block: block.num_tokens)) / item.world_size
         for item in (cell, baseline)
     )
-    return np.asarray(mine / theirs)
+    return np.asarray(mine / its)
 
 
 def compute_data_wait_share(timed_turns: TimedTurns, arm: Arm) -> float:
     """Return the share of an arm's blocks in which it waited for the loader."""
     blocks = timed_turns.blocks[arm.name]
     return sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks)
-
-
-def _compute_exposed_seconds(timers: Mapping[str, Any]) -> float | None:
-    if not timers:
-        return None
-    return float(max(timers["backward_comm"] - timers["backward_compute_comm_overlap"], 0.0))

@@ -74,8 +74,7 @@ class Workers:
         self.world_size = config.world_size
         self.ranges = [segment.range for segment in config.segments]
         """The ranges that its ranks know, in the order of their segments."""
-        self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
-        self._stop = stop
+        self._config, self._launcher, self._nodes, self._module, self._stop = config, launcher, nodes, module, stop
         self.devices: list[list[Answer]] = []
         """Of every start: what each rank computes on, as it said itself (training/process/distributed.py)."""
         self._settings: dict[str, list[Answer]] = {}

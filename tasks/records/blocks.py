@@ -1,5 +1,6 @@
 """blocks.parquet: every timed block as it ran, so that anybody can work out the speedups again."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -121,10 +122,10 @@ def read_blocks(path: Path) -> list[ArmBlocks]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    works = defaultdict[tuple[str, ...], list[BlockWork]](list)
     try:
-        works: dict[tuple[str, ...], list[BlockWork]] = {}
         for row in pq.read_table(path).to_pylist():
-            works.setdefault(tuple(row.pop(name) for name in _OF_ARM), []).append(BlockWork.model_validate(row))
+            works[tuple(row.pop(name) for name in _OF_ARM)].append(BlockWork.model_validate(row))
         return [
             ArmBlocks.model_validate({**dict(zip(_OF_ARM, arm, strict=True)), "blocks": blocks})
             for arm, blocks in works.items()

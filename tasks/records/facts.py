@@ -1,6 +1,6 @@
 """What every record is made of, and the part of results.json that says what was compared, and on what."""
 
-from typing import Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,6 +9,11 @@ class Record(BaseModel):
     """A record, or a part of one: unknown keys are refused, and nothing in it changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @classmethod
+    def take_from(cls, record: BaseModel, **others: Any) -> Self:
+        """Return one with the values of the fields that both have; `others` are other values, and more."""
+        return cls(**{**record.model_dump(include=set(cls.model_fields)), **others})
 
 
 class SourceFacts(Record):

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +23,14 @@ class Samples(NamedTuple):
     num_tokens: Numbers
 
 
-def read_samples(file: Path) -> Iterator[Samples]:
+def read_samples(entries: BinaryIO) -> Iterator[Samples]:
     """Yield all entries of a ledger.int32, part by part; raises ValueError or OSError if it is none."""
-    with file.open("rb") as entries:
-        while raw := entries.read(_PART_BYTES):
-            numbers = np.frombuffer(raw, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
-            if numbers.min() < 0:
-                name = LEDGER_COLUMNS[int(numbers.min(axis=0).argmin())]
-                raise ValueError(f"{name} is {numbers.min()}; allowed: 0 or more")
-            yield Samples(*numbers.T)
+    while raw := entries.read(_PART_BYTES):
+        numbers = np.frombuffer(raw, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
+        if numbers.min() < 0:
+            name = LEDGER_COLUMNS[int(numbers.min(axis=0).argmin())]
+            raise ValueError(f"{name} is {numbers.min()}; allowed: 0 or more")
+        yield Samples(*numbers.T)
 
 
 @dataclass(frozen=True)

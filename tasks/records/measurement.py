@@ -209,10 +209,9 @@ class PreflightCheck(Record):
     @classmethod
     def judge(cls, name: str, reason: Reason, *, remedy: str | None = None) -> Self:
         """Return a warning where there is something to change, `ok` where nothing is."""
-        code = reason.code if remedy else "ok"
-        verdict: Literal["warning", "ok"] = "warning" if remedy else "ok"
         return cls(
-            name=name, verdict=verdict, code=code, found=reason.sentence, numbers=reason.numbers, remedy=remedy
+            name=name, verdict="warning" if remedy else "ok", code=reason.code if remedy else "ok",
+            found=reason.sentence, numbers=reason.numbers, remedy=remedy,
         )  # fmt: skip
 
     @classmethod

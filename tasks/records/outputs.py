@@ -1,5 +1,6 @@
 """What the earlier stages wrote, read once and checked: manifests, slices, runs, evaluation, machine."""
 
+import contextlib
 import dataclasses
 import json
 import tokenize
@@ -7,8 +8,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,30 +100,30 @@ class SegmentOutputs:
 
     def read_steps(self) -> Steps:
         """Return every optimizer step of the segment; RunOutputs keeps those of the run."""
-        path = self.folder / STEPS
-        require_sealed(path)
-        try:
-            with path.open(encoding="utf-8") as lines:
-                events = (event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
-                steps = _read_steps(events)
+        with self._open_sealed(STEPS) as lines:
+            steps = _read_steps(event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
             if len(steps.step) != self.facts.num_steps:
                 raise ValueError(f"{len(steps.step)} steps, segment.json has {self.facts.num_steps}")
             return steps
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged(path, error) from None
 
     def read_heldout_losses(self, rows: str) -> list[tuple[int, float]]:
         """Return (step, loss) of every look at the held-out rows whose slice has that digest, in mid-training."""
-        path = self.folder / STEPS
-        require_sealed(path)
-        try:
-            with path.open(encoding="utf-8") as lines:
-                results = [json.loads(line) for line in lines if "heldout_loss" in line]
+        with self._open_sealed(STEPS) as lines:
+            results = [json.loads(line) for line in lines if b"heldout_loss" in line]
             return [
                 (int(result["step"]), float(result["heldout_loss"]))
                 for result in results
                 if result["heldout_rows"] == rows
             ]
+
+    @contextlib.contextmanager
+    def _open_sealed(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file that the receipt vouches for; what goes wrong with its content is a DataError in one line."""
+        path = self.folder / name
+        require_sealed(path)
+        try:
+            with path.open("rb") as file:
+                yield file
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
 
@@ -132,12 +134,8 @@ class SegmentOutputs:
 
     def samples(self) -> Iterator[Samples]:
         """Yield every sample that the segment learned from, part by part."""
-        path = self.folder / LEDGER
-        require_sealed(path)
-        try:
-            yield from read_samples(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged(path, error) from None
+        with self._open_sealed(LEDGER) as entries:
+            yield from read_samples(entries)
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,14 @@ class RunOutputs:
     def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFacts]]:
         """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
         results: dict[tuple[str | None, int | None], list[SegmentFacts]] = {}
-        for facts in (segment.facts for segment in self.segments):
-            for part in (None, facts.range):
-                for epoch in (None, facts.epoch):
-                    results.setdefault((part, epoch), []).append(facts)
+        for segment in self.segments:
+            for key in product((None, segment.facts.range), (None, segment.facts.epoch)):
+                results.setdefault(key, []).append(segment.facts)
         return results
+
+    def add_up(self, name: str, part: str | None = None, epoch: int | None = None) -> Any:
+        """Return the sum of a fact over the segments of one range, one epoch, both or (without either) all."""
+        return sum(getattr(facts, name) for facts in self.parts.get((part, epoch), []))
 
     @cached_property
     def steps(self) -> Steps:
@@ -183,6 +184,11 @@ class Outputs:
     def num_trained(self) -> int:
         """How many numbers have a gradient: all parameters, or an adapter's, counted from the base model's layers."""
         return self.evaluation.num_trained or self.base_model.num_parameters
+
+    @property
+    def heldout(self) -> SliceManifest:
+        """What is said of the rows that are held out."""
+        return self.slices[self.params.heldout_name].manifest
 
     @property
     def baseline(self) -> RunOutputs:
@@ -227,26 +233,35 @@ def read_outputs(
 ) -> Outputs:
     """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
     names = [*(str(part) for part in params.ranges), params.heldout_name]
+    measurement = MeasurementFile.read_if_there(measurements)
+    if measurement is not None:
+        measured = [f"{speed.cell} ({speed.world_size})" for speed in measurement.speeds.values()]
+        wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
+        if measured != wanted:
+            raise _make_mismatch(
+                MeasurementFile.path_in(measurements), f"cells (ranks) {', '.join(measured)}", ", ".join(wanted)
+            )
     return Outputs(
         params=params,
         raw=RawManifest.read(raw),
         base_model=BaseModelManifest.read(base_model),
         machine=MachineFile.read(machine),
         slices={name: SliceOutputs(slices / name, SliceManifest.read(slices / name)) for name in names},
-        measurement=_read_measurement(measurements, params),
+        measurement=measurement,
         runs={cell: _read_run_of(runs / cell, cell, params) for cell in params.cells},
         evaluation=EvaluationFile.read(evaluation),
     )
 
 
+def _make_mismatch(path: Path, what: str, wanted: str) -> DataError:
+    return DataError(f"{path}: {what}, params.yaml has {wanted}; delete it and run `dvc repro` to make it anew")
+
+
 _PART = 2**16
 """Numbers that are read at once."""
 _STEP = np.dtype(
-    [
-        *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
-        *(("num_tokens", np.int64), ("num_positions", np.int64), ("num_targets", np.int64)),
-        *(("seconds", np.float64), ("other_seconds", np.float64), ("others_share", np.float64)),
-    ]
+    [(name, np.int64) for name in ("step", "num_samples", "num_tokens", "num_positions", "num_targets")]
+    + [(name, np.float64) for name in ("loss", "learning_rate", "seconds", "other_seconds", "others_share")]
 )
 
 
@@ -258,14 +273,11 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
         for event in events:
             own_seconds.extend(event["rank_own_seconds"])
             own_positions.extend(event["rank_own_positions"])
-            num_positions = event["num_tokens"] + event["num_padding_tokens"]
-            num_targets = count_targets(event)
-            before, after = ("step", "loss", "learning_rate", "num_samples", "num_tokens"), ("seconds", "other_seconds")
-            share = event.get("others_share")
-            yield (
-                *(event[name] for name in before), num_positions, num_targets, *(event[name] for name in after),
-                np.nan if share is None else share,
-            )  # fmt: skip
+            event["num_positions"] = event["num_tokens"] + event["num_padding_tokens"]
+            event["num_targets"] = count_targets(event)
+            if event.setdefault("others_share", np.nan) is None:
+                event["others_share"] = np.nan
+            yield tuple(event[name] for name in _STEP.names or ())
 
     columns = np.fromiter(read_scalars(), dtype=_STEP)
     return Steps(
@@ -275,32 +287,15 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
     )
 
 
-def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
-    measurement = MeasurementFile.read_if_there(folder)
-    if measurement is None:
-        return None
-    measured = [f"{speed.cell} ({speed.world_size})" for speed in measurement.speeds.values()]
-    wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
-    if measured != wanted:
-        raise DataError(
-            f"{MeasurementFile.path_in(folder)}: cells (ranks) {', '.join(measured)}, params.yaml has "
-            f"{', '.join(wanted)}; delete it and run `dvc repro` to make it anew"
-        )
-    return measurement
-
-
 def _read_run_of(folder: Path, cell: str, params: Params) -> RunOutputs:
     """Return the run in that folder; raises DataError if it is another cell's, or of ranks that this cell has not."""
     run, spread = read_run(folder), params.cells[cell]
-    results = [(run.facts.cell, run.facts.strategy, run.facts.world_size)]
-    results += [(part.facts.cell, *results[0][1:]) for part in run.segments]
+    names = [run.facts.cell, *(part.facts.cell for part in run.segments)]
     wanted = (cell, spread.strategy, spread.world_size)
-    if other := next((result for result in results if result != wanted), None):
-        name, strategy, world_size = other
-        raise DataError(
-            f"{RunFile.path_in(folder)}: the training of {name} ({strategy}, {world_size}), params.yaml has {cell} "
-            f"({spread.strategy}, {spread.world_size}); delete it and run `dvc repro` to make it anew"
-        )
+    for result in ((name, run.facts.strategy, run.facts.world_size) for name in names):
+        if result != wanted:
+            shown, expected = ("{} ({}, {})".format(*item) for item in (result, wanted))
+            raise _make_mismatch(RunFile.path_in(folder), f"the training of {shown}", expected)
     return run
 
 

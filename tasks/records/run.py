@@ -42,8 +42,7 @@ class SegmentReceipt(StageFile):
 def read_receipt(folder: Path) -> SegmentReceipt:
     """Return what seals the segment in that folder; raises DataError if it is missing, or is not as it was written."""
     path = SegmentReceipt.path_in(folder)
-    receipt = SegmentReceipt.read(folder)
-    content = json.loads(path.read_bytes())
+    receipt, content = SegmentReceipt.read(folder), json.loads(path.read_bytes())
     if content.pop("digest", None) != digest_json(content):
         raise damaged(path, ValueError("it was altered: its own digest does not match"))
     return receipt

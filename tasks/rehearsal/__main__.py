@@ -6,7 +6,7 @@ do not fit, or cannot be rehearsed, are moved to `left_out` in params.yaml; 4 on
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,10 +27,12 @@ from tasks.process.wording import (
     format_usd,
 )
 from tasks.rehearsal.cards import GIB, Card, parse_gpu
-from tasks.rehearsal.cell import RehearsedCell
+from tasks.rehearsal.cell import RehearsedCell, rehearse_cell
 from tasks.rehearsal.inputs import gather_inputs
+from tasks.rehearsal.largest import find_largest, replace_micro_batch
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
 from training.probing.live_memory import KINDS
+from training.process.failure import UnfitModelError
 
 LABEL = "modelled, not measured"
 
@@ -51,18 +53,12 @@ def _main() -> None:
             f"train.precision: got bf16, which {card.name} emulates and is slow at; allowed: fp16, or "
             "train.emulated_bf16: true"
         )
-    # Before torch is imported: a GPU that is there after all has no part in it.
+    # A GPU that is there after all has no part in it.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from rich.console import Console
-
-    from tasks.rehearsal.cell import RehearsedCell, rehearse_cell
-    from training.process.failure import UnfitModelError
 
     console, unfit, payload = Console(), dict[str, str](), list[RehearsedCell]()
     with gather_inputs(params) as inputs:
         if params.train.micro_batch_size == AUTO:
-            from tasks.rehearsal.largest import find_largest, replace_micro_batch
-
             configs = {cell: inputs.make_config(params, cell) for cell in params.cells}
             rooms = dict.fromkeys(configs, card.memory_gib)
             size = find_largest(params, configs, rooms, capability=card.capability, leaves_out=arguments.leave_out)
@@ -80,15 +76,22 @@ def _main() -> None:
                 continue
             payload.append(result)
             print_cell(console, result, payload[0], params, card)
-            if (why := explain_misfit(result, num_cards=num_cards, card=card)) is not None:
+            if why := explain_misfit(result, num_cards=num_cards, card=card):
                 unfit[name] = why
         if len(payload) > 1:
             print_all_cells(console, payload, params, card, num_cards=num_cards)
-        print_what_is_assumed(console, card, inputs.assumed)
+        _print_text(
+            console,
+            f"All of it is {LABEL}: {ASSUMED}; compiled layers are taken for those that are not.",
+            f"{card.name}: memory ({card.memory_source}), {card.gb_per_second:g} GB/s ({card.bandwidth_source}), link "
+            f"{card.link_gb_per_second or NOT_AVAILABLE} GB/s ({card.link_source}).",
+            *inputs.assumed,
+        )
     if arguments.leave_out and len(unfit) < len(params.cells):
         if unfit:
             move_out(arguments.params, unfit)
-        print_left_out(console, {**left_out, **unfit})
+        said = [f"left out: {name}: {reason}" for name, reason in {**left_out, **unfit}.items()]
+        _print_text(console, "\n".join(said or ["every cell fits; none is left out"]))
     elif unfit:
         raise ResourceError(
             f"{', '.join(unfit)}: would not fit on {num_cards} x {card.name} (modelled, not measured); needed: one of "
@@ -101,13 +104,27 @@ def print_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, p
     table = Table(title=f"{cell.name}: {cell.config.strategy} on {cell.config.world_size} ({LABEL})")
     table.add_column("most memory of a rank")
     table.add_column("GiB", justify="right")
-    for kind in KINDS:
-        table.add_row(kind, _format_gib(cell.step.peak_bytes[kind] / GIB))
-    table.add_row("all together", _format_gib(cell.step.total_bytes / GIB), end_section=True)
-    table.add_row(f"with {IN_PIECES:.0%} in pieces and {GIB_PER_CONTEXT:g} of CUDA", _format_gib(cell.fit.needed_gib))
-    table.add_row("the card has", _format_gib(card.memory_gib))
+    rows = {kind: cell.step.peak_bytes[kind] / GIB for kind in KINDS} | {"all together": cell.step.total_bytes / GIB}
+    rows[f"with {IN_PIECES:.0%} in pieces and {GIB_PER_CONTEXT:g} of CUDA"] = cell.needed_gib
+    for name, gib in {**rows, "the card has": card.memory_gib}.items():
+        table.add_row(name, f"{gib:.2f}", end_section=name == "all together")
     console.print(table)
-    console.print(_describe(cell, baseline, params, card), soft_wrap=True, highlight=False, markup=False)
+    said = []
+    if cell.num_missing_cards:
+        said.append(f"{cell.name} needs {format_plural(cell.num_missing_cards, 'card')} more.")
+    if not cell.missing_gib:
+        said.append(f"{cell.name} fits.")
+    else:
+        said.append(f"{cell.name} does not fit: {cell.missing_gib:.2f} GiB are missing.")
+        if cell.remedies:
+            said.append(f"It fits with any of: {'; '.join(cell.remedies)}.")
+        elif cell.remedies is not None:
+            said.append("No smaller micro-batch, checkpointing of layers or other strategy makes it fit.")
+    _print_text(console, *said, _describe_speed(cell, baseline, params, card))
+
+
+def _print_text(console: Console, *sentences: str) -> None:
+    console.print(" ".join(sentences), soft_wrap=True, highlight=False, markup=False)
 
 
 def print_all_cells(
@@ -115,116 +132,60 @@ def print_all_cells(
 ) -> None:
     """Print the cells below each other, the first one as what the others are held against."""
     table = Table(title=f"{num_cards} x {card.name} ({LABEL})")
-    table.add_column("cell")
-    table.add_column(f"GiB of {_format_gib(card.memory_gib)}", justify="right")
-    table.add_column("fits")
-    table.add_column(f"{read_unit(params.workload)}s per second", justify="right")
-    table.add_column("times as fast", justify="right")
+    headings = ("cell", f"GiB of {card.memory_gib:.2f}", "fits", f"{read_unit(params.workload)}s per second")
+    for place, heading in enumerate((*headings, "times as fast")):
+        table.add_column(heading, justify="right" if place in (1, 3, 4) else "left")
     for cell in cells:
-        speed = model_tokens_per_second(cell.load, card) if cell.load.is_modelled else None
-        ratio = model_speedup(cell.load, cells[0].load, card) if speed is not None and cell is not cells[0] else None
-        table.add_row(
-            cell.name,
-            _format_gib(cell.fit.needed_gib),
-            "no" if cell.fit.missing_gib or cell.num_missing_cards else "yes",
-            format_optional(speed, _format_range),
-            format_optional(ratio, _format_range),
-        )
+        speed = model_tokens_per_second(cell.load, card)
+        ratio = None if cell is cells[0] else model_speedup(cell.load, cells[0].load, card)
+        shown = (format_optional(item, _format_range) for item in (speed, ratio))
+        fits = "no" if cell.missing_gib or cell.num_missing_cards else "yes"
+        table.add_row(cell.name, f"{cell.needed_gib:.2f}", fits, *shown)
     console.print(table)
     if not params.train.adapter:
         # The last one stands beside a partial one.
         number, count = len(params.checkpoint_names), params.train.count_bytes_kept
         item, kept = (max(cell.step.num_parameters for cell in cells) * count(num) / GIB for num in (1, number))
-        console.print(
-            f"On the disk, with train.keep {params.train.keep}: a checkpoint of {_format_gib(item)} GiB, after "
-            f"{format_plural(number, 'segment')} of each cell {_format_gib(len(cells) * kept + item)} GiB in all with "
+        _print_text(
+            console,
+            f"On the disk, with train.keep {params.train.keep}: a checkpoint of {item:.2f} GiB, after "
+            f"{format_plural(number, 'segment')} of each cell {len(cells) * kept + item:.2f} GiB in all with "
             f"one that is being written ({LABEL}).",
-            soft_wrap=True, highlight=False, markup=False,
-        )  # fmt: skip
+        )
 
 
 def explain_misfit(cell: RehearsedCell, *, num_cards: int, card: Card) -> str | None:
     """Return why a cell does not fit on the cards; None if it does."""
     if cell.num_missing_cards:
         return f"needs {format_plural(cell.num_missing_cards, 'card')} more than {num_cards} x {card.name}"
-    if not cell.fit.missing_gib:
+    if not cell.missing_gib:
         return None
     return (
-        f"does not fit on {num_cards} x {card.name} by rehearsal: {_format_gib(cell.fit.needed_gib)} GiB are needed, "
-        f"{_format_gib(card.memory_gib)} are there"
+        f"does not fit on {num_cards} x {card.name} by rehearsal: {cell.needed_gib:.2f} GiB are needed, "
+        f"{card.memory_gib:.2f} are there"
     )
 
 
-def print_left_out(console: Console, left_out: Mapping[str, str]) -> None:
-    """Print which cells were left out, and why."""
-    said = [f"left out: {name}: {reason}" for name, reason in left_out.items()] or ["every cell fits; none is left out"]
-    console.print("\n".join(said), soft_wrap=True, highlight=False, markup=False)
-
-
-def print_what_is_assumed(console: Console, card: Card, assumed: Sequence[str]) -> None:
-    """Print where the figures come from."""
-    said = [
-        f"All of it is {LABEL}: {ASSUMED}; compiled layers are taken for those that are not.",
-        f"{card.name}: memory ({card.memory_source}), {card.gb_per_second:g} GB/s ({card.bandwidth_source}), link "
-        f"{card.link_gb_per_second or NOT_AVAILABLE} GB/s ({card.link_source}).",
-    ]
-    console.print(" ".join([*said, *assumed]), soft_wrap=True, highlight=False, markup=False)
-
-
-def _describe(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> str:
-    return " ".join((*_describe_fit(cell), *_describe_record(cell), *_describe_speed(cell, baseline, params, card)))
-
-
-def _describe_record(cell: RehearsedCell) -> Sequence[str]:
-    """Return how far off the rehearsal is, where the cell was trained on such a card."""
-    if cell.recorded_gib is None:
-        return []
-    off = cell.step.total_bytes / GIB / cell.recorded_gib - 1
-    return [
-        f"Its training on such a card recorded {_format_gib(cell.recorded_gib)} GiB allocated: the rehearsal says "
-        f"{off:+.1%}."
-    ]
-
-
-def _describe_fit(cell: RehearsedCell) -> Sequence[str]:
-    said = []
-    if cell.num_missing_cards:
-        said.append(f"{cell.name} needs {format_plural(cell.num_missing_cards, 'card')} more.")
-    if not cell.fit.missing_gib:
-        return [*said, f"{cell.name} fits."]
-    said.append(f"{cell.name} does not fit: {_format_gib(cell.fit.missing_gib)} GiB are missing.")
-    if cell.remedies is None:
-        return said
-    if cell.remedies:
-        return [*said, f"It fits with any of: {'; '.join(cell.remedies)}."]
-    return [*said, "No smaller micro-batch, checkpointing of layers or other strategy makes it fit."]
-
-
-def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> Sequence[str]:
+def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> str:
     speed, unit = model_tokens_per_second(cell.load, card), read_unit(params.workload)
     if not cell.load.is_modelled:
-        return ["How fast is not said: how long its stages wait for each other is not modelled."]
+        return "How fast is not said: how long its stages wait for each other is not modelled."
     if speed is None:
-        return [f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."]
-    batch, rows = params.train.global_batch_size, [part.end - part.start for part in params.ranges]
-    num_steps = params.train.epochs * sum(-(-number // batch) for number in rows)
+        return f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."
+    batch = params.train.global_batch_size
+    num_steps = params.train.epochs * sum(-(-(part.end - part.start) // batch) for part in params.ranges)
     least, most = (timedelta(seconds=round(num_steps * cell.load.tokens / per)) for per in (speed.high, speed.low))
     said = [f"{_format_range(speed)} {unit}s per second, {least} to {most} (h:min:s) for {num_steps:,} steps"]
     if cell is not baseline and (ratio := model_speedup(cell.load, baseline.load, card)) is not None:
         said.append(f"{_format_range(ratio)} times as fast as {baseline.name}")
-    price = params.cost.price_per_gpu_hour
-    if price is not None:
-        dollars = [price * cell.config.world_size / 3600 / per_second * 1e6 for per_second in (speed.high, speed.low)]
-        said.append(f"{format_usd(dollars[0])} to {format_usd(dollars[1])} per million {unit}s")
-    return [f"{', '.join(said)} ({LABEL})."]
+    if (price := params.cost.price_per_gpu_hour) is not None:
+        dollars = (price * cell.config.world_size / 3600 / per * 1e6 for per in (speed.high, speed.low))
+        said.append(f"{' to '.join(map(format_usd, dollars))} per million {unit}s")
+    return f"{', '.join(said)} ({LABEL})."
 
 
 def _format_range(values: Range) -> str:
     return f"{format_three_digits(values.low)} to {format_three_digits(values.high)}"
-
-
-def _format_gib(value: float) -> str:
-    return f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,32 +67,22 @@ def parse_gpu(text: str) -> tuple[int, Card]:
         for known, card in CARDS.items():
             if known.lower() == name.lower():
                 return number, card
-        match = _DESCRIBED.fullmatch(name)
-        described = None if match is None else _describe_card(match)
-        if described is not None:
-            return number, described
+        with suppress(ValueError, AttributeError):  # a figure is no number, or there are none
+            given = _DESCRIBED.fullmatch(name).groupdict()  # type: ignore[union-attr]
+            figures = {key: float(value) for key, value in given.items() if value is not None}
+            if all(figures.values()):
+                return number, Card(
+                    name=name,
+                    memory_gib=_SHARE_TO_BE_HAD * figures["memory"] * 1e9 / GIB,
+                    memory_source=f"{_SHARE_TO_BE_HAD:.0%} of what was given",
+                    gb_per_second=figures["bandwidth"],
+                    bandwidth_source="given",
+                    link_gb_per_second=figures.get("link"),
+                    link_source="given" if "link" in figures else "not given",
+                    tflops=figures["tflops"],
+                    capability=(8, 0),
+                )
     raise ConfigurationError(
         f"GPU: got {text[:80]!r}{suggest(name, [*CARDS])}; allowed: {', '.join(CARDS)}, or memory, bandwidth and "
         "16-bit speed such as 48GB,864GB/s,181TFLOP/s and perhaps ,link 32GB/s; the number before it: 2x H100-80"
-    )
-
-
-def _describe_card(match: re.Match[str]) -> Card | None:
-    """Return the card; None if a figure is no number above 0."""
-    try:
-        figures = {name: float(value) for name, value in match.groupdict().items() if value is not None}
-    except ValueError:
-        return None
-    if not all(figures.values()):
-        return None
-    return Card(
-        name=match.group(),
-        memory_gib=_SHARE_TO_BE_HAD * figures["memory"] * 1e9 / GIB,
-        memory_source=f"{_SHARE_TO_BE_HAD:.0%} of what was given",
-        gb_per_second=figures["bandwidth"],
-        bandwidth_source="given",
-        link_gb_per_second=figures.get("link"),
-        link_source="given" if "link" in figures else "not given",
-        capability=(8, 0),
-        tflops=figures["tflops"],
     )

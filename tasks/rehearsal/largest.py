@@ -5,6 +5,7 @@ be. It is kept by the digest of what it depends on. Where a warm-up then runs ou
 are halved (tasks/ranks/memory.py).
 """
 
+import bisect
 import contextlib
 import json
 import logging
@@ -27,7 +28,6 @@ from tasks.rehearsal.cards import GIB
 from tasks.rehearsal.longest_rows import write_longest_rows
 from training.config import SegmentConfig, TrainingConfig
 from training.process.files import digest_json, write_json
-from training.strategies import count_shares
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +54,13 @@ def settle_micro_batch(params: Params, *, machine: MachineFile, base_model: Path
             "machine": machine.digest,
         }
     )
-    size = _read_kept(_STORE / f"{key}.json")
-    if size is None:
+    file, size = _STORE / f"{key}.json", 0
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        size = int(json.loads(file.read_bytes())["micro_batch_size"])
+    if size < 1:
         size = _find_on_machine(params, machine=machine, base_model=base_model)
         _STORE.mkdir(parents=True, exist_ok=True)
-        write_json(_STORE / f"{key}.json", {"micro_batch_size": size})
+        write_json(file, {"micro_batch_size": size})
     _log.info("train.micro_batch_size: auto: %d, the largest with which every cell fits", size)
     return replace_micro_batch(params, size)
 
@@ -66,13 +68,6 @@ def settle_micro_batch(params: Params, *, machine: MachineFile, base_model: Path
 def replace_micro_batch(params: Params, size: int) -> Params:
     """Return the comparison with micro-batches of so many samples."""
     return params.model_copy(update={"train": params.train.model_copy(update={"micro_batch_size": size})})
-
-
-def _read_kept(file: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = json.loads(file.read_bytes())["micro_batch_size"]
-        return size if isinstance(size, int) and size >= 1 else None
-    return None
 
 
 def find_largest(
@@ -88,42 +83,28 @@ def find_largest(
     `capability`: of the GPU, None on the CPU; `leaves_out`: whether cells that do not fit at all, or cannot be told of,
     have no say. Raises ResourceError and ConfigurationError as settle_micro_batch does.
     """
+    from training.rehearsal.rehearsed_step import rehearse_largest_rank
+
+    def fits(config: TrainingConfig, size: int, room: float) -> bool:
+        # What waits on the host cannot be rehearsed; without that a step takes more of the card.
+        options = {name: value for name, value in config.options.items() if name != "offload"}
+        changed = replace(config, micro_batch_size=size, options=options)
+        most = rehearse_largest_rank(changed, capability=capability).total_bytes / GIB
+        return (most + GIB_PER_RANK if capability is None else compute_needed_gib(most)) <= room
+
     shares = [params.train.global_batch_size // params.count_shares(cell) for cell in params.cells]
     sizes = [size for size in range(1, min(shares) + 1) if all(share % size == 0 for share in shares)]
     for cell, config in configs.items():
-        # More samples never take less: what does not fit here is none for the cells that follow.
         try:
-            room = rooms[cell]
-            low, high = 0, len(sizes)
-            while low < high:
-                middle = (low + high + 1) // 2
-                from training.process.failure import UnfitModelError
-                from training.rehearsal.rehearsed_step import rehearse_step
-
-                # What waits on the host cannot be rehearsed; without that a step takes more of the card.
-                options = {name: value for name, value in config.options.items() if name != "offload"}
-                changed = replace(config, micro_batch_size=sizes[middle - 1], options=options)
-                has_own_rows = count_shares(changed.strategy, changed.world_size, changed.options) == changed.world_size
-                try:
-                    most = max(
-                        rehearse_step(changed, capability=capability, rank=rank).total_bytes
-                        for rank in range(1 if has_own_rows else changed.world_size)
-                    )
-                except (UnfitModelError, ValueError, RuntimeError, NotImplementedError) as error:
-                    reason = " ".join(str(error).split())[:200]
-                    raise ConfigurationError(
-                        f"train.micro_batch_size: got auto, and {config.cell} cannot be rehearsed ({reason}); "
-                        "allowed: a number"
-                    ) from None
-                if (most / GIB + GIB_PER_RANK if capability is None else compute_needed_gib(most / GIB)) <= room:
-                    low = middle
-                else:
-                    high = middle - 1
-            number = low
-        except ConfigurationError:
+            # More samples never take less: what does not fit here is none for the cells that follow.
+            number = bisect.bisect_left(sizes, True, key=lambda size: not fits(config, size, rooms[cell]))
+        except (ValueError, RuntimeError, NotImplementedError) as error:
             if leaves_out:
                 continue
-            raise
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigurationError(
+                f"train.micro_batch_size: got auto, and {cell} cannot be rehearsed ({reason}); allowed: a number"
+            ) from None
         if number:
             sizes = sizes[:number]
         elif not leaves_out:
@@ -135,6 +116,12 @@ def find_largest(
 
 
 def _find_on_machine(params: Params, *, machine: MachineFile, base_model: Path) -> int:
+    capability = parse_capability(machine.gpus[0]) if machine.num_gpus else None
+    if machine.num_gpus and capability is None:
+        raise ConfigurationError(
+            "train.micro_batch_size: got auto, and the driver does not tell the GPU's compute capability; allowed: "
+            "a number"
+        )
     configs, rooms = dict[str, TrainingConfig](), dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch:
         number = params.train.global_batch_size
@@ -145,16 +132,8 @@ def _find_on_machine(params: Params, *, machine: MachineFile, base_model: Path) 
             configs[cell] = make_ranks_config(
                 cell, params, device=device, base_model=base_model, work=Path(scratch), segments=[segment]
             )
+            rooms[cell] = _SHARE_OF_HOST * read_free_memory_bytes()[0] / GIB / spread.ranks_per_node
             if device == "cuda":
-                rooms[cell] = min(gpu.memory_gib for gpu in machine.gpus) / -(
-                    -spread.ranks_per_node // machine.num_gpus
-                )
-            else:
-                rooms[cell] = _SHARE_OF_HOST * read_free_memory_bytes()[0] / GIB / spread.ranks_per_node
-        capability = parse_capability(machine.gpus[0]) if machine.num_gpus else None
-        if machine.num_gpus and capability is None:
-            raise ConfigurationError(
-                "train.micro_batch_size: got auto, and the driver does not tell the GPU's compute capability; allowed: "
-                "a number"
-            )
+                ranks_per_gpu = -(-spread.ranks_per_node // machine.num_gpus)
+                rooms[cell] = min(gpu.memory_gib for gpu in machine.gpus) / ranks_per_gpu
         return find_largest(params, configs, rooms, capability=capability)

@@ -77,37 +77,26 @@ def model_speedup(load: StepLoad, baseline: StepLoad, card: Card) -> Range | Non
 
 def _list_step_seconds(load: StepLoad, card: Card) -> list[float] | None:
     """Return the seconds of a step with each pair of efficiencies, of the card and of the link."""
-    tflops = card.find_tflops(load.precision)
-    if not load.is_modelled or tflops is None or (load.world_size > 1 and card.link_gb_per_second is None):
+    tflops, slow, link = card.find_tflops(load.precision), card.find_tflops("fp32"), card.link_gb_per_second
+    if not load.is_modelled or tflops is None or (load.world_size > 1 and link is None):
         return None
-    results = []
+    results, work = [], load.work
+    hops = (load.world_size - 1) / load.world_size
+    crossing = sum(
+        (load.num_micro_batches if kind in _PER_MICRO_BATCH else 1) * (2 if kind == "allreduce_" else 1) * num_bytes
+        for kind, num_bytes in work.exchanged.items()
+    )
     for product, stream, launch in zip(PRODUCTS, BANDWIDTH, LAUNCH_SECONDS, strict=True):
-        micro_batch = _compute_seconds(load, card, tflops * 1e12 * product, card.gb_per_second * 1e9 * stream, launch)
-        scale = load.positions / load.positions_rehearsed
-        update = load.num_updated * _UPDATE_BYTES / (card.gb_per_second * 1e9 * stream)
+        bytes_per_second, flops_per_second = card.gb_per_second * 1e9 * stream, tflops * 1e12 * product
+        in_fp32 = flops_per_second if slow is None else min(flops_per_second, slow * 1e12 * PRODUCTS[1])
+        device = work.other_bytes / bytes_per_second + sum(
+            number * max(flops / (flops_per_second if is_16_bit else in_fp32), num_bytes / bytes_per_second)
+            for (flops, num_bytes, is_16_bit), number in work.products.items()
+        )
+        micro_batch = max(device, work.num_kernels * launch)
+        busy = micro_batch * load.positions / load.positions_rehearsed
+        busy += load.num_updated * _UPDATE_BYTES / bytes_per_second
         for efficiency, hidden in zip(LINK, (0.0, _BACKWARD_SHARE * micro_batch), strict=True):
-            exchange = _compute_exchange_seconds(load, card, efficiency)
-            results.append(scale * micro_batch + update + max(0.0, exchange - hidden))
+            exchange = hops * crossing / (link * 1e9 * efficiency) if link else 0.0
+            results.append(busy + max(0.0, exchange - hidden))
     return results
-
-
-def _compute_seconds(load: StepLoad, card: Card, per_second: float, stream: float, launch: float) -> float:
-    """Return the seconds of the micro-batch that was rehearsed."""
-    slow = card.find_tflops("fp32")
-    rates = {True: per_second, False: per_second if slow is None else min(per_second, slow * 1e12 * PRODUCTS[1])}
-    device = load.work.other_bytes / stream
-    for (flops, num_bytes, is_16_bit), number in load.work.products.items():
-        device += number * max(flops / rates[is_16_bit], num_bytes / stream)
-    return max(device, load.work.num_kernels * launch)
-
-
-def _compute_exchange_seconds(load: StepLoad, card: Card, efficiency: float) -> float:
-    if load.world_size == 1:
-        return 0.0
-    assert card.link_gb_per_second is not None
-    seconds = 0.0
-    for kind, num_bytes in load.work.exchanged.items():
-        times = load.num_micro_batches if kind in _PER_MICRO_BATCH else 1.0
-        hops = (2 if kind == "allreduce_" else 1) * (load.world_size - 1) / load.world_size
-        seconds += times * hops * num_bytes / (card.link_gb_per_second * 1e9 * efficiency)
-    return seconds

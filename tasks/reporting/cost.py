@@ -69,8 +69,6 @@ def compute_cost(outputs: Outputs, cells: list[CellResults]) -> Cost:
     waterfalls = {waterfall.cell: waterfall for waterfall in measurement.waterfalls} if measurement else {}
     # In weak scaling the batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
     is_measured = measurement is not None and measurement.scaling == "strong"
-    speeds = {cell.cell: cell.speed if is_measured else None for cell in cells}
-    alone = _compute_result_seconds(first, _select_throughput(first, speeds[first.cell]))
     return Cost(
         price_per_gpu_hour_usd=price.price_per_gpu_hour,
         price_date=price.price_date,
@@ -78,68 +76,49 @@ def compute_cost(outputs: Outputs, cells: list[CellResults]) -> Cost:
         basis="measured" if is_measured else "trained",
         cells=[
             _compute_cell_cost(
-                cell,
-                speeds[cell.cell],
-                price=price.price_per_gpu_hour,
-                # A gate fails where ranks share devices.
-                num_devices=cell.world_size,
-                num_baseline_devices=first.world_size,
-                baseline_result_seconds=alone,
-                slowdown=_compute_slowdown(waterfalls.get(cell.cell)),
+                cell, first, price=price.price_per_gpu_hour, waterfall=waterfalls.get(cell.cell),
+                is_measured=is_measured,
             )
             for cell in cells
         ],
-    )
-
-
-def _compute_cell_cost(
-    cell: CellResults,
-    speed: CellSpeed | None,
-    *,
-    price: float | None,
-    num_devices: int,
-    num_baseline_devices: int,
-    baseline_result_seconds: float,
-    slowdown: float | None,
-) -> CellCost:
-    rate = _select_throughput(cell, speed)
-    tokens_per_epoch = cell.whole.num_tokens / cell.num_epochs
-    device_hours = num_devices * tokens_per_epoch / rate / _SECONDS_PER_HOUR
-    result_seconds = _compute_result_seconds(cell, rate)
-    joules = None if speed is None else speed.joules_per_token
-    is_whole = not cell.is_baseline and num_devices % num_baseline_devices == 0
-    num_jobs = num_devices // num_baseline_devices if is_whole else None
-    return CellCost(
-        cell=cell.cell,
-        num_devices=num_devices,
-        tokens_per_second=rate,
-        device_hours_per_epoch=device_hours,
-        usd_per_epoch=None if price is None else price * device_hours,
-        usd_per_million_tokens=None if price is None else price * device_hours / tokens_per_epoch * 1e6,
-        kwh_per_epoch=None if joules is None else joules * tokens_per_epoch / _JOULES_PER_KWH,
-        kwh_per_million_tokens=None if joules is None else joules * 1e6 / _JOULES_PER_KWH,
-        result_seconds=result_seconds,
-        results_per_hour=_SECONDS_PER_HOUR / result_seconds,
-        usd_per_result=None if price is None else price * device_hours * cell.num_epochs,
-        num_baseline_jobs=num_jobs,
-        baseline_results_per_hour=None
-        if num_jobs is None
-        else num_jobs * _SECONDS_PER_HOUR / (baseline_result_seconds * (slowdown or 1.0)),
-        baseline_slowdown=None if num_jobs is None else slowdown,
-    )
-
-
-def _compute_slowdown(waterfall: Waterfall | None) -> float | None:
-    """Return how many times as long a copy of one rank's share takes beside the others as alone."""
-    if waterfall is None:
-        return None
-    alone = waterfall.ideal_seconds + waterfall.find_lost_seconds("optimizer") + waterfall.find_lost_seconds("fixed")
-    return 1 + waterfall.find_lost_seconds("contention") / alone
+    )  # fmt: skip
 
 
 def _select_throughput(cell: CellResults, speed: CellSpeed | None) -> float:
     return (cell.whole if speed is None else speed).tokens_per_second
 
 
-def _compute_result_seconds(cell: CellResults, tokens_per_second: float) -> float:
-    return cell.whole.num_tokens / tokens_per_second
+def _compute_cell_cost(
+    cell: CellResults, first: CellResults, *, price: float | None, waterfall: Waterfall | None, is_measured: bool
+) -> CellCost:
+    rate, rate_of_first = (_select_throughput(item, item.speed if is_measured else None) for item in (cell, first))
+    # A gate fails where ranks share devices.
+    num_devices, num_tokens = cell.world_size, cell.whole.num_tokens
+    tokens_per_epoch, seconds = num_tokens / cell.num_epochs, num_tokens / rate
+    device_hours = num_devices * tokens_per_epoch / rate / _SECONDS_PER_HOUR
+    kwh = cell.speed.joules_per_token if is_measured and cell.speed else None
+    kwh = None if kwh is None else kwh / _JOULES_PER_KWH
+    num_jobs: int | None = None
+    slowdown: float | None = None
+    if not cell.is_baseline and num_devices % first.world_size == 0:
+        num_jobs = num_devices // first.world_size
+        if waterfall is not None:
+            alone = waterfall.ideal_seconds + sum(map(waterfall.find_lost_seconds, ("optimizer", "fixed")))
+            slowdown = 1 + waterfall.find_lost_seconds("contention") / alone
+    return CellCost(
+        cell=cell.cell,
+        num_devices=num_devices,
+        tokens_per_second=rate,
+        device_hours_per_epoch=device_hours,
+        usd_per_epoch=price and price * device_hours,
+        usd_per_million_tokens=price and price * device_hours / tokens_per_epoch * 1e6,
+        kwh_per_epoch=kwh and kwh * tokens_per_epoch,
+        kwh_per_million_tokens=kwh and kwh * 1e6,
+        result_seconds=seconds,
+        results_per_hour=_SECONDS_PER_HOUR / seconds,
+        usd_per_result=price and price * device_hours * cell.num_epochs,
+        num_baseline_jobs=num_jobs,
+        baseline_results_per_hour=num_jobs
+        and num_jobs * _SECONDS_PER_HOUR / (first.whole.num_tokens / rate_of_first * (slowdown or 1.0)),
+        baseline_slowdown=slowdown,
+    )

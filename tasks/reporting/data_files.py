@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.records.outputs import Outputs
-from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.results import Results
 from tasks.reporting.verdict import sort_by_merit
 from training.process.files import replace_file, write_json
@@ -20,15 +19,14 @@ def collect_metrics(results: Results) -> dict[str, Any]:
     The speedup is null unless it is proven: a table of experiments may have no room for the state.
     """
     cell = next(iter(sort_by_merit(results)), results.baseline)
+    speedup = cell.speedup.value if results.state == "proven" and cell.speedup else None
+    rates = {"speedup": speedup, "tokens_per_second": cell.tokens_per_second}
     quality = {
         f"heldout_{name}": value
         for model in results.quality.models
-        if model.model == cell.cell
         for name in ("loss", "accuracy")
-        if (value := getattr(model, name)) is not None
+        if model.model == cell.cell and (value := getattr(model, name)) is not None
     }
-    speedup = cell.speedup.value if results.state == "proven" and cell.speedup else None
-    rates = {"speedup": speedup, "tokens_per_second": cell.tokens_per_second}
     return {"state": results.state, "cell": cell.cell, **rates, **quality}
 
 
@@ -44,34 +42,25 @@ def write_epochs(path: Path, results: Results) -> None:
     """
     names = ["num_steps", "num_samples", "num_tokens", "train_seconds", "tokens_per_second", "samples_per_second"]
     names += ["data_wait_share", "loss"]
-    rows = [
-        [
-            *(cell.cell, cell.world_size, cell.standing.state, part.epoch, *(getattr(part, name) for name in names)),
-            *_collect_validation(results, cell, part),
-        ]
-        for cell in results.cells
-        for part in cell.epochs
-    ]
-    validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
-    validated += (
-        ["val_accuracy_top5"] if any(epoch.accuracy_top5 is not None for epoch in results.quality.epochs) else []
-    )
-    write_csv(path, ["cell", "world_size", "state", "epoch", *names, *validated], rows)
-
-
-def _collect_validation(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
-    """Return training loss, and loss and accuracies on the held-out rows after the last range of an epoch."""
-    outcome = [epoch for epoch in results.quality.epochs if (epoch.cell, epoch.epoch) == (cell.cell, part.epoch)]
-    return [
-        value
-        for result in outcome[-1:]
-        for value in (
-            part.loss,
-            result.loss,
-            result.accuracy,
-            *([] if result.accuracy_top5 is None else [result.accuracy_top5]),
-        )
-    ]
+    # After the last range of an epoch.
+    validated = {(epoch.cell, epoch.epoch): epoch for epoch in results.quality.epochs}
+    measures = ["loss", "accuracy"] if validated else []
+    measures += ["accuracy_top5"] * any(epoch.accuracy_top5 is not None for epoch in validated.values())
+    rows = []
+    for cell in results.cells:
+        for part in cell.epochs:
+            row = [
+                cell.cell,
+                cell.world_size,
+                cell.standing.state,
+                part.epoch,
+                *(getattr(part, name) for name in names),
+            ]
+            if (epoch := validated.get((cell.cell, part.epoch or 0))) is not None:
+                row += [part.loss, *(getattr(epoch, name) for name in measures)]
+            rows.append(row)
+    columns = ["train_loss"] * bool(validated) + [f"val_{name}" for name in measures]
+    write_csv(path, ["cell", "world_size", "state", "epoch", *names, *columns], rows)
 
 
 def write_losses(path: Path, outputs: Outputs) -> None:

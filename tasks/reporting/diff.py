@@ -6,14 +6,13 @@ Prints tables on a terminal and Markdown, as for a pull request, into a file; `-
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tasks.process import wording
 from tasks.process.failure import ConfigurationError, exit_with_one_line
-from tasks.records.estimate import Estimate
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.data_files import write_text
 from tasks.reporting.history import compute_ratio, take_logarithm
@@ -26,28 +25,24 @@ _WORK = ("train", "workload", "model", "dataset", "ranges")
 
 def render_diff(form: Form, before: Results, now: Results) -> str:
     """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
-    facts = [_collect_facts(results) for results in (before, now)]
-    pairs = [[name, *(str(fact.get(name, "none")) for fact in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
-    sizes, others = map(_collect_batch_sizes, (before, now))
+    pair = (before, now)
+    facts = [_collect_facts(results) for results in pair]
+    rows = [[name, *(str(fact.get(name, "none")) for fact in facts)] for name in dict.fromkeys([*facts[0], *facts[1]])]
+    # Samples of a step of each cell as it was trained, and as it was timed.
+    sizes, others = (
+        {cell.cell: (cell.global_batch_size, (cell.speed or cell).global_batch_size) for cell in results.cells}
+        for results in pair
+    )
+    # Whether the speedups of both are against the same cell, spread in the same way.
+    first, other = (next(iter(_describe_cells(results).items())) for results in pair)
     return render(
         form, "diff", before=before, now=now,
-        differences=[row for row in pairs if row[1] != row[2]],
-        figures=list(_list_figures(before, now)),
-        is_same_baseline=_have_same_baseline(before, now),
+        differences=[row for row in rows if row[1] != row[2]],
+        figures=list(_list_figures(pair, is_same_baseline=first == other)),
+        is_same_baseline=first == other,
         is_other_work=any(size != others.get(name, size) for name, size in sizes.items())
         or any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK),
     )  # fmt: skip
-
-
-def _have_same_baseline(before: Results, now: Results) -> bool:
-    """Return whether the speedups of both are against the same cell, spread in the same way."""
-    first, other = (next(iter(_describe_cells(results).items())) for results in (before, now))
-    return first == other
-
-
-def _collect_batch_sizes(results: Results) -> dict[str, tuple[int, int]]:
-    """Return cell -> samples of a step as it was trained, and as it was timed."""
-    return {cell.cell: (cell.global_batch_size, (cell.speed or cell).global_batch_size) for cell in results.cells}
 
 
 def _collect_facts(results: Results) -> dict[str, Any]:
@@ -76,7 +71,12 @@ def _collect_facts(results: Results) -> dict[str, Any]:
 
 def _describe_cells(results: Results) -> dict[str, str]:
     """Return cell -> how it is spread, the baseline first."""
-    options = _read_options(results)
+    options: dict[str, str] = {}
+    # What earlier versions or others wrote may have none.
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        cells = json.loads(results.provenance.params if results.provenance else "")["cells"]
+        given = {name: cell.get("options", {}) for name, cell in cells.items()}
+        options = {name: f", options: {json.dumps(item, sort_keys=True)}" for name, item in given.items() if item}
     return {
         cell.cell: f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')} on "
         f"{wording.format_plural(cell.num_nodes, 'machine')}, {cell.launcher}, {cell.global_batch_size} samples "
@@ -85,61 +85,40 @@ def _describe_cells(results: Results) -> dict[str, str]:
     }
 
 
-def _read_options(results: Results) -> dict[str, str]:
-    """Return cell -> `, options: ` and those of its strategy; what earlier versions or others wrote may have none."""
-    with suppress(AttributeError, KeyError, TypeError, ValueError):
-        cells = json.loads(results.provenance.params if results.provenance else "")["cells"]
-        given = {name: cell.get("options", {}) for name, cell in cells.items()}
-        return {name: f", options: {json.dumps(item, sort_keys=True)}" for name, item in given.items() if item}
-    return {}
-
-
-def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
+def _list_figures(results: Sequence[Results], *, is_same_baseline: bool) -> Iterator[list[str]]:
     """Yield a row per cell and figure that one of the two has."""
-    cells = [{cell.cell: cell for cell in results.cells} for results in (before, now)]
-    is_same_baseline = _have_same_baseline(before, now)
+    cells = [{cell.cell: cell for cell in item.cells} for item in results]
     for name in dict.fromkeys([*cells[0], *cells[1]]):
-        pair = [cell.get(name) for cell in cells]
-        gates = [cell.standing.state if cell else "no such cell" for cell in pair]
-        yield [name, "standing", *gates, ""]
-        steps = [cell.speed.step_seconds if cell and cell.speed else None for cell in pair]
-        speedups: list[Estimate | None] = [cell.speedup if cell else None for cell in pair]
-        yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
-        shown = _show(speedups, wording.format_ratio_with_interval)
-        shown = [
-            wording.WITHHELD if cell and cell.is_withheld else item for cell, item in zip(pair, shown, strict=True)
-        ]
-        yield [name, "speedup", *shown, _divide(speedups) if is_same_baseline else ""]
-        for figure, read, show in _PLAIN:
+        pair = [item.get(name) for item in cells]
+        yield [name, "standing", *(cell.standing.state if cell else "no such cell" for cell in pair), ""]
+        for figure, read, show in _FIGURES:
             values = [read(cell) if cell else None for cell in pair]
-            is_divided = is_same_baseline or figure != _EFFICIENCY
-            ratio = f"{values[1] / values[0]:.2f}" if is_divided and values[0] and values[1] is not None else ""
-            if any(value is not None for value in values):
-                yield [name, figure, *_show(values, show), ratio]
+            is_divided = is_same_baseline or figure not in ("speedup", "efficiency")
+            ratio = ""
+            if figure in ("step time", "speedup"):
+                interval = compute_ratio([take_logarithm(value) for value in values], sign=1) if is_divided else None
+                ratio = "" if interval is None else f"{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+            elif values == [None, None]:
+                continue
+            elif is_divided and values[0] and values[1] is not None:
+                ratio = f"{values[1] / values[0]:.2f}"
+            shown = [
+                wording.WITHHELD if figure == "speedup" and cell and cell.is_withheld
+                else wording.format_optional(value, show)
+                for cell, value in zip(pair, values, strict=True)
+            ]  # fmt: skip
+            yield [name, figure, *shown, ratio]
 
 
-_EFFICIENCY = "efficiency"
-_PLAIN: list[tuple[str, Callable[[CellResults], float | None], Callable[[Any], str]]] = [
-    (
-        _EFFICIENCY,
-        lambda cell: cell.speedup.parallel_efficiency.value if cell.speedup else None,
-        wording.format_percent,
-    ),
+_FIGURES: list[tuple[str, Callable[[CellResults], Any], Callable[[Any], str]]] = [
+    ("step time", lambda cell: cell.speed and cell.speed.step_seconds, wording.format_duration_with_interval),
+    ("speedup", lambda cell: cell.speedup, wording.format_ratio_with_interval),
+    ("efficiency", lambda cell: cell.speedup and cell.speedup.parallel_efficiency.value, wording.format_percent),
     ("tokens/s, whole training", lambda cell: cell.whole.tokens_per_second, wording.format_three_digits),
     ("seconds per epoch", lambda cell: cell.seconds_per_epoch, wording.format_seconds),
     ("training loss", lambda cell: cell.whole.loss, wording.format_loss),
     ("peak memory", lambda cell: cell.peak_memory_gib, wording.format_gib),
 ]
-
-
-def _show(values: list[Any], show: Callable[[Any], str]) -> list[str]:
-    return [wording.NOT_AVAILABLE if value is None else show(value) for value in values]
-
-
-def _divide(pair: list[Estimate | None]) -> str:
-    """Return the second / the first, with the interval of both sessions' noise."""
-    ratio = compute_ratio([take_logarithm(item) for item in pair], sign=1)
-    return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def _main() -> None:

@@ -84,13 +84,9 @@ def collect_metrics(results: Results, cell: str, revision: Revision | None = Non
 
     Those of a revision are there where every epoch was evaluated.
     """
-    evaluated: Sequence[EpochAccuracy | ModelQuality] = [
-        model for model in results.quality.models if revision is None and model.model == cell
-    ] or [
-        epoch
-        for epoch in results.quality.epochs
-        if revision is not None and (epoch.cell, epoch.range, epoch.epoch) == (cell, revision.range, revision.epoch)
-    ]
+    evaluated: Sequence[EpochAccuracy | ModelQuality] = [item for item in results.quality.models if item.model == cell]
+    if revision is not None:
+        wanted = (cell, revision.range, revision.epoch)
+        evaluated = [item for item in results.quality.epochs if (item.cell, item.range, item.epoch) == wanted]
     names = ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens")
-    result: dict[str, Any] = {name: getattr(evaluated[0], name, None) for name in names} if evaluated else {}
-    return {name: value for name, value in result.items() if value is not None}
+    return {name: value for item in evaluated[:1] for name in names if (value := getattr(item, name, None)) is not None}

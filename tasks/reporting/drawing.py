@@ -143,9 +143,7 @@ def draw_curve(
 
 def set_height(axes: Axes, inches: float) -> None:
     """Make the chart higher or lower than the others."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.set_figheight(inches)
+    axes.get_figure(root=True).set_figheight(inches)
 
 
 def shorten(name: str, most: int = 16) -> str:
@@ -210,10 +208,8 @@ def _is_withheld(chart: Chart, results: Results) -> bool:
 
 def _describe_doubt(chart: Chart, results: Results) -> str:
     """Return of which cells a chart of speedups shows what is not proven: it may be looked at without the report."""
-    if not chart.NEEDS_SPEEDUP:
-        return ""
-    cells = [cell.cell for cell in results.cells if cell.standing.state == "unproven" and not cell.is_baseline]
-    return f"unproven: {wording.join_names([shorten(cell) for cell in cells])}" if cells else ""
+    cells = [shorten(cell.cell) for cell in results.cells[1:] if cell.standing.state == "unproven"]
+    return f"unproven: {wording.join_names(cells)}" if cells and chart.NEEDS_SPEEDUP else ""
 
 
 def _explain_withheld(results: Results) -> str:

@@ -11,6 +11,7 @@ Two sessions are compared, not two arms of one: a machine that drifts is not the
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -98,9 +99,9 @@ class HistoryRecord(Record):
 
 def group_comparisons(records: Iterable[HistoryRecord]) -> list[list[HistoryRecord]]:
     """Return the records comparison by comparison, in their order."""
-    results: dict[tuple[str, str, str], list[HistoryRecord]] = {}
+    results = defaultdict[tuple[str, str, str], list[HistoryRecord]](list)
     for record in records:
-        results.setdefault(record.comparison, []).append(record)
+        results[record.comparison].append(record)
     return list(results.values())
 
 
@@ -198,35 +199,45 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
     changes: list[Change] = []
     suspects: list[str] = []
     for now in current:
-        before = [record for record in earlier if _is_comparable(record, now)]
+        before = [
+            record
+            for record in earlier
+            if all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
+            and record.step_time is not None
+            and record.measurement_digest != now.measurement_digest
+            and record.gates_passed
+            and now.gates_passed
+        ]
         if before:
-            steps = [take_logarithm(record.step_time) for record in (*before, now)]
-            speedups = [take_logarithm(record.measured_speedup) for record in (*before, now)]
-            results = []
             # A step time counts the other way round: shorter is better.
-            if (ratio := compute_ratio(steps, sign=-1)) is not None:
-                results.append(_make_change("step time", before[-1], now, ratio))
-            if (ratio := compute_ratio(speedups, sign=1)) is not None:
-                results.append(_make_change("speedup", before[-1], now, ratio))
-            changes += results
+            pair = _make_change("step time", [*before, now], sign=-1), _make_change("speedup", [*before, now], sign=1)
+            changes += filter(None, pair)
             suspects += _list_suspects(before[-1], now)
     suspects = list(dict.fromkeys(suspects))
-    keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
-    shown = [record for record in (*earlier, *current) if record.comparison in keys]
+    summary = _describe_changes(changes, suspects, current)
+    steps = {change.cell: change.verdict for change in changes if change.quantity == "step time"}
+    if steps.get(current[0].cell) == "faster":
+        # A lower speedup is no regression if it is the baseline that became faster.
+        changes = [
+            change.model_copy(update={"is_regression": False})
+            if change.quantity == "speedup" and steps.get(change.cell) != "slower"
+            else change
+            for change in changes
+        ]
+    everything = [*earlier, *current]
+    keys = list(dict.fromkeys(record.comparison for record in everything))[-MOST_RECORDS:]
     given = [record.cell for record in current if record.gates_passed]
     withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     return History(
-        records=[record if record.cell in given else record.model_copy(update=withheld) for record in shown],
-        changes=_excuse_regressions(changes, baseline=current[0].cell),
+        records=[
+            record if record.cell in given else record.model_copy(update=withheld)
+            for record in everything
+            if record.comparison in keys
+        ],
+        changes=changes,
         suspects=suspects,
-        summary=_describe_changes(changes, suspects, current),
+        summary=summary,
     )
-
-
-def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
-    same = all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
-    is_measured = record.step_time is not None and record.measurement_digest != now.measurement_digest
-    return same and is_measured and all(item.gates_passed for item in (record, now))
 
 
 def take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
@@ -251,54 +262,43 @@ def compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Litera
 
 
 def _make_change(
-    quantity: Literal["step time", "speedup"], before: HistoryRecord, now: HistoryRecord, ratio: Estimate
-) -> Change:
-    pair = [item.step_time if quantity == "step time" else item.measured_speedup for item in (before, now)]
-    assert pair[0] is not None
-    assert pair[1] is not None
+    quantity: Literal["step time", "speedup"], records: Sequence[HistoryRecord], *, sign: Literal[-1, 1]
+) -> Change | None:
+    """Return what became of a figure from the record before the last to the last; None if it is not known of both."""
+    estimates = [item.step_time if quantity == "step time" else item.measured_speedup for item in records]
+    ratio = compute_ratio([take_logarithm(estimate) for estimate in estimates], sign=sign)
+    (*_, before, now), (*_, then, last) = estimates, records
+    if ratio is None or before is None or now is None:
+        return None
     verdict: Literal["faster", "slower", "no difference"] = "no difference"
     if not ratio.holds_one:
         verdict = "faster" if ratio.value > 1 else "slower"
     return Change(
-        cell=now.cell,
+        cell=last.cell,
         quantity=quantity,
-        since=before.finished_at,
-        before=pair[0],
-        now=pair[1],
+        since=then.finished_at,
+        before=before,
+        now=now,
         ratio=ratio,
         verdict=verdict,
         is_regression=verdict == "slower" and 1 / ratio.value > 1 + LEAST_CHANGE,
-        is_unproven="unproven" in (before.gates_passed, now.gates_passed),
+        is_unproven="unproven" in (then.gates_passed, last.gates_passed),
     )
-
-
-def _excuse_regressions(changes: list[Change], *, baseline: str) -> list[Change]:
-    """Return the changes; a lower speedup is no regression if it is the baseline that became faster."""
-    steps = {change.cell: change.verdict for change in changes if change.quantity == "step time"}
-    if steps.get(baseline) != "faster":
-        return changes
-    return [
-        change.model_copy(update={"is_regression": False})
-        if change.quantity == "speedup" and steps.get(change.cell) != "slower"
-        else change
-        for change in changes
-    ]
 
 
 def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     """Return in words what is recorded otherwise than before."""
-    versions = ["driver", "torch", "python", "transformers"]
-    words = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
+    names = ("driver", "torch", "python", "transformers", "num_cpus", "preflight")
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
     results = [
-        f"{label} {getattr(before, name) or 'none'} -> {getattr(now, name) or 'none'}"
-        for name, label in words.items()
-        if getattr(before, name) != getattr(now, name)
+        f"{'number of CPUs' if name == 'num_cpus' else name} {was or 'none'} -> {is_now or 'none'}"
+        for name, (was, is_now) in pairs.items()
+        if was != is_now
     ]
     if before.code_digest != now.code_digest:
         results.append("the code of training/")
-    if before.machine_digest != now.machine_digest and all(
-        getattr(before, name) == getattr(now, name) for name in (*versions, "num_cpus")
-    ):
+    known = [was == is_now for name, (was, is_now) in pairs.items() if name != "preflight"]
+    if before.machine_digest != now.machine_digest and all(known):
         results.append("another fact of the machine (data/fingerprint/machine.json)")
     return results
 

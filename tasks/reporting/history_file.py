@@ -7,13 +7,13 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
 from tasks.records.outputs import Outputs
-from tasks.reporting.cell_results import CellResults
 from tasks.reporting.data_files import unescape_formula, write_csv
 from tasks.reporting.history import HistoryRecord, group_comparisons, make_history
 from tasks.reporting.results import Results
@@ -37,12 +37,11 @@ def add_history(results: Results, outputs: Outputs, path: Path) -> Results:
             for comparison in reversed(group_comparisons(records))
             if _identify_comparison(comparison) == _identify_comparison(current)
         ),
-        None,
+        current,
     )
-    if known is None:
-        known = current
+    if known is current:
         records += current
-        _write(path, records)
+        write_csv(path, COLUMNS, ([_format_field(getattr(record, name)) for name in COLUMNS] for record in records))
     return results.model_copy(update={"history": make_history(records, known)})
 
 
@@ -51,7 +50,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
     machine, versions = results.comparison.machine, results.comparison.machine.versions
     facts = results.comparison
     environment = select_decisive(facts.recorded.get("environment", {}))
-    common = {
+    common: dict[str, Any] = {
         "finished_at": results.created_at,
         "name": results.name,
         "params_digest": digest_json(
@@ -84,9 +83,36 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or None,
         "driver": machine.driver,
         **{name: versions.get(name) for name in ("torch", "python", "transformers")},
-        "preflight": _describe_preflight(results),
+        "preflight": None,
+        "num_rounds": None,
     }
-    return [HistoryRecord.model_validate({**common, **_collect_figures(results, cell)}) for cell in results.cells]
+    if (measurement := results.measurement) is not None:
+        warnings = ", ".join(check.name for check in measurement.preflight.checks if check.verdict == "warning")
+        verdict = measurement.preflight.verdict
+        common |= {"preflight": f"{verdict}: {warnings}" if warnings else verdict, "num_rounds": measurement.num_turns}
+    records = []
+    for cell in results.cells:
+        state, speed = cell.standing.state, cell.speed
+        figures = {
+            f"{name}{end}": getattr(estimate, end.strip("_") or "value")
+            for name, estimate in (("step_seconds", speed and speed.step_seconds), ("speedup", cell.speedup))
+            for end in ("", "_low", "_high")
+            if estimate is not None
+        }
+        records.append(
+            HistoryRecord.model_validate(
+                {
+                    **dict.fromkeys(COLUMNS),
+                    **common,
+                    **figures,
+                    "cell": cell.cell,
+                    "world_size": cell.world_size,
+                    "gates_passed": state if state == "unproven" else state != "withheld",
+                    "tokens_per_second": speed and speed.tokens_per_second,
+                }
+            )
+        )
+    return records
 
 
 def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool | str]]:
@@ -99,54 +125,25 @@ def read_history(path: Path) -> list[HistoryRecord]:
     if not path.exists():
         return []
     try:
-        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
-    except (OSError, ValueError, csv.Error) as error:
-        raise _make_damage_error(path, str(error)) from None
-    if not lines or lines[0] != COLUMNS:
-        raise _make_damage_error(path, f"its columns are {', '.join(lines[0] if lines else []) or 'missing'}")
-    records = []
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(COLUMNS):
-            raise _make_damage_error(path, f"line {number} has {len(line)} fields of {len(COLUMNS)}")
-        try:
+        head, *lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))) or [[]]
+        if head != COLUMNS:
+            raise ValueError(f"its columns are {', '.join(head) or 'missing'}")
+        records = []
+        for number, line in enumerate(lines, start=2):
+            if len(line) != len(COLUMNS):
+                raise ValueError(f"line {number} has {len(line)} fields of {len(COLUMNS)}")
             content = {name: unescape_formula(field) or None for name, field in zip(COLUMNS, line, strict=True)}
-            records.append(HistoryRecord.model_validate(content))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise _make_damage_error(path, f"line {number}: {first['loc'][0]}: {first['msg']}") from None
+            try:
+                records.append(HistoryRecord.model_validate(content))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                raise ValueError(f"line {number}: {first['loc'][0]}: {first['msg']}") from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path}: {error}; allowed: a history of this version; move it away to begin a new one"
+        ) from None
     return records
-
-
-def _write(path: Path, records: Sequence[HistoryRecord]) -> None:
-    write_csv(path, COLUMNS, ([_format_field(getattr(record, name)) for name in COLUMNS] for record in records))
 
 
 def _format_field(value: str | float | bool | None) -> str | float | None:
     return ("yes" if value else "no") if isinstance(value, bool) else value
-
-
-def _make_damage_error(path: Path, reason: str) -> DataError:
-    return DataError(f"{path}: {reason}; allowed: a history of this version; move it away to begin a new one")
-
-
-def _describe_preflight(results: Results) -> str | None:
-    if results.measurement is None:
-        return None
-    preflight = results.measurement.preflight
-    warnings = [check.name for check in preflight.checks if check.verdict == "warning"]
-    return f"{preflight.verdict}: {', '.join(warnings)}" if warnings else preflight.verdict
-
-
-def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
-    state, figures = cell.standing.state, dict[str, str | float | None]()
-    seconds = cell.speed.step_seconds if cell.speed else None
-    for name, estimate in (("step_seconds", seconds), ("speedup", cell.speedup)):
-        ends = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
-        figures |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-    return figures | {
-        "cell": cell.cell,
-        "world_size": cell.world_size,
-        "gates_passed": state if state == "unproven" else state != "withheld",
-        "num_rounds": results.measurement.num_turns if results.measurement else None,
-        "tokens_per_second": cell.speed.tokens_per_second if cell.speed else None,
-    }

@@ -6,6 +6,7 @@ ideal is taken to grow as its exchange does.
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 from tasks.records.estimate import Estimate
 from tasks.records.facts import Record
@@ -52,30 +53,24 @@ def compute_more_ranks(outputs: Outputs, cells: Sequence[CellResults]) -> list[M
     In strong scaling not beyond a micro-batch per rank.
     """
     params, measurement, results = outputs.params, outputs.measurement, list[MoreRanks]()
-    if measurement is None:
-        return results
-    for link in measurement.links:
-        for cell in cells:
-            name, speedup = cell.cell, cell.speedup
-            if speedup is None or not cell.world_size == link.world_size == params.count_shares(name):
-                continue
-            run, base = outputs.runs[name], params.cells[params.baseline].world_size
-            steps = sum(part.facts.num_steps for part in run.segments)
-            traffic = [kind for part in run.segments for kind in part.facts.traffic.values()]
-            for number in (times * cell.world_size for times in _TIMES):
-                growth = compute_growth(
-                    link, number,
-                    num_messages=sum(kind.number for kind in traffic) / steps,
-                    num_bytes=sum(kind.num_bytes for kind in traffic) / steps,
-                )  # fmt: skip
-                train, is_weak = params.train_of(name), measurement.scaling == "weak"
-                if growth is None or (not is_weak and number * train.micro_batch_size > train.global_batch_size):
-                    break
-                ends = [
-                    carry_on(item, ranks=cell.world_size / base, more=number / base, growth=growth, is_weak=is_weak)
-                    for item in (speedup.value, speedup.low, speedup.high)
-                ]
-                results.append(
-                    MoreRanks(cell=name, world_size=number, speedup=Estimate(value=ends[0], low=ends[1], high=ends[2]))
-                )
+    for link, cell in product(measurement.links if measurement else (), cells):
+        name, speedup, size = cell.cell, cell.speedup, cell.world_size
+        if measurement is None or speedup is None or not size == link.world_size == params.count_shares(name):
+            continue
+        run, base = outputs.runs[name], outputs.baseline.facts.world_size
+        steps, train, is_weak = run.add_up("num_steps"), params.train_of(name), measurement.scaling == "weak"
+        traffic = [kind for part in run.segments for kind in part.facts.traffic.values()]
+        for number in (times * size for times in _TIMES):
+            growth = compute_growth(
+                link, number,
+                num_messages=sum(kind.number for kind in traffic) / steps,
+                num_bytes=sum(kind.num_bytes for kind in traffic) / steps,
+            )  # fmt: skip
+            if growth is None or (not is_weak and number * train.micro_batch_size > train.global_batch_size):
+                break
+            ends = (
+                carry_on(item, ranks=size / base, more=number / base, growth=growth, is_weak=is_weak)
+                for item in (speedup.value, speedup.low, speedup.high)
+            )
+            results.append(MoreRanks(cell=name, world_size=number, speedup=Estimate(*ends)))
     return results

@@ -63,19 +63,14 @@ def draw_badge(state: str, cell: str, baseline: str, speedup: Estimate | None) -
 
 def read_commit() -> str | None:
     """Return the commit, with ` and changes` behind it where tracked files differ; None without git or repository."""
-    commit = _ask_git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return f"{commit} and changes" if _ask_git("status", "--porcelain", "--untracked-files=no") else commit
-
-
-def _ask_git(*words: str) -> str | None:
-    try:
+    answers = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         # Without locks: looking must not disturb a git command of somebody else.
-        result = subprocess.run(
-            ["git", "--no-optional-locks", *words],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return redact(result.stdout.strip())
+        command = ["git", "--no-optional-locks", *words]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            break
+        answers.append(redact(result.stdout.strip()))
+    commit, changes, *_ = [*answers, None, None]
+    return f"{commit} and changes" if changes else commit

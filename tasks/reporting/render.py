@@ -144,20 +144,18 @@ def lay_out(
     heading -> the word that explains it, where that is another; to `words` all of them are added.
     """
     kinds = ["name"] * names + ["figure"] * (len(headings) - names - prose) + ["prose"] * prose
-    columns: list[dict[str, Any]] = []
+    columns, known = list[dict[str, Any]](), as_word or {}
     for place, (heading, kind) in enumerate(zip(headings, kinds, strict=True)):
         if heading in optional and all(row[place] is None for row in rows):
             continue
-        is_name = as_word is not None and heading in as_word
-        shown = heading if is_name else wording.replace_unit(heading, unit)
-        word = as_word[heading] if as_word and is_name else shown
+        shown = heading if heading in known else wording.replace_unit(heading, unit)
+        rule = "--:" if kind == "figure" else "---"
         columns.append(
-            {"place": place, "heading": shown, "word": word, "kind": kind, "rule": "--:" if kind == "figure" else "---"}
+            {"place": place, "heading": shown, "word": known.get(heading, shown), "kind": kind, "rule": rule}
         )
     if rows:
         words.update(column["word"] for column in columns)
-    kept = [[row[column["place"]] for column in columns] for row in rows]
-    values = [[_show_value(value) for value in row] for row in kept]
+    values = [[_show_value(row[column["place"]]) for column in columns] for row in rows]
     is_wordy = prose > 0 or any(len(name) > _LONG_NAME for row in values for name in row[:names])
     return {"columns": columns, "rows": values, "is_wordy": is_wordy}
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,52 +53,44 @@ def judge_lead(result: SearchFile) -> SeedSpread | None:
     """Return what seeds say of the lead; None where no other seed was trained for both."""
     if result.runner_up is None:
         return None
-    pair = (result.best, result.runner_up)
-    others = [
-        [repeat.loss for repeat in result.repeats if repeat.trial == index and repeat.loss is not None]
-        for index in pair
-    ]
+    others, samples = [], []
+    for index in (result.best, result.runner_up):
+        others.append([repeat.loss for repeat in result.repeats if repeat.trial == index and repeat.loss is not None])
+        samples.append([result.trials[index].losses[result.compared_after], *others[-1]])
     if not all(others):
         return None
-    own = [result.trials[index].losses[result.compared_after] for index in pair]
-    samples = [[loss, *more] for loss, more in zip(own, others, strict=True)]
     freedom = sum(map(len, samples)) - 2
     scatter = math.sqrt(sum((len(sample) - 1) * statistics.variance(sample) for sample in samples) / freedom)
     from scipy.stats import t  # here, not above: it takes half a second
 
     reach = float(t.ppf((1 + _SURE) / 2, freedom)) * math.sqrt(2) * scatter
-    means = [statistics.mean(other) for other in others]
-    return SeedSpread(lead=own[1] - own[0], other_lead=means[1] - means[0], scatter=scatter, reach=reach)
+    best, runner_up = map(statistics.mean, others)
+    return SeedSpread(lead=samples[1][0] - samples[0][0], other_lead=runner_up - best, scatter=scatter, reach=reach)
 
 
 def compute_costs(result: SearchFile) -> SearchCosts | str:
     """Return what trials at once and several ranks per trial take, or why that was not measured."""
     if isinstance(result.spread, str):
         return result.spread
-    rungs, at_once = list(_list_rungs(result)), result.asked.at_once
+    at_once, ranks = result.asked.at_once, result.spread.epoch.train_seconds
+
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    for before, after, number in rungs:
-        epochs = result.trials[result.best].epochs[before:after]
-        seconds[min(number, at_once) == 1] += [epoch.train_seconds for epoch in epochs]
+    rungs = []
+    for before, after in pairwise((0, *result.asked.rungs)):
+        number = sum(after in trial.losses for trial in result.trials)
+        is_alone = min(number, at_once) == 1
+        seconds[is_alone] += [epoch.train_seconds for epoch in result.trials[result.best].epochs[before:after]]
+        rungs.append((after - before, number, is_alone))
     if not all(seconds.values()):
         return "no trial ran both beside others and alone"
-    alone, beside, by_ranks = statistics.mean(seconds[True]), statistics.mean(seconds[False]), result.spread.epoch
+    means = {is_alone: statistics.mean(figures) for is_alone, figures in seconds.items()}
     return SearchCosts(
-        beside,
-        alone,
-        by_ranks.train_seconds,
-        sum(
-            -(-number // at_once) * (after - before) * (alone if min(number, at_once) == 1 else beside)
-            for before, after, number in rungs
-        ),
-        sum(number * (after - before) * by_ranks.train_seconds for before, after, number in rungs),
+        beside=means[False],
+        alone=means[True],
+        by_ranks=ranks,
+        all_at_once=sum(-(-number // at_once) * epochs * means[is_alone] for epochs, number, is_alone in rungs),
+        all_by_ranks=sum(number * epochs * ranks for epochs, number, _ in rungs),
     )
-
-
-def _list_rungs(result: SearchFile) -> Iterator[tuple[int, int, int]]:
-    """Yield (epochs before, epochs after, trials) of every rung."""
-    for before, after in zip([0, *result.asked.rungs], result.asked.rungs, strict=False):
-        yield before, after, sum(after in trial.losses for trial in result.trials)
 
 
 def describe_search(result: SearchFile) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.records.facts import Record
-from tasks.records.outputs import Outputs, RunOutputs
+from tasks.records.outputs import Outputs
 
 NEAR_SHARE = 0.005
 """How far above the baseline's last smoothed loss counts as having come there.
@@ -63,27 +63,19 @@ def compute_time_to_loss(outputs: Outputs) -> TimeToLoss | None:
 
     None where a cell has no step with a target.
     """
-    fewest = min(len(run.steps.with_loss) for run in outputs.runs.values())
+    losses = {cell: run.steps.loss[run.steps.with_loss] for cell, run in outputs.runs.items()}
+    fewest = min(map(len, losses.values()))
     if not fewest:
         return None
     window = max(1, min(_MOST_STEPS, fewest // _SHARE_OF_STEPS))
     stated = outputs.params.quality.target_loss
-    last = float(smooth_losses(_select_losses(outputs.baseline), window)[-1])
+    last = float(smooth_losses(losses[outputs.params.baseline], window)[-1])
     target = last * (1 + NEAR_SHARE) if stated is None else stated
     cells = []
     for cell, run in outputs.runs.items():
-        reached = find_first_reached(_select_losses(run), target=target, window=window)
-        index = None if reached is None else int(run.steps.with_loss[reached])
-        cells.append(
-            CellTimeToLoss(
-                cell=cell,
-                step=None if index is None else int(run.steps.step[index]),
-                train_seconds=None if index is None else float(run.steps.seconds[: index + 1].sum()),
-            )
-        )
+        step, seconds = None, None
+        if (reached := find_first_reached(losses[cell], target=target, window=window)) is not None:
+            index = run.steps.with_loss[reached]
+            step, seconds = int(run.steps.step[index]), float(run.steps.seconds[: index + 1].sum())
+        cells.append(CellTimeToLoss(cell=cell, step=step, train_seconds=seconds))
     return TimeToLoss(target_loss=target, is_stated=stated is not None, window_steps=window, cells=cells)
-
-
-def _select_losses(run: RunOutputs) -> NDArray[np.float64]:
-    """Return the losses of the steps that have one."""
-    return run.steps.loss[run.steps.with_loss]

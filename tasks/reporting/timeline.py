@@ -103,7 +103,10 @@ def _list_spans(ranks: Sequence[RankTimeline]) -> Iterator[Span]:
             if place.startswith("host") and began < outer.get(place, 0.0):
                 continue
             outer[place] = began + took
-            spans, from_, to = by_kind.setdefault(_find_kind(name, place), []), start + began, start + began + took
+            kind: Kind = "exchange" if place == "exchange" else "GPU" if place == "device" else "forward and else"
+            if kind == "forward and else" and name.startswith(("autograd::", "Optimizer.step")):
+                kind = "backward" if name.startswith("autograd::") else "update"
+            spans, from_, to = by_kind.setdefault(kind, []), start + began, start + began + took
             if spans and from_ <= spans[-1][1] + last / _MOST_SPANS / 4:
                 spans[-1][1] = max(spans[-1][1], to)
             else:
@@ -111,14 +114,6 @@ def _list_spans(ranks: Sequence[RankTimeline]) -> Iterator[Span]:
         for kind, spans in by_kind.items():
             for from_, to in spans[:_MOST_SPANS]:
                 yield Span(rank=rank, kind=kind, start_seconds=from_ / 1e6, end_seconds=to / 1e6)
-
-
-def _find_kind(name: str, place: str) -> Kind:
-    if place in ("exchange", "device"):
-        return "exchange" if place == "exchange" else "GPU"
-    if name.startswith("autograd::"):
-        return "backward"
-    return "update" if name.startswith("Optimizer.step") else "forward and else"
 
 
 _MOST_READINGS = 240
@@ -155,11 +150,7 @@ def collect_hardware(result: MeasurementFile) -> list[CellHardware]:
     """Return the readings of the blocks that the speedups are of, cell by cell; none of an earlier version's."""
     collected = []
     for arm in result.blocks:
-        readings = [
-            HardwareReading(**block.model_dump(include=set(HardwareReading.model_fields)))
-            for block in arm.blocks
-            if block.started_at is not None
-        ]
+        readings = [HardwareReading.take_from(block) for block in arm.blocks if block.started_at is not None]
         if arm.phase == "speedup" and arm.kind == "as trained" and readings:
             every = -(-len(readings) // _MOST_READINGS)
             collected.append(CellHardware(cell=arm.cell, readings=readings[::every]))

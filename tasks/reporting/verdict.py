@@ -1,6 +1,7 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from tasks.params.choices import read_unit
@@ -81,10 +82,10 @@ def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
 
 def group_undecided(results: Results) -> list[list[CellResults]]:
     """Return the cells that are unproven or withheld, together those over which the same gates decided."""
-    decided: dict[tuple[str, ...], list[CellResults]] = {}
+    decided = defaultdict[tuple[str, ...], list[CellResults]](list)
     for cell in results.cells[1:]:
         if cell.standing.gates and cell.standing.state != "proven":
-            decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
+            decided[cell.standing.state, *cell.standing.gates].append(cell)
     return list(decided.values())
 
 
@@ -99,11 +100,11 @@ def describe_quiet_turns(results: Results) -> str:
 
 def count_passed_gates(results: Results) -> str:
     """Return `21 of 22 gates passed, 1 failed`."""
-    verdicts = [gate.verdict for gate in results.gates]
-    if verdicts.count("passed") == len(verdicts):
-        return f"all {len(verdicts)} gates passed"
-    others = [f"{number} {verdict}" for verdict in ("failed", "not checked") if (number := verdicts.count(verdict))]
-    return f"{verdicts.count('passed')} of {len(verdicts)} gates passed, {', '.join(others)}"
+    verdicts = Counter(gate.verdict for gate in results.gates)
+    if verdicts["passed"] == verdicts.total():
+        return f"all {verdicts.total()} gates passed"
+    others = [f"{verdicts[verdict]} {verdict}" for verdict in ("failed", "not checked") if verdicts[verdict]]
+    return f"{verdicts['passed']} of {verdicts.total()} gates passed, {', '.join(others)}"
 
 
 def make_label(outputs: Outputs) -> str | None:

@@ -30,6 +30,7 @@ from training.process import torch_private
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.step.strategy import find_strategy
+from training.strategies import count_shares
 from training.strategies.ddp import step as ddp
 from training.workloads import causal_lm, find_workload
 
@@ -107,6 +108,15 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             work=memory.work,
             num_parameters=_count_trained(model) if config.adapter else whole,
         )
+
+
+def rehearse_largest_rank(config: TrainingConfig, *, capability: Capability | None) -> RehearsedStep:
+    """Return the step of the rank that takes most: the first, where ranks have rows of their own."""
+    has_own_rows = count_shares(config.strategy, config.world_size, config.options) == config.world_size
+    ranks = range(1 if has_own_rows else config.world_size)
+    return max(
+        (rehearse_step(config, capability=capability, rank=rank) for rank in ranks), key=lambda step: step.total_bytes
+    )
 
 
 def _count_trained(model: nn.Module) -> int:

@@ -45,16 +45,14 @@ class Place:
 def list_places(results: Results) -> list[Place]:
     """Return the cells whose speed and memory were measured and whose gates did not fail, in their order."""
     measurement, places = results.measurement, list[Place]()
-    if measurement is None:
-        return places
-    memory = {item.cell: item.largest for item in measurement.memory}
+    memory = {item.cell: item.largest for item in (measurement.memory if measurement else ())}
+    seconds = 1 / results.baseline.tokens_per_second
     for number, cell in enumerate(results.cells):
         largest = memory.get(cell.cell)
         if largest is None or largest.allocated_gib is None or cell.speed is None or results.is_hidden(cell.cell):
             continue
         if (speedup := cell.speedup) is not None:
-            seconds = 1 / results.baseline.tokens_per_second
-            time = Estimate(value=seconds / speedup.value, low=seconds / speedup.high, high=seconds / speedup.low)
+            time = Estimate(seconds / speedup.value, seconds / speedup.high, seconds / speedup.low)
         else:
             step = cell.speed.step_seconds
             time = step.times(1 / cell.speed.tokens_per_second / step.value)

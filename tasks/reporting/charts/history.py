@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from tasks.process import wording
 from tasks.records.estimate import Estimate
 from tasks.reporting.drawing import MUTED, Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
@@ -46,13 +48,10 @@ def draw(results: Results, axes: Axes) -> None:
         first = points[0][1].value if points else 1.0
         places = [place + 0.06 * number for place, _ in points]
         values = [step.value / first for _, step in points]
-        errors = [
-            [(step.value - step.low) / first for _, step in points],
-            [(step.high - step.value) / first for _, step in points],
-        ]
+        errors = [[abs(end - step.value) / first for end in (step.low, step.high)] for _, step in points]
         axes.errorbar(
-            places, values, yerr=errors, color=select_color(number), linestyle=select_dashes(number), marker="o",
-            markersize=4.5, capsize=3, elinewidth=1.2, label=shorten(cell),
+            places, values, yerr=np.reshape(errors, (-1, 2)).T, color=select_color(number),
+            linestyle=select_dashes(number), marker="o", markersize=4.5, capsize=3, elinewidth=1.2, label=shorten(cell),
         )  # fmt: skip
         texts = [
             f"{cell}, {dates[place]}: {wording.format_duration_with_interval(step)} per step" for place, step in points

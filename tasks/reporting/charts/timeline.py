@@ -27,16 +27,12 @@ def is_shown(results: Results) -> bool:
 
 def describe_chart(results: Results) -> str:
     """Return of every rank how long it exchanged in that step."""
-    item = _select(results)
-    ranks = sorted({span.rank for span in item.spans})
-    texts = []
-    for rank in ranks[:_MOST_RANKS]:
-        seconds = sum(
-            span.end_seconds - span.start_seconds for span in item.spans if (span.rank, span.kind) == (rank, "exchange")
-        )
-        texts.append(f"rank {rank} {wording.format_duration(seconds)}")
-    end = max(span.end_seconds for span in item.spans)
-    whole = wording.format_duration(end)
+    item, seconds = _select(results), dict[int, float]()
+    for span in sorted(item.spans, key=lambda span: span.rank):
+        took = (span.end_seconds - span.start_seconds) * (span.kind == "exchange")
+        seconds[span.rank] = seconds.get(span.rank, 0.0) + took
+    texts = [f"rank {rank} {wording.format_duration(took)}" for rank, took in list(seconds.items())[:_MOST_RANKS]]
+    whole = wording.format_duration(max(span.end_seconds for span in item.spans))
     return f"{item.cell}: {whole} as recorded; exchanging, in part beside computing: {', '.join(texts)}."
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from tasks.gates.correctness import compute_relative_differences
 from tasks.records.evaluation import compute_perplexity
-from tasks.reporting.collect import thin_out_losses
+from tasks.reporting.collect import make_loss_curve
 
 
 def test_perplexity_too_large_for_a_float_is_none() -> None:
@@ -17,7 +17,7 @@ def test_relative_differences_of_equal_zeros_are_zero() -> None:
 
 
 def test_a_long_curve_is_thinned_to_means_of_neighbouring_steps() -> None:
-    steps = np.array([1, 2, 3])
-    losses = np.array([3.0, 5.0, 9.0])
-    assert thin_out_losses(steps, losses, max_points=2) == (2, [2, 3], [4.0, 9.0])
-    assert thin_out_losses(steps[:2], losses[:2], max_points=2) == (1, [1, 2], [3.0, 5.0])
+    steps, losses = np.array([1, 2, 3]), np.array([3.0, 5.0, 9.0])
+    for number, thinned in ((3, (2, [2, 3], [4.0, 9.0])), (2, (1, [1, 2], [3.0, 5.0]))):
+        curve = make_loss_curve("one", steps[:number], losses[:number], max_points=2)
+        assert (curve.steps_per_point, curve.steps, curve.losses) == thinned

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.params import Params
 from tasks.rehearsal.cards import CARDS, GIB
-from tasks.rehearsal.cell import find_remedies, judge_fit
+from tasks.rehearsal.cell import compute_missing_gib, find_remedies
 from tasks.rehearsal.inputs import Inputs
 from tests.tracked_run import PARAMS
 from training.config import TrainingConfig
@@ -30,9 +30,8 @@ def config(tmp_path: Path) -> TrainingConfig:
 
 
 def test_5_percent_in_pieces_and_1_gib_of_cuda_have_to_fit_too() -> None:
-    assert judge_fit(_step(18.0), _CARD).missing_gib == 0
-    assert judge_fit(_step(18.0), _CARD).needed_gib == pytest.approx(19.9)
-    assert judge_fit(_step(18.5), _CARD).missing_gib == pytest.approx(1.05 * 18.5 + 1 - 20)
+    assert compute_missing_gib(_step(18.0), _CARD) == 0
+    assert compute_missing_gib(_step(18.5), _CARD) == pytest.approx(1.05 * 18.5 + 1 - 20)
 
 
 def _rehearse(config: TrainingConfig) -> RehearsedStep:
