@@ -162,8 +162,8 @@ def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bare_name_is_a_run_that_waits_and_the_progress_of_the_one_that_trains_is_an_artifact(served: Served) -> None:
-    (run,) = served.runs("RUNNING")
+def test_a_bare_name_is_a_run_that_waits(served: Served) -> None:
+    assert len(served.runs("RUNNING")) == 1
     # Its runs come while this one trains, one every five seconds.
     often = [{"schedule": {"cron": "* * * * * */5", "timezone": "UTC"}, "active": True}]
     (rebench,) = [one for one in served.api.ask("deployments/filter") if one["name"] == "rebench"]
@@ -176,22 +176,10 @@ def test_a_bare_name_is_a_run_that_waits_and_the_progress_of_the_one_that_trains
         seconds=60,
         what="it waits",
     )
-    wait_for(lambda: _progress_of(served, run), seconds=120, what="the progress is shown")
-    before = _progress_of(served, run)[0]
-    wait_for(lambda: _progress_of(served, run)[0] > before, seconds=120, what="it goes on")
-    assert 0 < _progress_of(served, run)[0] <= round(served.training.last_step() / 100, 1)
-
     refused = served.type("python -m flows")
     (line,) = refused.stderr.splitlines()
     assert refused.returncode == 4
     assert line.startswith("ddp-compare: a comparison runs in this folder already: a flow run of Prefect, pid ")
-
-
-def _progress_of(served: Served, run: dict[str, Any]) -> list[float]:
-    found = served.api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
-    return [
-        artifact["data"] for artifact in found if (artifact["type"], artifact["key"]) == ("progress", "train-2proc")
-    ]
 
 
 def _overdue(served: Served) -> list[dict[str, Any]]:

@@ -21,6 +21,11 @@ PARAMS: dict[str, dict[str, Any]] = {
         "dataset": {"source": "builtin:docstrings"},
         "train": {"seq_len": 64},
     },
+    "instruction": {
+        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+        "dataset": {"source": "builtin:instructions", "template": "dolly"},
+        "train": {"seq_len": 64},
+    },
     "sequence_classification": {
         "model": {"source": "builtin:tiny-modernbert", "name": "tiny"},
         "dataset": {"source": "builtin:docstrings", "label": "package"},
@@ -38,7 +43,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 def write_model(workload: str, folder: Path, *, seed: int) -> None:
     """Write a base model of random weights."""
-    if workload == "causal_lm":
+    if workload in ("causal_lm", "instruction"):
         make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=128, seed=seed)
     elif workload == "sequence_classification":
         make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
@@ -51,9 +56,11 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
     if workload == "image_classification":
         make_image_slice(folder, num_rows=num_rows, size=_IMAGE_SIZE, first_row=first_row)
         return
+    # Shorter than any seq_len of the museum: the stage `slice` leaves out a row whose prompt is not.
+    longest_prompt = 16 if workload == "instruction" else 0
     make_slice(
-        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=min_len,
-        max_len=64, first_row=first_row, seed=seed,
+        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=max(min_len, 2) if longest_prompt else min_len,
+        max_len=64, first_row=first_row, seed=seed, longest_prompt=longest_prompt,
         num_classes=_NUM_CLASSES if workload == "sequence_classification" else 0,
     )  # fmt: skip
 
