@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.config import TrainingConfig
-from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
-from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
+from training.config import SegmentConfig, TrainingConfig
+from training.data.batches import MicroBatch, prefetch_micro_batches
+from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error
 from training.model.layers import explain_failed_compilation
@@ -93,6 +93,8 @@ def train(
                 before = config.segments[index - 1]
                 drift = store.version_drift(store.locate_finished(before))
                 store.load_finished(before, strategy, facts)
+            _warm_up(launch, strategy, segment)
+            # Only now: a warm-up is to change nothing. What a partial checkpoint holds is loaded after it.
             start = strategy.digest()
             record = SegmentRecord(
                 segment=segment,
@@ -138,8 +140,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         )  # fmt: skip
 
     steps = range(record.counters.num_steps + 1, plan.num_steps + 1)
-    if steps:
-        _warm_up(launch, strategy, plan, source)
+    end = None
     divergence = DivergenceRule()
     for line in record.earlier_lines:
         divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
@@ -168,12 +169,14 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_evaluated = heldout.is_due(step)
         is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0
-        is_log_point |= updates.is_due(segment_step) or updates.is_due(segment_step + 1)
+        is_log_point |= updates.is_due(segment_step)
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
             heartbeat.enter(StepSection.COLLECTIVE)
             with window.time_computation():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
+            # What is checked is not to be another step than those between two log points.
+            updates.begin(segment_step + 1, pause=window.pause)
             continue
 
         # ---------------------------------------------------- log point: the clock stands still from here on
@@ -181,6 +184,13 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         with _name_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
             facts = window.close(forgives_overflow=strategy.replica.may_overflow)
         record.mark_exchanges(ranks, num_steps=segment_step)
+        spent = record.counters.check_seconds
+        # Before anything else is done: what changes the state between two steps belongs to the update of the second,
+        # and after the last one to nothing that may be saved.
+        updates.end(segment_step, facts[-1])
+        updates.begin(segment_step + 1)
+        end = strategy.digest() if is_last else None
+        spent = record.counters.check_seconds - spent
         if is_evaluated:
             facts[-1] = _evaluate(launch, strategy, record, heldout, facts[-1])
         for line in record.add(facts):
@@ -188,18 +198,17 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
             divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
         record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
-        record.counters.log_seconds += time.perf_counter() - window.closed_at - (facts[-1].heldout_seconds or 0.0)
-        updates.end(segment_step, line)
+        spent += facts[-1].heldout_seconds or 0.0
+        record.counters.log_seconds += time.perf_counter() - window.closed_at - spent
         stop_code = ranks.highest(launch.stop.exit_code)
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
             raise make_stopped_error(stop_code, before_step=step + 1)
-        updates.begin(segment_step + 1)
         window.open()
         # ---------------------------------------------------- the clock runs again
 
-    facts_of_segment = _finish(launch, strategy, record)
+    facts_of_segment = _finish(launch, strategy, record, end or strategy.digest())
     heartbeat.rest()
     return facts_of_segment
 
@@ -221,9 +230,11 @@ def _evaluate(
     )
 
 
-def _warm_up(launch: TrainingLaunch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:
+def _warm_up(launch: TrainingLaunch, strategy: Strategy, segment: SegmentConfig) -> None:
     """Warm up with the segment's largest micro-batch: if there is too little memory, it shows right away."""
     config, started = launch.config, time.perf_counter()
+    source = open_training_rows(launch.workload, config, segment)
+    plan = make_segment_plan(source, config, segment)
     largest = plan.step(plan.find_largest_step())
     micro_batch = make_micro_batch(source, largest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     with explain_failed_compilation():
@@ -304,12 +315,11 @@ def _save_partial(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     )
 
 
-def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
-    """Prove that all copies of the state are the same, then save the segment; return its segment.json."""
+def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, end: Digests) -> dict[str, Any]:
+    """Prove that all copies of the state at its `end` are the same, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
     launch.heartbeat.enter(StepSection.CHECKPOINT)
     _note_peak_memory(ranks, record)
-    end = strategy.digest()
     _require_same_state(end, f"{record.segment.range} epoch {record.segment.epoch}")
     record.file_away(ranks, everything=True)
     devices = ranks.gather_values(collect_device_facts(ranks.device))

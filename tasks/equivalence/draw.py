@@ -13,7 +13,7 @@ class Drawn(NamedTuple):
     """Steps of a segment, from 1."""
 
     required: list[int]
-    """Two of them, the first of the run, the last of the run."""
+    """Of them one that chance alone chose, two in all, the first of the run, the last of the run."""
     optional: list[int]
     """The others, left out where checking takes long."""
 
@@ -37,6 +37,7 @@ def draw_updates(names: Sequence[str], num_steps: Sequence[int], *, updates: int
         order = (np.random.default_rng([seed, number]).permutation(size) + 1).tolist()
         fixed = [1] * (place == 0) + [size] * (place == last)
         chosen = list(dict.fromkeys([*fixed, *order]))[:share]
-        most = max(_FEWEST_OF_SEGMENT, len(set(fixed)))
+        # Where checks take long these are all that is made: not those alone that anybody knows beforehand.
+        most = max(_FEWEST_OF_SEGMENT, len(set(fixed)) + 1)
         results.append(Drawn(sorted(chosen[:most]), sorted(chosen[most:])))
     return results

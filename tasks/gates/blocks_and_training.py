@@ -91,12 +91,13 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
                 cell=cell, change=change,
             )
         )  # fmt: skip
-    if min(len(mine), len(its)) < _FEWEST_PARTS:
+    if (steps := min(len(mine), len(its))) < _FEWEST_PARTS:
         return make_unchecked_finding(
             explain(
                 "too_few_steps",
-                "{cell}: the whole training has {steps} steps, too few to hold the measured speedup against",
-                cell=cell, steps=len(mine),
+                "{cell}: the late half of {short}'s training has {steps} steps without others on the CPUs, too few to "
+                "hold the measured speedup against; train longer, or on an idle machine",
+                cell=cell, short=cell if len(mine) == steps else first, steps=steps,
             )
         )  # fmt: skip
     ratio = float(its.mean() / mine.mean())

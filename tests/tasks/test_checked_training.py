@@ -13,7 +13,7 @@ from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.project import Size, change_params, copy_project, make_project, patch_project, start_training
 from tests.museum.stage_process import StageFailedError
-from tests.tasks.wrong_updates import WRONG
+from tests.tasks.wrong_updates import BETWEEN, WRONG
 from tests.training.replays import list_verdicts
 
 pytestmark = pytest.mark.slow
@@ -41,9 +41,14 @@ def train(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
 
 def checked(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
     """Return what was found of a trained cell's updates."""
-    entries = json.loads((project / "data/runs" / cell / "run.json").read_bytes())["segments"]
-    folders = [project / "data/runs" / cell / one["folder"] for one in entries]
-    return [one for part in folders for one in json.loads((part / "segment.json").read_bytes())["checked_updates"]]
+    return [one for facts in read_facts(project, cell) for one in facts["checked_updates"]]
+
+
+def read_facts(project: Path, cell: str = "2proc") -> list[dict[str, Any]]:
+    """Return the facts of a trained cell's segments."""
+    run = project / "data/runs" / cell
+    entries = json.loads((run / "run.json").read_bytes())["segments"]
+    return [json.loads((run / one["folder"] / "segment.json").read_bytes()) for one in entries]
 
 
 @pytest.mark.parametrize("cell", ["1proc", "2proc"])
@@ -74,6 +79,23 @@ def test_a_defect_that_begins_late_is_seen_and_its_cause_is_named(
         one["step"] for one in found if one["step"] >= first
     }
     assert cause in next(one["problem"] for one in found if one["verdict"] == "failed")
+
+
+@pytest.mark.parametrize("key", [None, *BETWEEN])
+def test_what_changes_the_state_where_no_step_does_breaks_the_chain_of_segments(project: Path, key: str | None) -> None:
+    if key:
+        patch_project(project, f"tests.tasks.wrong_updates:{key}")
+    train(project)
+    first, second = read_facts(project)
+    assert (second["start_checksum"] == first["parameter_checksums"][0]) is (key is None)
+
+
+def test_what_is_wrong_between_two_log_points_is_seen(project: Path) -> None:
+    change_params(project, {"train.log_every_steps": 10})
+    patch_project(project, "tests.tasks.wrong_updates:gradient dropped at log points alone")
+    found = train(project)
+    # Those that begin behind a log point pass.
+    assert sum(one["verdict"] == "failed" for one in found) >= 6
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

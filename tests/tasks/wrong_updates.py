@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+from typing import Any
 
 from tests.mutants.patching import Patch
 
@@ -81,4 +82,51 @@ LATE = {
     "no update": Patch(_UPDATE, _make_no_update),
 }
 """What is tried from a late step on."""
-PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE).items()}
+
+
+def _round_weights(of, *given):
+    """Round the weights of a strategy that is given, or of a launch's, to 16 bit."""
+    import torch
+
+    found = of(*given)
+    for replica in [part.replica for part in given if hasattr(part, "replica")]:
+        with torch.no_grad():
+            for part in replica.parameters:
+                part.copy_(part.bfloat16().float())
+    return found
+
+
+def _round_first(of, *given, **named):
+    _round_weights(lambda *_: None, *given)
+    return of(*given, **named)
+
+
+_kept: list[bool] = []
+_drops: list[Any] = []
+
+
+def _while_kept(of, *given):
+    _kept.append(True)
+    try:
+        return of(*given)
+    finally:
+        _kept.pop()
+
+
+def _drop_when_opened(of, launch, strategy, record):
+    _drops[:] = [strategy.replica.drop_gradient]
+    return of(launch, strategy, record)
+
+
+BETWEEN = {
+    "weights rounded in the warm-up": Patch("training.loop:_warm_up", _round_weights),
+    "weights rounded before they are saved": Patch("training.loop:_finish", _round_first),
+}
+"""What changes the state where no step does."""
+PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE | BETWEEN).items()}
+PATCHES["gradient dropped at log points alone"] = [
+    Patch("training.step.replica:Replica.step", _while_kept),
+    Patch("training.step.replica:Replica.drop_gradient", lambda of, replica: None if _kept else of(replica)),
+    Patch("training.loop:train_segment", _drop_when_opened),
+    Patch("training.record.window:Window.open", lambda of, window: (of(window), [drop() for drop in _drops])[0]),
+]

@@ -54,6 +54,10 @@ class Pace:
         self._spans: list[tuple[Any, Any]] = []
         self._began = self._last_backward = self._clock.mark()
 
+    def go_on(self) -> None:
+        """Have the next step begin now, and keep what was noted."""
+        self._began = self._clock.mark()
+
     def enter(self, section: StepSection) -> None:
         """Note what matters of the rank's way through a step."""
         if section is StepSection.BACKWARD:
@@ -138,6 +142,18 @@ class Window:
         started = time.perf_counter()
         yield
         self._computed += time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let the clock stand between two steps, once the device has done the first of them."""
+        with self.time_computation():
+            self._ranks.synchronize()
+        stopped = time.perf_counter()
+        yield
+        gone = time.perf_counter() - stopped
+        self._started += gone
+        self._seen += gone
+        self.pace.go_on()
 
     def add(
         self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,

@@ -5,10 +5,12 @@ into every checkpoint: what is killed between keeping and replaying is trained, 
 one update is on disk at a time, and the step itself runs as any other.
 """
 
+import contextlib
 import json
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from training.process.events import EventStream
 from training.process.files import make_folder, write_json
 from training.process.heartbeat import Heartbeat, StepSection
 from training.record.segment import SegmentRecord
+from training.record.window import StepFacts
 from training.step.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -60,10 +63,18 @@ class UpdateKeeper:
         """Return whether the update of this step is to be checked."""
         return step in self._record.segment.checked_steps or step in self._record.segment.optional_steps
 
-    def begin(self, step: int) -> None:
-        """Keep the state before the step, if it is to be checked; note why not where it cannot be."""
-        if not self.is_due(step):
-            return
+    def begin(
+        self, step: int, *, pause: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
+        """Keep the state before the step, if it is to be checked; note why not where it cannot be.
+
+        `pause`: while in it the clock stands, if it would not anyway.
+        """
+        if self.is_due(step):
+            with pause():
+                self._begin(step)
+
+    def _begin(self, step: int) -> None:
         started = time.perf_counter()
         self._heartbeat.enter(StepSection.CHECKPOINT)
         problem = self._ranks.ask_first_rank(partial(self._find_obstacle, step)) or self._keep(BEFORE)
@@ -72,10 +83,10 @@ class UpdateKeeper:
             self._note(step, {"verdict": "not checked", "problem": problem})
         self._record.counters.check_seconds += time.perf_counter() - started
 
-    def end(self, step: int, line: dict[str, Any]) -> None:
+    def end(self, step: int, fact: StepFacts) -> None:
         """Keep the state after the step if that before it was, and wait until the stage has replayed the update.
 
-        `line`: the step as it is logged.
+        `fact`: the step as it is logged.
         """
         if self._kept != step:
             return
@@ -83,7 +94,9 @@ class UpdateKeeper:
         self._heartbeat.enter(StepSection.CHECKPOINT)
         copies = self._strategy.digest()
         facts = {
-            **{key: line[key] for key in ("step", "loss", "grad_norm")},
+            "step": fact.step,
+            "loss": fact.loss_sum / max(fact.num_targets, 1),
+            "grad_norm": fact.grad_norm,
             "copies": {"parameters": copies.parameters, "optimizer states": copies.optimizer},
         }
         problem = self._keep(AFTER)
@@ -152,6 +165,8 @@ class UpdateKeeper:
 
     def _note(self, step: int, result: dict[str, Any]) -> None:
         run_step = self._record.first_step + step - 1
-        self._record.counters.checked_updates.append({**result, "step": run_step})
+        # A checkpoint may have been made between the note and the step, which is then begun once more.
+        others = [item for item in self._record.counters.checked_updates if item["step"] != run_step]
+        self._record.counters.checked_updates = [*others, {**result, "step": run_step}]
         if result["verdict"] != "passed":
             _log.warning("the update of step %d: %s: %s", run_step, result["verdict"], result["problem"])

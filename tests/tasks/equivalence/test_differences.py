@@ -55,3 +55,17 @@ def test_what_is_no_number_is_as_far_as_can_be(value: float) -> None:
 def test_where_nothing_should_change_it_is_relative_to_what_is_there() -> None:
     assert _differ([2.0 + 2**-20], [2.0], [2.0]).relative_l2 == pytest.approx(2**-21)
     assert _differ([1.0], [0.0], [0.0]).relative_l2 == 1.0
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_weight_decay_of_a_norm_is_seen_among_millions_of_right_numbers(decay: float) -> None:
+    chance, rate, found = torch.Generator().manual_seed(1), 2e-5, Differences()
+    for number in range(3):
+        start = 0.02 * torch.randn(2_000_000, generator=chance)
+        end = start.double() - rate * torch.randn(2_000_000, generator=chance).sign()
+        found.add(f"matrix {number}", end.float(), end, since=start)
+    start = torch.ones(64)
+    found.add("norm", ((1 - rate * decay) * start.double() - rate).float(), start.double() - rate, since=start)
+    assert found.relative_l2 < MARGIN * FP32_EPS + 2 * found.rounding
+    compared = found.compare_rounded()
+    assert (compared.difference > compared.tolerance, compared.largest_in == "norm") == (decay > 0, decay > 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.equivalence import compute_probability
+from tasks.gates.equivalence import check_update_equivalence, compute_probability
 from tasks.records.gate import Gate
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
@@ -35,7 +35,7 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(
     results, gate = results_of(tmp_path, params)
     assert [(one.cell, one.code) for one in gate.findings] == [("1proc", "passed"), ("2proc", "passed")]
     wanted = {
-        "checked": 4, "drawn": 4, "steps": 4, "probability": 1 - 0.75**4, "gradient_difference": 5e-8,
+        "checked": 4, "drawn": 4, "steps": 4, "probability": 1.0, "gradient_difference": 5e-8,
         "gradient_noise_floor": 2e-7, "gradient_tolerance": 2e-6, "weights_difference": 3e-7, "weights_tolerance": 4e-6,
     }  # fmt: skip
     assert gate.findings[1].numbers | wanted == gate.findings[1].numbers
@@ -43,6 +43,16 @@ def test_right_updates_pass_with_their_number_and_what_they_would_have_seen(
     assert [(one.cell, one.compared, one.num_checked) for one in results.equivalence] == [
         (cell, kind, 4) for cell in ("1proc", "2proc") for kind in ("gradient", "weights")
     ]
+
+
+def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path: Path, params: dict[str, Any]) -> None:
+    # Of 100 steps the first four are checked, three of which by chance.
+    for part in ("0-8", "8-16"):
+        edit_segment(tmp_path, "2proc", part, num_steps=50)
+    finding = check_update_equivalence(outputs_of(tmp_path, params), "2proc")
+    assert (finding.verdict, finding.numbers["probability"]) == ("passed", 1 - 0.75**3)
+    edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
+    assert check_update_equivalence(outputs_of(tmp_path, params), "2proc").verdict == "not checked"
 
 
 def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
