@@ -17,7 +17,7 @@ from tasks.data.builtin.tiny_models import write_tiny_qwen2
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.process.failure import DataError
-from tasks.reporting import data_files
+from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
 from tests.conftest import PROJECT
@@ -169,3 +169,24 @@ def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, t
     assert len({len(row) for row in rows}) == 1
     names = {row[0] for row in rows[1:]}
     assert names == {NAMES["1proc"], "'" + NAMES["2proc"]}
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start: str) -> None:
+    for text in (f"{start}1", f"'{start}1", "a=b", "'quoted'", ""):
+        written = data_files.escape_formula(text)
+        assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert data_files.unescape_formula(written) == text
+
+
+def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
+    results = collect_results(outputs)
+    records = history_file.make_records(results, outputs)
+    changed = [records[0].model_copy(update={"cpu": "=HYPERLINK(1)", "cell": "@a|b", "name": "-x"})]
+    monkeypatch.setattr(history_file, "make_records", lambda *_: changed)
+    history_file.add_history(results, outputs, tmp_path / "history.csv")
+    with (tmp_path / "history.csv").open(newline="") as file:
+        fields = [field for line in list(csv.reader(file))[1:] for field in line]
+    assert not [field for field in fields if field.startswith(("=", "+", "-", "@"))]
+    assert history_file.read_history(tmp_path / "history.csv") == changed

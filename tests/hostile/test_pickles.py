@@ -1,7 +1,11 @@
 """No pickle is ever executed: every payload touches a canary if it is, and the canary is never there."""
 
 import json
+import os
 import pickle
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +20,15 @@ from tasks.data.row_tokenizer import load_tokenizer
 from tasks.data.sources.models import store_model
 from tasks.data.sources.row_store import store_rows
 from tasks.params.sources import DatasetParams, ModelParams
-from tasks.process.failure import DataError
+from tasks.process.failure import DataError, ExitCode
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
-from tests.tiny import make_tiny_model
+from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.batches import open_slice
 from training.model.weights import load_tensors
 from training.process.failure import BadCheckpointError
+from training.process.files import digest_file, digest_json, write_json
 from training.record.ledger_file import LedgerFile
+from training.state.receipt import RECEIPT
 
 GOOD = {"weight": torch.arange(6.0)}
 
@@ -38,6 +44,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CHECKPOINTS: dict[str, Callable[[Any], bytes]] = {
     "os.system for a tensor": lambda call: saved({"weight": call("system")}),
     "builtins.eval for a tensor": lambda call: saved({"weight": call("eval")}),
+    "builtins.exec for the whole": lambda call: saved(call("exec")),
     "nested in the optimizer's state": lambda call: saved(
         {"optimizer": {"state": {0: {"step": torch.tensor(1.0), "exp_avg": [(call("nested"),)]}}}, **GOOD}
     ),
@@ -48,6 +55,8 @@ CHECKPOINTS: dict[str, Callable[[Any], bytes]] = {
     "in the form before torch 1.6": lambda call: saved_as_before({"weight": call("eval")}),
     "in a tar": lambda call: in_tar({"weight": call("eval")}),
     "a bare pickle": lambda call: plain({"weight": call("system")}),
+    "a bare pickle of protocol 5": lambda call: pickle.dumps(call("eval"), protocol=5),
+    "the metadata of a distributed checkpoint": lambda call: plain({"state_dict_metadata": call("eval")}),
 }
 
 
@@ -141,4 +150,45 @@ def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind: str
     (model / "tokenizer_config.json").write_text(json.dumps(own if kind in ("tokenizer code", "both") else {}))
     with pytest.raises(DataError):
         load_tokenizer(store_model(ModelParams(source="path:model", name="own")))
+    assert not canary.exists()
+
+
+def _launch(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one rank to its end, as torchrun would start it."""
+    write_json(folder / "config.json", config)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment = {**os.environ, **rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "training", "--config", str(folder / "config.json")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def _forge_receipt(folder: Path) -> None:
+    """Make the receipt true of what is in the folder now, as whoever wrote the payload would."""
+    receipt = json.loads((folder / RECEIPT).read_text())
+    del receipt["digest"]
+    for name in receipt["files"]:
+        file = folder / name
+        receipt["files"][name] = {"sha256": digest_file(file), "num_bytes": file.stat().st_size}
+    write_json(folder / RECEIPT, {**receipt, "digest": digest_json(receipt)})
+
+
+@pytest.mark.slow
+def test_a_training_that_meets_a_payload_ends_with_3_whatever_its_receipt_says(canary: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    slices = [make_slice(tmp_path / str(row), num_rows=8, first_row=row) for row in (0, 8)]
+    config = make_config(tmp_path / "work", model, slices)
+    done = _launch({**config, "segments": config["segments"][:1]}, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (segment,) = (tmp_path / "work" / "segments").iterdir()
+    # The weights are loaded before it, by the same function.
+    state = load_tensors(segment / "state.pt")
+    (segment / "state.pt").write_bytes(saved({**state, "rng": touching(canary)}))
+    _forge_receipt(segment)
+    done = _launch(config, tmp_path)
+    assert done.returncode == ExitCode.DATA, done.stderr
+    assert "state.pt: not loadable" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not canary.exists()

@@ -4,6 +4,7 @@ And the flow when something around it goes away: the shell, DVC, the Prefect ser
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,10 +28,19 @@ from tests.processes import find, left_of, new_mark, none_left_of
 
 pytestmark = pytest.mark.slow
 
-_SOON = {"PREFECT_RUNNER_POLL_FREQUENCY": "1", "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
-"""Server and runner look around as often, in place of every 60 and 10 seconds."""
 _SECONDS_TO_BE_GONE = 60.0
 """By itself a training goes on for many minutes, and who serves it for ever."""
+_SOON = {"PREFECT_RUNNER_POLL_FREQUENCY": "1", "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
+"""Server and runner look around as often, in place of every 60 and 10 seconds."""
+_NOBODY = 65534
+_POST = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
+try:
+    print(urllib.request.urlopen(request, timeout=60).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,26 @@ def _weekdays_at_three(served: Served) -> set[int]:
     return {start.weekday() for start in starts if (start.hour, start.minute) == (3, 0)}
 
 
+def test_another_user_reads_and_starts_nothing(served: Served, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to become another user")
+    folder = served.toy.folder
+    os.chmod(folder.parent, 0o755)
+    evil = {"job_variables": {"command": f"touch {tmp_path}/ran"}, "state": {"type": "SCHEDULED"}}
+    deployment = next(str(one["id"]) for one in served.api.ask("deployments/filter") if one["name"] == "ddp-compare")
+    as_nobody = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+    posted = subprocess.run(
+        [*as_nobody, "/usr/bin/env", "python3", "-c", _POST,
+         f"{served.api.url}/deployments/{deployment}/create_flow_run", json.dumps(evil)],
+        cwd="/", env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert posted.stdout.strip() in ("401", "403")
+    for file in ("server.env", "prefect.db"):
+        read = subprocess.run([*as_nobody, "cat", folder / ".prefect" / file], capture_output=True, check=False)
+        assert read.returncode != 0, file
+    assert [run for run in served.api.ask("flow_runs/filter") if not run["auto_scheduled"]] == []
+
+
 def test_no_stranger_and_no_page_of_another_site_is_answered_and_the_secret_is_in_private_files_alone(
     served: Served,
 ) -> None:
@@ -156,6 +186,12 @@ def test_a_second_server_of_the_project_or_of_its_port_is_refused_in_one_line(se
 def test_run_that_brings_a_command_or_an_environment_runs_the_comparison_alone(served: Served, tmp_path: Path) -> None:
     served.toy.executed()
     brought = {"command": f"touch {tmp_path}/ran", "env": {"TOY_FAILS": "fingerprint:3"}, "working_dir": "/"}
+    run = served.create_run(parameters={"cmd": "id"})
+    wait_for(
+        lambda: served.api.read(f"flow_runs/{run['id']}")["state_type"] in ("FAILED", "CRASHED"),
+        seconds=240, what="a run with another parameter has failed",
+    )  # fmt: skip
+    assert served.toy.executed() == []
     run = served.create_run(job_variables=brought)
     assert served.wait_for_running()["id"] == run["id"]
     assert served.toy.executed() == ["fingerprint", "train@2proc"]
