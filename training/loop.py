@@ -100,7 +100,7 @@ def train(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
                 num_steps=num_steps[index],
-                # Of what it does begin with, for a gate to hold against what it should begin with.
+                # Of the state as it is: a gate compares it with what it should be.
                 counters=Counters(
                     started_at=format_utc_time(),
                     start_checksum=start.parameters[0],
@@ -248,9 +248,9 @@ def _warm_up(launch: TrainingLaunch, strategy: Strategy, segment: SegmentConfig)
 def _name_culprits(
     ranks: Ranks, strategy: Strategy, micro_batches: list[MicroBatch], *, step: int, num_targets: int
 ) -> Iterator[None]:
-    """Have a gradient of this step that is not finite say where it comes from: after the exchange it is all ranks'.
+    """On a gradient that is not finite, name the ranks that it comes from: after the all-reduce all ranks have it.
 
-    Each rank computes its own once more; the update of the step has changed nothing.
+    Each rank computes its own gradient once more; the step has updated nothing.
     """
     try:
         yield

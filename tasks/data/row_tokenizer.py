@@ -93,7 +93,7 @@ class RowTokenizer:
         """Return what the tokenizer makes of each; `is_framed`: with what it puts around a text."""
         seconds = _SECONDS_OF_A_BATCH + sum(map(len, texts)) / _CHARACTERS_PER_SECOND
         what = f"tokenizer of the base model, rows {row_ids[0]} to {row_ids[-1]}" if row_ids else "tokenizer"
-        remedy = "its tokenizer.json has a pattern that these texts are too much for: use another one or other rows"
+        remedy = "its tokenizer.json has a pattern too hard for these texts: use another tokenizer or other rows"
         with bound_native_code(what, seconds=seconds, remedy=remedy):
             encodings: list[Any] = self.backend.encode_batch_fast(texts, add_special_tokens=is_framed)
         for row_id, encoding in zip(row_ids or itertools.repeat("of a tokenizer"), encodings, strict=False):

@@ -39,7 +39,7 @@ class Check:
     find: Callable[[Outputs, str], Finding | None]
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
-    """Whether a cell with several ranks is `not checked` where nothing is found: this shows that they train as one."""
+    """Whether a cell with several ranks is `not checked`, not left out, where `find` returns None."""
     spares_throughput: bool = False
     """Whether a figure per unit of work may still be shown where this gate fails."""
 
@@ -191,7 +191,7 @@ def check_gates(outputs: Outputs) -> list[Gate]:
         gates.append(Gate(name=check.name, question=check.question, findings=findings))
 
     def drop_untrue_figure(finding: CellFinding) -> CellFinding:
-        """Return it without the figure per unit of work where another gate leaves nothing of that."""
+        """Return it without `true_figure` where another failed gate makes the throughput of that cell meaningless."""
         mine = {name for cell, name in failed if cell in (outputs.params.baseline, finding.cell)}
         return finding if mine <= _SPARE_THROUGHPUT else finding.model_copy(update={"true_figure": None})
 

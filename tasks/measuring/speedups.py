@@ -32,8 +32,8 @@ _TURNS = 4
 _MOST_TURNS = 12
 """Of a launch: where so few are quiet that it has not enough by then, another one is as good."""
 _MOST_TURNS_LATE = 3
-"""The same once the time is spent, for each quiet one that it needs: a few turns more cost less than to have taken all
-those before them for no interval."""
+"""Turns of a launch for each quiet one that it needs, once `max_seconds` are spent: a few more cost less than no
+interval."""
 
 
 class TimedBench(Protocol):
@@ -105,8 +105,8 @@ def measure_speedups(
 ) -> Speedups:
     """Measure how many times as fast as the first arm the others are; their ranks have been started and built.
 
-    `half_width`: relative, of the widest interval. `max_seconds`: a launch is not begun that would, at the mean of
-    those before, end after it; three are made anyway. `burn_in_seconds`: of each launch, before turns
+    `half_width`: relative, of the widest interval. `max_seconds`: no launch begins that would end later, at the mean
+    seconds of those before; three run in any case. `burn_in_seconds`: of each launch, before turns
     count. `of`: seconds of a unit of work. `advance` is told of blocks that have run.
     """
     speedups = Speedups(baseline=arms[0].name, most_share=most_share)

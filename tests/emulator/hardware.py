@@ -105,7 +105,7 @@ def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run:
 @_replace(timed_blocks.BlockRunner, "sweep")
 def _sweep(of: Callable[..., Any], blocks: Any, variant: Any, **named: Any) -> dict[str, Any]:
     """Sleep for the seconds of an all-reduce."""
-    config: TrainingConfig = blocks._config
+    config: TrainingConfig = blocks.config
     if config.workload != WORKLOAD:
         found: dict[str, Any] = of(blocks, variant, **named)
         return found

@@ -186,8 +186,8 @@ class Ddp(Strategy):
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
         super().warm_up(micro_batch)
-        # From here on DDP times no step by itself: in each that it does, the host waits for what the one before it
-        # recorded. It notes its final buckets in a step that it times.
+        # Past the first steps, which DDP always times: the host waits in each for the events of the one before. Once it
+        # is to be timed, so that the rebuilt buckets are noted.
         self._wrapped.logger.set_runtime_stats_and_log()
         for _ in range(_TIMED_ANYWAY):
             self._wrapped.reducer.prepare_for_forward()
@@ -228,7 +228,7 @@ class Ddp(Strategy):
 
 
 def _count(sent: Sent, hook: GradientHook) -> GradientHook:
-    """Return the hook, with what it is given counted: DDP keeps a hook alive for ever, and must not keep a Ddp."""
+    """Return the hook with its bytes counted. No method: DDP never releases its hook, which would keep a Ddp."""
 
     def count(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         sent.count(ALL_REDUCE, bucket.buffer())
