@@ -17,6 +17,7 @@ _FORBIDDEN = re.compile(
     r"(c?pickle|_pickle|dill|cloudpickle|joblib|shelve|marshal)\.(loads?|Unpickler|open)"
     r"|(pd|pandas)\.read_pickle|torch\.(jit\.load|package\..*|hub\.load.*)|(np|numpy)\.(fromfile|loads)"
     r"|yaml\.(unsafe_load|full_load|load_all|unsafe_load_all|full_load_all)|eval|exec|__import__"
+    r"|(torch\.distributed|dist)\.\w*_object(_list)?"
     r"|(dist_cp|dcp|torch\.distributed\.checkpoint)\.load.*|getattr\(torch, 'load'\)"
 )
 _REMOTE = re.compile(r"(.*Auto|kind|getattr).*\.(from_pretrained|from_config)")
@@ -55,6 +56,8 @@ def test_no_call_can_run_what_a_file_holds(folder: str, project: Path) -> None:
         "torch.load(file, weights_only=False)",
         "torch.load(file, weights_only=safe)",
         "pickle.load(file)",
+        "dist.broadcast_object_list(values, src=0)",
+        "torch.distributed.all_gather_object(values, value)",
         "pickle.loads(raw)",
         "pickle.Unpickler(file)",
         "joblib.load(file)",

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -76,31 +77,28 @@ class Ranks:
         return int(self.gather([value]).max())
 
     def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
-        """Return, on every rank, the plain value that `ask` gives on rank 0; the others wait for it.
+        """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it.
 
         A TrainingError there is raised on every rank.
         """
         if self.world_size == 1:
             return ask()
-        answer: list[Any] = [None, None]
+        value = problem = None
         if self.is_first:
             try:
-                answer[0] = ask()
+                value = ask()
             except failure.TrainingError as error:
-                answer[1] = type(error).__name__, str(error)
-        dist.broadcast_object_list(answer, src=0)
-        value, problem = answer
+                problem = type(error).__name__, str(error)
+        value, problem = self.gather_values([value, problem])[0]
         if problem is not None:
             name, message = problem
             raise getattr(failure, name)(message)
         return value
 
     def gather_values(self, value: Any) -> list[Any]:
-        """Return every rank's plain value, in rank order."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+        """Return every rank's JSON value, in rank order: all_gather_object would unpickle what comes in at a port."""
+        said = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+        return [json.loads(row.tobytes()) for row in self.gather_rows(said[:, None])]
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""

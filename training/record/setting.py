@@ -1,7 +1,6 @@
 """What a training ran with, by value, as its ranks see it: put down once per launch, outside of the timed steps."""
 
 import dataclasses
-import json
 import os
 import platform
 import socket
@@ -90,8 +89,7 @@ def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> di
     } | {
         "run_at_start": collect_run_at_start(), "machine": socket.gethostname()
     }  # fmt: skip
-    # As a record has it: what is a tuple here is a list there.
-    gathered = ranks.gather_values(json.loads(json.dumps(mine)))
+    gathered = ranks.gather_values(mine)
     machines: dict[str, dict[str, str | None]] = {}
     differ = {}
     for rank, item in enumerate(gathered):
