@@ -8,7 +8,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,7 +170,7 @@ def run_ranks(
             arguments=["--heartbeat", str(watchdog.file), *make_code_arguments(), *arguments],
             nodes=nodes,
         )
-        hang, has_ended = None, False
+        hang = None
         try:
             is_running = True
             while is_running and not stop.is_set() and hang is None and not _is_left_over(work / FAILURES):
@@ -181,19 +180,14 @@ def run_ranks(
                 hang = watchdog.look() if is_running else None
             if stop.is_set():
                 _log.info("%s: asked to stop; the ranks finish their step and save", cell)
-                # At an update that is checked they wait for what is found of it.
-                has_ended = True
-                with ThreadPoolExecutor(max_workers=1) as thread:
-                    ending = thread.submit(launch.stop, grace_seconds=_GRACE_SECONDS)
-                    while not ending.done():
-                        follow(stream.read_new())
-                        time.sleep(_SECONDS_BETWEEN_LOOKS)
             if hang is not None:
                 launch.ask_for_stacks()
                 watchdog.ask_for_stacks()
         finally:
-            if not has_ended:
-                launch.stop(grace_seconds=0.0)
+            # At an update that is checked the ranks wait for what is found of it before they save.
+            launch.stop(
+                grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0, meanwhile=lambda: follow(stream.read_new())
+            )
             watchdog.end_ranks()
     follow(stream.read_new())
     if hang is not None and not stop.is_set():

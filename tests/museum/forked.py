@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasks.ranks.launchers.torchrun import make_rendezvous
@@ -70,13 +70,14 @@ class Launch:
             self.stop(grace_seconds=_SECONDS_FOR_THE_OTHERS)
         return bool(self._running)
 
-    def stop(self, *, grace_seconds: float) -> None:
+    def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
         deadline = time.monotonic() + grace_seconds
         self._collect()
         self._is_stopped = True
         self._signal(signal.SIGTERM)
         while self._running and time.monotonic() < deadline:
+            meanwhile()
             time.sleep(0.02)
             self._collect()
         self._signal(signal.SIGKILL)

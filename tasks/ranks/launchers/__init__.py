@@ -1,6 +1,6 @@
 """How ranks are started: one file per launcher, found by its name in params.yaml; each offers what Launcher says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,8 +32,11 @@ class Launch(Protocol):
     def is_running(self) -> bool:
         """Whether ranks run or are waited for; raises the StageError of a machine that refuses or is lost."""
 
-    def stop(self, *, grace_seconds: float) -> None:
-        """Ask the ranks to save and end (SIGTERM); after the grace time end them. Afterwards none is left."""
+    def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Ask the ranks to save and end (SIGTERM); after the grace time end them. Afterwards none is left.
+
+        Until they have ended `meanwhile` is called again and again; any exception ends them at once.
+        """
 
     def ask_for_stacks(self) -> None:
         """Have the ranks that the stage cannot reach itself, on other machines, write their Python stacks."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,18 @@ class _Launch:
             raise self._problem
         return not self._is_over.is_set()
 
-    def stop(self, *, grace_seconds: float) -> None:
+    def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Ask the ranks to save and end; after the grace time end them. Then gather the logs."""
         if not self._stop.is_set():
             self._grace_seconds = grace_seconds
             self._stop.set()
-        self._thread.join()
+        try:
+            while self._thread.is_alive():
+                meanwhile()
+                self._thread.join(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            self._grace_seconds = 0.0
+            self._thread.join()
 
     def ask_for_stacks(self) -> None:
         """Have the ranks on other machines write their Python stacks to their logs."""
@@ -134,7 +140,7 @@ class _Launch:
             with contextlib.suppress(Exception):
                 self._look()
         try:
-            self._end(self._grace_seconds)
+            self._end()
         except Exception as error:
             self._problem = self._problem or error
 
@@ -256,16 +262,16 @@ class _Launch:
             at = time.monotonic() - failure.pop("seconds_ago")
             write_json(self._config.parent / FAILURES / f"rank-{int(failure['rank'])}.json", {**failure, "at": at})
 
-    def _end(self, grace_seconds: float) -> None:
+    def _end(self) -> None:
         """End the ranks, gather the logs, and write down what the machines are."""
         import ray
 
         there = [machine for machine in self._machines if not machine.is_lost]
-        if grace_seconds > 0 and self._problem is None and there:
+        if self._grace_seconds > 0 and self._problem is None and there:
             asked = [machine.actor.ask_to_stop.remote() for machine in there]
-            ray.wait(asked, num_returns=len(there), timeout=grace_seconds)
-            deadline = time.monotonic() + grace_seconds
-            while time.monotonic() < deadline and len(self._ended) < self._world_size:
+            ray.wait(asked, num_returns=len(there), timeout=self._grace_seconds)
+            asked_at = time.monotonic()
+            while time.monotonic() - asked_at < self._grace_seconds and len(self._ended) < self._world_size:
                 self._look()
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         answers = [machine.actor.finish.remote() for machine in there]

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,13 @@ class LocalRanks(Launch):
             log_folder=log_folder, environment={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **rendezvous},
         )  # fmt: skip
 
-    def stop(self, *, grace_seconds: float) -> None:
+    def stop(self, *, grace_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time, or on any exception, end them (SIGKILL)."""
         try:
             self._signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_seconds
             while self.is_running and time.monotonic() < deadline:
+                meanwhile()
                 time.sleep(0.05)
         finally:
             # Also when torchrun has ended by itself: none of its session may stay.
