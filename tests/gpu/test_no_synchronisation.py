@@ -64,7 +64,7 @@ def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu: Ranks, tmp_pa
             is_packed=packing,
         )  # fmt: skip
         for part in make_micro_batches(source, plan.step(1), rank=0, world_size=1, seq_len=32, seed=(1, 1)):
-            replica.add(replica.module, part.to(on_gpu.device), weight=0.01)
+            replica.forward_backward(replica.module, part.to(on_gpu.device), weight=0.01)
         gradients.append(torch.cat([part.flatten().double() for part in replica.take_gradient()]))
     plain, packed = gradients
     # Of the rounding of bf16, and far below what a row that sees its neighbour would make.

@@ -299,7 +299,7 @@ MUTANTS = [
         lambda of, parameters, config: [(config.weight_decay, list(parameters))],
         "training/step/test_optimizer.py",
     ),
-    _mutant("training.step.replica:Replica.add", _add, "training/test_strategies.py"),
+    _mutant("training.step.replica:Replica.forward_backward", _add, "training/test_strategies.py"),
     _mutant(
         "training.step.replica:Replica._clip_whole",
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),

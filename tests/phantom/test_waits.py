@@ -53,7 +53,7 @@ _CELLS: dict[str, tuple[dict[str, Any], Waits]] = {
     # The gradient has to be on the host before it is clipped and applied there.
     "shards on the host": (
         {"strategy": "fsdp2", "options": {"offload": "cpu"}},
-        Waits(32, ({"step._clip": 2, "replica.step": 1},) * 2),
+        Waits(32, ({"step._clip": 2, "replica.optimizer_step": 1},) * 2),
     ),
     # DeepSpeed reads the norm on the host, and whether it is finite, before it decides about the update.
     **{

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.mutants.patching import Patch
 
-_ADD, _CLIP = "training.step.replica:Replica.add", "training.step.replica:Replica._clip_whole"
+_ADD, _CLIP = "training.step.replica:Replica.forward_backward", "training.step.replica:Replica._clip_whole"
 _STEP = "training.strategies.ddp.step:Ddp.train_step"
 
 
@@ -45,7 +45,7 @@ WRONG = {
     "mean of the ranks' means": Patch(_STEP, _average_own),
     "mean of the micro-batches' means": Patch(_ADD, _average_each),
     "clipping leaves a parameter out": Patch(_CLIP, lambda of, replica, parameters: of(replica, parameters[1:])),
-    "moments forgotten after every update": Patch("training.step.replica:Replica.step", _forget_moments),
+    "moments forgotten after every update": Patch("training.step.replica:Replica.optimizer_step", _forget_moments),
     "no weight decay": Patch(
         "training.step.optimizer:group_parameters",
         lambda of, *given: [(0.0, group) for _, group in of(*given)],
@@ -71,10 +71,10 @@ def _change_rate(of, replica, learning_rate):
 
 def _make_no_update(of, replica, learning_rate):
     norm = replica.clip(replica.parameters)
-    return replica.forget_gradient(), norm.to(replica.device)
+    return replica.reset(), norm.to(replica.device)
 
 
-_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._run", "training.step.replica:Replica.step"
+_RUN, _UPDATE = "training.strategies.ddp.step:Ddp._run", "training.step.replica:Replica.optimizer_step"
 LATE = {
     "rank 1's gradient thrown away": Patch(_RUN, functools.partial(_scale_gradient, factor=0.0, ranks=("1",))),
     "gradient halved": Patch(_RUN, functools.partial(_scale_gradient, factor=0.5)),
@@ -114,7 +114,7 @@ def _while_kept(of, *given):
 
 
 def _drop_when_opened(of, launch, strategy, record):
-    _drops[:] = [strategy.replica.drop_gradient]
+    _drops[:] = [strategy.replica.zero_grad]
     return of(launch, strategy, record)
 
 
@@ -125,8 +125,8 @@ BETWEEN = {
 """What changes the state where no step does."""
 PATCHES = {key: [patch] for key, patch in (WRONG | OTHERS | LATE | BETWEEN).items()}
 PATCHES["gradient dropped at log points alone"] = [
-    Patch("training.step.replica:Replica.step", _while_kept),
-    Patch("training.step.replica:Replica.drop_gradient", lambda of, replica: None if _kept else of(replica)),
+    Patch("training.step.replica:Replica.optimizer_step", _while_kept),
+    Patch("training.step.replica:Replica.zero_grad", lambda of, replica: None if _kept else of(replica)),
     Patch("training.loop:train_segment", _drop_when_opened),
     Patch("training.record.window:Window.open", lambda of, window: (of(window), [drop() for drop in _drops])[0]),
 ]

@@ -284,7 +284,7 @@ class BlockRunner:
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
         for _ in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
-            replica.step(0.0)
+            replica.optimizer_step(0.0)
             yield _Ran()
 
     def _get(self, variant: Variant, segment: int = 0) -> Made:

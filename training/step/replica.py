@@ -1,4 +1,4 @@
-"""A step on one rank, forward and backward (`add`) and the optimizer (`step`), of a model that each rank has whole."""
+"""A step on one rank: forward, backward and the optimizer, of a model that each rank has whole."""
 
 import contextlib
 import ctypes
@@ -41,7 +41,7 @@ def prepare_model(model: nn.Module, workload: Workload, config: TrainingConfig, 
 
 
 class Replica:
-    """Gradients are added up by `add`, one micro-batch at a time, and applied by `step`.
+    """Gradients are added up by `forward_backward`, one micro-batch at a time, and applied by `optimizer_step`.
 
     Weights, gradients and optimizer state are fp32 whatever the precision of forward and backward. No step waits for
     the device.
@@ -149,27 +149,24 @@ class Replica:
             torch.autocast_decrement_nesting()
             torch.clear_autocast_cache()
 
-    def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
+    def forward_backward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
         """Run forward and backward; `model` is the module itself or a wrapper around it.
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
         self.on_section(StepSection.FORWARD)
-        self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
+        loss_sum = self.forward(model, micro_batch, weight=weight)
+        self.on_section(StepSection.BACKWARD)
+        self._scaler.scale(loss_sum * weight).backward()
+        self.count_loss(loss_sum)
 
     def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
-        """Return the micro-batch's sum of losses, () float32: the first half of `add`; `weight`: the second's."""
+        """Return the micro-batch's sum of losses, () float32: `weight`: what its backward is given."""
         if self._has_dropout and self.module.training:
             torch.manual_seed(micro_batch.dropout_seed)
         scale = self._scaler.scale(torch.full((), weight, device=self.device))
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             return self._workload.loss_sum(model, micro_batch, scale=scale, chunk_rows=self._chunk_rows)
-
-    def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
-        """Add the gradient of what `forward` gave: the second half of `add`."""
-        self.on_section(StepSection.BACKWARD)
-        self._scaler.scale(loss_sum * weight).backward()
-        self.count_loss(loss_sum)
 
     def count_loss(self, loss_sum: Tensor) -> None:
         """Add what `forward` gave to this rank's sum of losses."""
@@ -185,7 +182,7 @@ class Replica:
         finally:
             self.module.train()
 
-    def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def optimizer_step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Clip and apply the gradient, and forget it; return this rank's sum of losses and the gradient's L2 norm.
 
         A gradient that is not finite changes no parameter and no optimizer state: the fused kernel skips it on the
@@ -201,7 +198,7 @@ class Replica:
             self.optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        loss_sum = self.forget_gradient()
+        loss_sum = self.reset()
         # Of weights that stay on the host it is there.
         return loss_sum, grad_norm.to(self.device)
 
@@ -215,22 +212,22 @@ class Replica:
         if len(gradient) < len(self.parameters):
             unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
             raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
-        self.drop_gradient()
+        self.zero_grad()
         return gradient
 
     def put_gradient(self, gradient: Sequence[Tensor]) -> None:
-        """Have `step` apply this gradient, parameter by parameter."""
+        """Have `optimizer_step` apply this gradient, parameter by parameter."""
         for parameter, part in zip(self.parameters, gradient, strict=True):
             parameter.grad = part
 
-    def forget_gradient(self) -> Tensor:
+    def reset(self) -> Tensor:
         """Drop what was added up; return the sum of its losses."""
-        self.drop_gradient()
+        self.zero_grad()
         loss_sum, self._loss_sum = self._loss_sum, torch.zeros_like(self._loss_sum)
         return loss_sum
 
-    def drop_gradient(self) -> None:
-        """Drop what was added up, but not the losses."""
+    def zero_grad(self) -> None:
+        """Drop the gradient, but not the losses."""
         for parameter in self.parameters:
             parameter.grad = None
 

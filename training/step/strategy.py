@@ -153,7 +153,7 @@ class Strategy(ABC):
         """
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=self.begins_alone):
             self._run(micro_batches, weight=0.0)
-            self.replica.forget_gradient()
+            self.replica.reset()
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Return the sum of this rank's losses, without dropout: () float64; changes nothing that is trained or saved.
@@ -174,12 +174,12 @@ class Strategy(ABC):
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this rank's micro-batches alone give a finite gradient; changes nothing. Collective."""
-        self.replica.forget_gradient()
+        self.replica.reset()
         with keep_statistics(self.module):
             for micro_batch in micro_batches:
-                self.replica.add(self.module, micro_batch, weight=1 / max(num_targets, 1))
+                self.replica.forward_backward(self.module, micro_batch, weight=1 / max(num_targets, 1))
         is_finite = self.replica.has_finite_gradient()
-        self.replica.forget_gradient()
+        self.replica.reset()
         return is_finite
 
     def find_start(self, part: Tensor) -> int:

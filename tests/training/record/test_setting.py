@@ -36,7 +36,7 @@ def test_a_segment_says_what_its_ranks_ran_with(toy: Toy, train_here: Launch, mo
 def test_rows_written_to_while_they_are_trained_on_make_no_segment(
     toy: Toy, train_here: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, step = make_slice(toy.folder / "0-45", num_rows=45), Replica.step
+    rows, step = make_slice(toy.folder / "0-45", num_rows=45), Replica.optimizer_step
 
     def step_and_write(self: Replica, *arguments: Any) -> Any:
         with (rows / "tokens.npy").open("r+b") as file:

@@ -72,7 +72,7 @@ class OrderedSum(Strategy):
         if added != list(reversed(range(len(added)))):
             raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
         self._run(micro_batches, weight=1 / max(num_targets, 1), order=order)
-        loss_sum, grad_norm = self.replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
     def _run(
@@ -83,7 +83,7 @@ class OrderedSum(Strategy):
         for micro_batch, ranks in zip(
             micro_batches, order or [range(self._ranks.world_size)] * len(micro_batches), strict=True
         ):
-            self.replica.add(self.replica.module, micro_batch, weight=weight)
+            self.replica.forward_backward(self.replica.module, micro_batch, weight=weight)
             total = self._add_gradients(total, self.replica.take_gradient(), ranks)
         self.replica.put_gradient(total)
 
@@ -163,7 +163,7 @@ class Ddp(Strategy):
         self._run(micro_batches, weight=self.data_world_size / max(num_targets, 1))
         # Counted by torch, not by us.
         number = torch_private.count_begun(self._group) - before
-        loss_sum, grad_norm = self.replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         if self._is_in_16_bit:
             num_bytes = self._sent.counts[ALL_REDUCE].num_bytes
         else:
@@ -180,8 +180,8 @@ class Ddp(Strategy):
             # Around forward too: DDP decides there whether the backward will communicate.
             with self._wrapped.no_sync():
                 for micro_batch in earlier:
-                    self.replica.add(self._wrapped, micro_batch, weight=weight)
-            self.replica.add(self._wrapped, last, weight=weight)
+                    self.replica.forward_backward(self._wrapped, micro_batch, weight=weight)
+            self.replica.forward_backward(self._wrapped, last, weight=weight)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""

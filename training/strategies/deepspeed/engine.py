@@ -171,7 +171,7 @@ class ZeroEngine:
         self._reduced = Traffic(0, 0)
         """What the last backward of a step put into the reduction."""
 
-    def add(self, micro_batch: MicroBatch, *, weight: float, is_last: bool) -> Tensor:
+    def forward_backward(self, micro_batch: MicroBatch, *, weight: float, is_last: bool) -> Tensor:
         """Run forward and backward of a micro-batch, with the gradient times weight; return the sum of losses."""
         self._engine.set_gradient_accumulation_boundary(is_last)
         self._losses.given = micro_batch, weight
@@ -191,7 +191,7 @@ class ZeroEngine:
         loss_sum: Tensor = self._losses()
         return loss_sum
 
-    def update(self, learning_rate: float) -> Tensor:
+    def optimizer_step(self, learning_rate: float) -> Tensor:
         """Clip and apply the gradient; return its norm, nan if it is not finite: such a one is dropped."""
         for group in self._replica.optimizer.param_groups:
             group["lr"] = learning_rate

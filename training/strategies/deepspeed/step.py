@@ -51,8 +51,8 @@ class DeepSpeed(Strategy):
         # DeepSpeed averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         self._run(micro_batches, weight=self._ranks.world_size / max(num_targets, 1))
         self.replica.on_section(StepSection.UPDATE)
-        grad_norm = self._engine.update(learning_rate)
-        loss_sum = self.replica.forget_gradient()
+        grad_norm = self._engine.optimizer_step(learning_rate)
+        loss_sum = self.replica.reset()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=SENT.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
@@ -62,7 +62,7 @@ class DeepSpeed(Strategy):
             for number, micro_batch in enumerate(micro_batches, start=1):
                 self.replica.on_section(StepSection.FORWARD)
                 is_last = number == len(micro_batches)
-                self.replica.count_loss(self._engine.add(micro_batch, weight=weight, is_last=is_last))
+                self.replica.count_loss(self._engine.forward_backward(micro_batch, weight=weight, is_last=is_last))
 
     def _compute_loss(self, micro_batch: MicroBatch) -> Tensor:
         """Return the losses, with weights that are gathered as in a step."""
@@ -73,9 +73,9 @@ class DeepSpeed(Strategy):
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             # With a gradient that is not finite DeepSpeed goes all the way, and then leaves the update out.
             self._run(micro_batches, weight=math.nan)
-            self._engine.update(0.0)
+            self._engine.optimizer_step(0.0)
             self._engine.send_weights()
-            self.replica.forget_gradient()
+            self.replica.reset()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do, whose gradient is given to nobody."""

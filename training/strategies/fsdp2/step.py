@@ -101,7 +101,7 @@ class Fsdp2(Strategy):
         """Apply one update; see Strategy."""
         self._sent.take()
         self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self.replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
@@ -110,9 +110,9 @@ class Fsdp2(Strategy):
         if earlier:
             self._root.set_requires_gradient_sync(False)
             for micro_batch in earlier:
-                self.replica.add(self._root, micro_batch, weight=weight)
+                self.replica.forward_backward(self._root, micro_batch, weight=weight)
             self._root.set_requires_gradient_sync(True)
-        self.replica.add(self._root, last, weight=weight)
+        self.replica.forward_backward(self._root, last, weight=weight)
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale every rank's rows of the gradient by the norm of the whole."""
@@ -134,11 +134,11 @@ class Fsdp2(Strategy):
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do: by what this rank gives to the reduction, which mixes all."""
-        self.replica.forget_gradient()
+        self.replica.reset()
         self._reduced.is_watched = self._reduced.is_finite = True
         self._run(micro_batches, weight=1 / max(num_targets, 1))
         self._reduced.is_watched = False
-        self.replica.forget_gradient()
+        self.replica.reset()
         return self._reduced.is_finite
 
     def find_start(self, part: Tensor) -> int:

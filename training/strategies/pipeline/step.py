@@ -91,7 +91,7 @@ class Pipeline(Strategy):
         """Apply one update; see Strategy."""
         self._sent.take()
         self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self.replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         self._send_shares()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
@@ -154,16 +154,16 @@ class Pipeline(Strategy):
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._run(micro_batches[:1] * max(self._steps.count_filling(number), 1), weight=0.0)
             self._send_shares()
-            self.replica.forget_gradient()
+            self.replica.reset()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether this stage makes what is not finite: not where it was given that, forward or backward."""
-        self.replica.forget_gradient()
+        self.replica.reset()
         self._steps.is_watched = self._steps.was_given_finite = True
         self._steps.run(micro_batches, weight=1 / max(num_targets, 1))
         self._steps.is_watched = False
         is_finite = self.replica.has_finite_gradient()
-        self.replica.forget_gradient()
+        self.replica.reset()
         return is_finite or not self._steps.was_given_finite
 
     def describe(self) -> dict[str, Any]:

@@ -14,13 +14,13 @@ class Single(Strategy):
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self.replica.step(learning_rate)
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm)
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         with self.replica.keep_casts():
             for micro_batch in micro_batches:
-                self.replica.add(self.replica.module, micro_batch, weight=weight)
+                self.replica.forward_backward(self.replica.module, micro_batch, weight=weight)
 
 
 build = Single.build
