@@ -220,10 +220,10 @@ def _build_with_faults(of: Callable[[Any], Strategy], launch: Any) -> Strategy:
     return strategy
 
 
-def _train_with_faults(of: Callable[..., Any], launch: Any, strategy: Strategy, record: Any) -> Any:
+def _train_with_faults(of: Callable[..., Any], launch: Any, strategy: Strategy, record: Any, *more: Any) -> Any:
     global _first_step
     _first_step = record.first_step
-    return of(launch, strategy, record)
+    return of(launch, strategy, record, *more)
 
 
 def _make_with_faults(of: Callable[..., Any], make: Callable[[int], Any], *more: Any, **named: Any) -> Any:

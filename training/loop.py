@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import MicroBatch, prefetch_micro_batches
-from training.data.plan import make_micro_batch, make_micro_batches, make_segment_plan
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
+from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches
 from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error
 from training.model.layers import explain_failed_compilation
@@ -27,14 +27,14 @@ from training.record.ledger_file import count_targets
 from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
-from training.record.window import StepFacts, Window
+from training.record.window import DivergenceRule, StepFacts, Window
 from training.state.checkpoint import CheckpointStore
 from training.state.receipt import DROPPED, drop_files
 from training.state.update_keeper import UpdateKeeper
 from training.step.schedule import compute_rate_in_segment
 from training.step.snapshot import Digests
 from training.step.strategy import Strategy
-from training.workloads import open_training_rows
+from training.workloads import open_segment
 
 _log = logging.getLogger(__name__)
 
@@ -93,26 +93,24 @@ def train(
                 before = config.segments[index - 1]
                 drift = store.version_drift(store.locate_finished(before))
                 store.load_finished(before, strategy, facts)
-            _warm_up(launch, strategy, segment)
-            # Only now: a warm-up is to change nothing. What a partial checkpoint holds is loaded after it.
-            start = strategy.digest()
             record = SegmentRecord(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
                 num_steps=num_steps[index],
-                # Of the state as it is: a gate compares it with what it should be.
-                counters=Counters(
-                    started_at=format_utc_time(),
-                    start_checksum=start.parameters[0],
-                    start_optimizer_checksum=start.optimizer[0],
-                ),
+                counters=Counters(started_at=format_utc_time(), start_checksum=""),
                 folder=config.work_dir,
                 is_first_rank=ranks.is_first,
                 earlier_train_seconds=train_seconds,
                 earlier_check_seconds=check_seconds,
             )
+            source, plan = open_segment(launch.workload, config, segment)
+            _warm_up(launch, strategy, source, plan)
+            # Only now: a warm-up is to change nothing. What a partial checkpoint holds is loaded after it. Of the state
+            # as it is: a gate compares it with what it should be.
+            start, counters = strategy.digest(), record.counters
+            counters.start_checksum, counters.start_optimizer_checksum = start.parameters[0], start.optimizer[0]
             _resume(launch, strategy, record, version_drift=drift)
-            finished = train_segment(launch, strategy, record)
+            finished = train_segment(launch, strategy, record, source, plan)
             stands_after = index
             if ranks.is_first and index:
                 drop_files(store.locate_finished(config.segments[index - 1]), DROPPED[config.keep])
@@ -122,12 +120,13 @@ def train(
     events.send("launch_finished", seconds=time.perf_counter() - started)
 
 
-def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
+def train_segment(
+    launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, source: Rows, plan: SegmentPlan
+) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
-    source = open_training_rows(launch.workload, config, segment)
-    plan, heldout = make_segment_plan(source, config, segment), Heldout(launch)
     updates = UpdateKeeper(config, ranks, strategy, record, events=launch.events, heartbeat=heartbeat)
+    heldout, divergence = Heldout(launch), DivergenceRule()
 
     def make(segment_step: int) -> list[MicroBatch]:
         run_step = record.first_step + segment_step - 1
@@ -141,7 +140,6 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
 
     steps = range(record.counters.num_steps + 1, plan.num_steps + 1)
     end = None
-    divergence = DivergenceRule()
     for line in record.earlier_lines:
         divergence.take(line["step"], line["loss"], num_targets=count_targets(line))
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
@@ -230,11 +228,9 @@ def _evaluate(
     )
 
 
-def _warm_up(launch: TrainingLaunch, strategy: Strategy, segment: SegmentConfig) -> None:
+def _warm_up(launch: TrainingLaunch, strategy: Strategy, source: Rows, plan: SegmentPlan) -> None:
     """Warm up with the segment's largest micro-batch: if there is too little memory, it shows right away."""
     config, started = launch.config, time.perf_counter()
-    source = open_training_rows(launch.workload, config, segment)
-    plan = make_segment_plan(source, config, segment)
     largest = plan.step(plan.find_largest_step())
     micro_batch = make_micro_batch(source, largest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     with explain_failed_compilation():
@@ -357,46 +353,3 @@ def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:
         allocated, reserved = (ranks.gather(peaks).max(axis=0) / 2**30).tolist()
         counters.peak_memory_gib = max(allocated, counters.peak_memory_gib or 0.0)
         counters.peak_reserved_gib = max(reserved, counters.peak_reserved_gib or 0.0)
-
-
-_ASTRAY_MULTIPLE = 2.0
-_ASTRAY_NATS = 1.0
-"""A smoothed loss above so many times the segment's first, and above that by so many nats per token, has gone astray.
-
-Both, since small losses vary by multiples and large ones by nats."""
-_ASTRAY_STEPS = 5
-"""For so many steps on end."""
-_SMOOTHING = 0.8
-"""What the smoothed loss keeps of itself in a step: it remembers about five."""
-
-
-class DivergenceRule:
-    """Takes the losses of a segment in order; the first one is where it comes from.
-
-    That is the loss before any update of the segment, on rows of the same range. The same on all ranks, since the
-    losses are.
-    """
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._smoothed = 0.0
-        self._num_above = 0
-
-    def take(self, step: int, loss: float, *, num_targets: int) -> None:
-        """Take the next step's loss, nats per token; raises DivergedError once the rule says so.
-
-        A step without a target has no loss, and logs 0: as the first one it would have every other go astray.
-        """
-        if not num_targets:
-            return
-        if self._first is None:
-            self._first = self._smoothed = loss
-        self._smoothed = _SMOOTHING * self._smoothed + (1 - _SMOOTHING) * loss
-        allowed = max(_ASTRAY_MULTIPLE * self._first, self._first + _ASTRAY_NATS)
-        self._num_above = self._num_above + 1 if self._smoothed > allowed else 0
-        if self._num_above >= _ASTRAY_STEPS:
-            raise DivergedError(
-                f"diverged at step {step}: the smoothed loss is {self._smoothed:.4g} and has been above {allowed:.4g} "
-                f"for {_ASTRAY_STEPS} steps, the segment began at {self._first:.4g}; nothing of it was saved after the "
-                "last checkpoint; lower learning_rate, or use more warmup_steps"
-            )

@@ -155,11 +155,10 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
 
     from training.config import read_config
     from training.data.plan import make_micro_batches
-    from training.loop import DivergenceRule
     from training.process.distributed import join_ranks
     from training.process.events import EventStream
     from training.record.ledger_file import count_targets
-    from training.record.window import Window
+    from training.record.window import DivergenceRule, Window
     from training.step.strategy import StepResult
 
     source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]

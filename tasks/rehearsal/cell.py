@@ -16,11 +16,10 @@ from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.speed import StepLoad
 from training.config import TrainingConfig
-from training.data.plan import make_segment_plan
 from training.process.failure import UnfitModelError
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_largest_rank
 from training.strategies import count_shares
-from training.workloads import find_workload, open_training_rows
+from training.workloads import find_workload, open_segment
 
 _MOST_STEPS_LOOKED_AT = 50
 _SHARES_ITS_UPDATE = ("zero1", "fsdp2")
@@ -75,7 +74,7 @@ def weigh_step(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
     """Return what the first rank runs in a step, on average over steps of all segments."""
     workload, results = find_workload(config.workload), []
     for segment in config.segments:
-        plan = make_segment_plan(open_training_rows(workload, config, segment), config, segment)
+        _, plan = open_segment(workload, config, segment)
         for number in np.linspace(1, plan.num_steps, min(plan.num_steps, _MOST_STEPS_LOOKED_AT)).astype(int).tolist():
             planned = plan.step(number)
             places = planned.select_for_rank(0, config.world_size)

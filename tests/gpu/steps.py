@@ -9,14 +9,14 @@ import torch
 from tests.tiny import make_config, make_tiny_workload
 from training.config import TrainingConfig, read_config
 from training.data.batches import prefetch_micro_batches
-from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
+from training.data.plan import SegmentPlan, make_micro_batches
 from training.process.distributed import Ranks
 from training.process.files import write_json
 from training.record.segment import SegmentRecord, format_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import StepFacts, Window
 from training.step.strategy import find_strategy
-from training.workloads import find_workload, open_training_rows
+from training.workloads import find_workload, open_segment
 
 NUM_STEPS = 5
 WORKLOADS = [
@@ -40,8 +40,7 @@ def open_steps(
     workload = find_workload(config.workload)
     built = workload.load_model(config.model_dir) if model is None else model
     strategy = find_strategy(config.strategy).build(built, workload, config, ranks)
-    source = open_training_rows(workload, config, config.segments[0])
-    plan = make_segment_plan(source, config, config.segments[0])
+    source, plan = open_segment(workload, config, config.segments[0])
     share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
 
     def make(step: int) -> list[Any]:

@@ -132,7 +132,7 @@ def _save_first(of, window, **more):
 
 
 def _note_training(of, *given):
-    _training[:] = given
+    _training[:] = given[:3]
     return of(*given)
 
 
@@ -152,7 +152,8 @@ def _compute_twice(of, step, micro_batches, **more):
 
 
 _RAW = Patch(
-    f"{_REPLICA}.add", lambda of, replica, model, part, *, weight: of(replica, replica.module, part, weight=weight)
+    f"{_REPLICA}.forward_backward",
+    lambda of, replica, model, part, *, weight: of(replica, replica.module, part, weight=weight),
 )
 _UNSHARDED = Patch(
     _PARTS, lambda of, source, step, *, rank, world_size, **more: of(source, step, rank=0, world_size=1, **more)
@@ -170,7 +171,7 @@ EXHIBITS = [
     _of_2proc(
         "weights copied in place of gradients",
         "No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.",
-        "train: the ranks hold different optimizer states", _RAW, Patch(f"{_REPLICA}.step", _copy_weights),
+        "train: the ranks hold different optimizer states", _RAW, Patch(f"{_REPLICA}.optimizer_step", _copy_weights),
     ),
     _of_2proc(
         "no no_sync", "Gradients are exchanged on every micro-batch: right weights, needless communication.",

@@ -305,7 +305,7 @@ MUTANTS = [
         lambda of, self, parameters: __import__("torch").stack([part.grad.norm() for part in parameters]).norm(),
         "training/test_strategies.py",
     ),
-    _mutant("training.loop:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
+    _mutant("training.record.window:DivergenceRule.take", _return(None), "training/step/test_divergence.py"),
     _mutant(
         "training.step.optimizer:clip_part",
         lambda of, mine, squares, *, most: squares.sqrt().float(),

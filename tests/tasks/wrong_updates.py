@@ -113,9 +113,9 @@ def _while_kept(of, *given):
         _kept.pop()
 
 
-def _drop_when_opened(of, launch, strategy, record):
+def _drop_when_opened(of, launch, strategy, *more):
     _drops[:] = [strategy.replica.zero_grad]
-    return of(launch, strategy, record)
+    return of(launch, strategy, *more)
 
 
 BETWEEN = {

@@ -20,13 +20,13 @@ from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks
 from training.config import TrainingConfig, read_config
-from training.data.plan import make_micro_batches, make_segment_plan
+from training.data.plan import make_micro_batches
 from training.loop import train
 from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream, StopRequest
 from training.process.files import write_json
 from training.step.strategy import find_strategy
-from training.workloads import find_workload, open_training_rows
+from training.workloads import find_workload, open_segment
 
 Launch = Callable[..., list[dict[str, Any]]]
 """What `train_here` is."""
@@ -120,8 +120,8 @@ class Toy:
     def take(self, number: int = 1, **changes: Any) -> tuple[list[Any], int]:
         """Return the micro-batches of a step, and the number of their targets."""
         config = self.read(**changes)
-        source = open_training_rows(find_workload(config.workload), config, config.segments[0])
-        step = make_segment_plan(source, config, config.segments[0]).step(number)
+        source, plan = open_segment(find_workload(config.workload), config, config.segments[0])
+        step = plan.step(number)
         parts = make_micro_batches(source, step, rank=0, world_size=1, seq_len=config.seq_len, seed=(1, number))
         return list(parts), step.num_targets
 

@@ -15,12 +15,12 @@ import torch
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch, Rows
-from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
+from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches
 from training.probing.live_memory import ACTIVATIONS, MOMENTS, LiveMemory, find_head_width
 from training.process.distributed import Ranks
 from training.process.heartbeat import StepSection
 from training.step.strategy import find_strategy
-from training.workloads import Workload, find_workload, open_training_rows
+from training.workloads import Workload, find_workload, open_segment
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -56,8 +56,7 @@ def find_largest_step(workload: Workload, config: TrainingConfig) -> LargestStep
     """Return the step with the largest micro-batch of all segments."""
     results = []
     for segment in config.segments:
-        source = open_training_rows(workload, config, segment)
-        plan = make_segment_plan(source, config, segment)
+        source, plan = open_segment(workload, config, segment)
         number = plan.find_largest_step()
         first = make_micro_batch(source, plan.step(number), 0, seq_len=config.seq_len, seed=(config.seed, 0))
         results.append(LargestStep(source, plan, number, first))

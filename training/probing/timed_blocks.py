@@ -27,7 +27,6 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from ddp_audit.process.flight_recorder import forget_recorded
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.data.plan import make_segment_plan
 from training.probing.observed_memory import observe_memory
 from training.probing.sweep import sweep_exchange
 from training.probing.variants import (
@@ -46,7 +45,7 @@ from training.record.window import DeviceClock
 from training.step.optimizer import get_local_rows
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges
-from training.workloads import open_training_rows
+from training.workloads import open_segment
 
 _MOST_EVENTS = 5_000
 """Of a rank: the longest ones."""
@@ -294,9 +293,7 @@ class BlockRunner:
         if (key, segment) not in self._made:
             # The very same model, on the rows of another segment.
             made = self._made[key, 0]
-            rows = made.config.segments[segment]
-            source = open_training_rows(made.workload, made.config, rows)
-            plan = make_segment_plan(source, made.config, rows)
+            source, plan = open_segment(made.workload, made.config, made.config.segments[segment])
             self._made[key, segment] = dataclasses.replace(made, source=source, plan=plan)
         torch.set_num_threads(self._made[key, segment].config.threads_per_rank)
         return self._made[key, segment]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch, Rows, prefetch_micro_batches
-from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
+from training.data.plan import SegmentPlan, make_micro_batches
 from training.model.adapter import make_plain
 from training.model.layers import explain_failed_compilation
 from training.process.distributed import Ranks
 from training.step.replica import Replica
 from training.step.strategy import Strategy, find_strategy
-from training.workloads import Workload, find_workload, open_training_rows
+from training.workloads import Workload, find_workload, open_segment
 
 
 class SharedState:
@@ -123,9 +123,7 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     shares = (ranks.rank, ranks.world_size) if is_alone else (strategy.data_rank, strategy.data_world_size)
     if strategy.has_replica:
         shared.take_in(strategy.replica, config)
-    segment = config.segments[0]
-    source = open_training_rows(workload, config, segment)
-    plan = make_segment_plan(source, config, segment)
+    source, plan = open_segment(workload, config, config.segments[0])
     made = Made(
         workload=workload, strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
         warm_up_seconds=0.0,

@@ -18,6 +18,7 @@ from training.config import TrainingConfig
 from training.model.adapter import Adapter, make_plain
 from training.model.weights import copy_alone, list_differences, map_tied_names
 from training.process.distributed import Ranks
+from training.process.failure import RanksDisagreeError
 from training.step.optimizer import group_parameters, list_moments
 
 WEIGHTS, STATE = "weights", "state"
@@ -72,7 +73,7 @@ def generate_whole(
 
     It goes over the ranks' own group, beside those of the gradients, whose exchanges are counted. What a rank has goes
     by its own elements, all else by those of the first rank that has them: where ranks that have the same differ, their
-    digests do.
+    digests do. Raises RanksDisagreeError for a tensor that the ranks do not hold between them.
     """
     said = ranks.gather_values({name: (part.start, part.elements.numel(), part.shape) for name, part in mine.items()})
     for name in sorted({name for its in said for name in its}, key=order):
@@ -81,7 +82,8 @@ def generate_whole(
             if name in its:
                 start, length, shape = its[name]
                 firsts.setdefault((start, length), rank)
-        assert sum(length for _, length in firsts) == math.prod(shape), f"the ranks do not hold {name} between them"
+        if (got := sum(length for _, length in firsts)) != math.prod(shape):
+            raise RanksDisagreeError(f"the ranks hold {got} elements of {name} between them, it has {math.prod(shape)}")
         own = mine[name].elements.detach().cpu().reshape(-1) if name in mine else torch.empty(0)
         whole = own
         if len(firsts) > 1 or not all(name in its for its in said):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import MicroBatch, Rows
+from training.data.plan import SegmentPlan, make_segment_plan
 from training.registry import import_file
 
 
@@ -80,6 +81,7 @@ def find_workload(name: str) -> Workload:
     return workload
 
 
-def open_training_rows(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> Rows:
-    """Return the rows of a segment as it trains on them; an evaluation sees them as `open_slice` gives them."""
-    return workload.augment_rows(workload.open_slice(segment.slice_dir), config, segment)
+def open_segment(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> tuple[Rows, SegmentPlan]:
+    """Return a segment's rows as it trains on them (an evaluation sees those of `open_slice`), and its steps."""
+    rows = workload.augment_rows(workload.open_slice(segment.slice_dir), config, segment)
+    return rows, make_segment_plan(rows, config, segment)

@@ -19,11 +19,11 @@ from tasks.equivalence.reference.adapter import attach_factors, find_changed_bas
 from training.config import SegmentConfig, TrainingConfig
 from training.data.augmentation import Augmentation
 from training.data.batches import IGNORED_LABEL, MicroBatch, Rows
-from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
+from training.data.plan import SegmentPlan, StepPlan, make_micro_batch
 from training.model.attention_kernels import choose_attention_kernels
 from training.step.schedule import compute_rate_in_segment
 from training.strategies import count_shares
-from training.workloads import find_workload, open_training_rows
+from training.workloads import find_workload, open_segment
 
 Forward = list[tuple[Tensor, Tensor]]
 """Of each layer: mean and unbiased variance of the rows, (num_channels,)."""
@@ -328,8 +328,7 @@ def _generate_steps(config: TrainingConfig) -> Iterator[_Step]:
     """Yield every step of the run."""
     workload = find_workload(config.workload)
     for segment in config.segments:
-        source = open_training_rows(workload, config, segment)
-        plan = make_segment_plan(source, config, segment)
+        source, plan = open_segment(workload, config, segment)
         for number in range(1, plan.num_steps + 1):
             learning_rate = compute_rate_in_segment(config, segment, number, num_steps=plan.num_steps)
             yield _Step(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.tiny import make_config, make_slice
-from training.loop import DivergenceRule
 from training.process.failure import DivergedError
+from training.record.window import DivergenceRule
 
 
 def _stops_at(losses: Sequence[float]) -> int | None:
