@@ -7,6 +7,8 @@ strategies and workloads try.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from training.registry import list_strategies
+
 EXACT, COMPILE, FP16, PACKING = "exact: true", "compile: true", "precision: fp16", "packing: true"
 COMPILED_PACKS, RECOMPUTED = "packing and compile: true", "activation_checkpointing: layers"
 ADAPTER, FOUR_BITS, SYNC_BATCH = "adapter: lora", "adapter.base: nf4", "norm: sync_batch"
@@ -20,24 +22,13 @@ ALLOWED = {
     SHARED_GPUS: "false", SENT_IN_BF16: "none", SENT_IN_FP16: "none", MIXED: "none",
 }  # fmt: skip
 """`key: value` -> what may stand there instead."""
-STRATEGIES: Mapping[str, Sequence[str]] = {
-    "single": (),
-    "ddp": (),
-    "zero1": (EXACT, FP16),
-    "fsdp2": (EXACT, COMPILE, FP16, ADAPTER, SYNC_BATCH),
-    "pipeline": (EXACT, COMPILE, LOOKS, FP16, ADAPTER, SYNC_BATCH, "image_classification", SHARED_GPUS),
-    "deepspeed": (EXACT, COMPILE, FP16, ADAPTER, SYNC_BATCH, SHARED_GPUS),
-}
-"""Strategy, the folder of its name in training/strategies/ -> what it does not go with: values and workloads."""
-NOT_REHEARSED = ("deepspeed",)
-"""Strategies whose engine asks what is in its tensors, so that no step can be rehearsed without numbers."""
 WORKLOADS: Mapping[str, Sequence[str]] = {
     "causal_lm": (),
     "instruction": (),
     "sequence_classification": (ADAPTER, COMPILED_PACKS),
     "image_classification": (ADAPTER, PACKING, COMPILE, RECOMPUTED),
 }
-"""The same of workloads."""
+"""Workload -> values that it does not go with; the same of strategies stands in their options.py."""
 VALUES: Mapping[str, Sequence[str]] = {
     EXACT: (SYNC_BATCH, SENT_IN_BF16, SENT_IN_FP16), FOUR_BITS: (COMPILE,), FP32: (MIXED,), FP16: (MIXED,)
 }  # fmt: skip
@@ -80,11 +71,12 @@ def find_conflict(
     asked: Mapping[str, tuple[str, str]], *, strategy: str, workload: str, of_cell: str = ""
 ) -> str | None:
     """Return in one line which two of what is asked for do not go together, with the remedy; None: all do."""
-    if workload in STRATEGIES[strategy]:
-        takers = ", ".join(list_takers(STRATEGIES, workload))
+    strategies = list_strategies()
+    if workload in strategies[strategy]:
+        takers = ", ".join(list_takers(strategies, workload))
         return f"{of_cell}strategy: got {strategy} with workload {workload}; allowed: {takers}"
     held = [
-        (STRATEGIES[strategy], f"{of_cell}strategy {strategy}", STRATEGIES, "the strategy "),
+        (strategies[strategy], f"{of_cell}strategy {strategy}", strategies, "the strategy "),
         (WORKLOADS.get(workload, ()), f"workload {workload}", WORKLOADS, "the workload "),
     ]
     held += [

@@ -2,7 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -23,9 +24,16 @@ def find_options(strategy: str) -> Any:
     """Return the options.py of a strategy.
 
     Its OPTIONS: name -> default of what params.yaml may say under `options`; of several words a tuple, the first the
-    default. Its PACKAGE, if there is one: what has to be installed.
+    default. Its NOT_WITH: values and workloads that it does not go with, as training/combinations.py names them. Its
+    PACKAGE, if there is one: what has to be installed.
     """
     return import_file(f"training.strategies.{strategy}", "options")
+
+
+def list_strategies() -> dict[str, Sequence[str]]:
+    """Return every strategy, which is a folder of training/strategies/ -> what it does not go with, in order."""
+    folders = pkgutil.iter_modules(importlib.import_module("training.strategies").__path__)
+    return {folder.name: find_options(folder.name).NOT_WITH for folder in folders}
 
 
 def fill_options(strategy: str, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from tasks.params.choices import list_file_names, read_constant, require_one_of, require_package
 from tasks.params.section import Finite, Section
 from tasks.params.train import AUTO, TrainParams
-from training.combinations import STRATEGIES, SYNC_BATCH, find_conflict, list_asked, say
+from training.combinations import SYNC_BATCH, find_conflict, list_asked, say
+from training.registry import list_strategies
 from training.strategies import count_shares, find_options, find_profile
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class CellParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require_one_of("strategy", self.strategy, sorted(STRATEGIES))
+        require_one_of("strategy", self.strategy, list(list_strategies()))
         require_package("strategy", self.strategy, f"training/strategies/{self.strategy}/options.py")
         known = find_options(self.strategy).OPTIONS
         for name, value in self.options.items():
@@ -55,8 +56,6 @@ class CellParams(Section):
                 raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         require_package("launcher", self.launcher, f"tasks/ranks/launchers/{self.launcher}.py")
-        if self.strategy == "single" and self.world_size != 1:
-            raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
         if self.world_size % self.num_nodes:
             raise ValueError(
                 f"num_nodes: got {self.num_nodes} with world_size {self.world_size}; allowed: a divisor of it, so that "

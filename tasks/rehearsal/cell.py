@@ -17,12 +17,12 @@ from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.speed import StepLoad
 from training.config import TrainingConfig
 from training.process.failure import UnfitModelError
+from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_largest_rank
-from training.strategies import count_shares
+from training.strategies import count_shares, find_options, find_profile
 from training.workloads import find_workload, open_segment
 
 _MOST_STEPS_LOOKED_AT = 50
-_SHARES_ITS_UPDATE = ("zero1", "fsdp2")
 _Change = tuple[str, dict[str, Any]]
 
 
@@ -87,14 +87,14 @@ def weigh_step(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
                 positions = sum(len(part) * int(plan.lengths[part].max()) for part in mine)
             results.append((positions, len(mine), planned.num_tokens))
     positions_per_step, num_micro_batches, tokens = np.mean(results, axis=0).tolist()
-    shares = config.world_size if config.strategy in _SHARES_ITS_UPDATE else 1
+    copies = find_profile(config.strategy).count_copies(config.world_size, config.options)
     return StepLoad(
         work=step.work,
         positions_rehearsed=step.num_positions,
         positions=positions_per_step,
         num_micro_batches=num_micro_batches,
         tokens=tokens,
-        num_updated=step.num_parameters / shares,
+        num_updated=step.num_parameters * copies.optimizer / config.world_size,
         world_size=config.world_size,
         precision=config.precision,
         is_modelled=count_shares(config.strategy, config.world_size, config.options) == config.world_size,
@@ -134,9 +134,22 @@ def _list_changes(config: TrainingConfig) -> tuple[list[_Change], list[_Change]]
     if config.activation_checkpointing == "none":
         others.append(("train.activation_checkpointing: layers", {"activation_checkpointing": "layers"}))
     if config.world_size > 1 and not config.exact and config.precision != "fp16":
-        for strategy in (item for item in _SHARES_ITS_UPDATE if item != config.strategy):
-            options = config.options if {strategy, config.strategy} <= {"ddp", "zero1"} else {}
+        for strategy in (item for item in _list_sharded(config.world_size) if item != config.strategy):
+            is_alike = find_options(strategy).OPTIONS == find_options(config.strategy).OPTIONS
+            options = config.options if is_alike else {}
             others.append((f"strategy {strategy}: in this cell", {"strategy": strategy, "options": options}))
     return [
         (f"train.micro_batch_size: {size}", {"micro_batch_size": size}) for size in sizes if per_rank % size == 0
     ], others
+
+
+def _list_sharded(world_size: int) -> list[str]:
+    """Return the strategies whose ranks have rows of their own and share the update, those that save most last."""
+    profiles = {name: find_profile(name) for name in list_strategies()}
+    copies = {
+        name: profile.count_copies(world_size, {})
+        for name, profile in profiles.items()
+        if profile.no_rehearsal is None and profile.count_shares(world_size, {}) == world_size
+    }
+    shared = [name for name in copies if copies[name].optimizer < world_size]
+    return sorted(shared, key=lambda name: -copies[name].parameters)

@@ -9,9 +9,10 @@ import pytest
 
 from tasks.params.choices import list_file_names
 from tests.conftest import PROJECT
-from training.combinations import STRATEGIES
+from training.combinations import ALLOWED
 from training.combinations import WORKLOADS as COMBINED_WORKLOADS
-from training.strategies import Profile, find_options, find_profile
+from training.registry import list_strategies
+from training.strategies import Profile, find_profile
 
 SEAMS = {
     "training/workloads": "training.workloads.Workload",
@@ -39,7 +40,7 @@ def _held_by_mypy(lines: list[str], folder: Path) -> "subprocess.CompletedProces
 @pytest.mark.slow
 def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> None:
     lines = ["from training.step.strategy import StrategyFile"]
-    for name in STRATEGIES:
+    for name in list_strategies():
         lines += [f"import training.strategies.{name}.step", f"{name}: StrategyFile = training.strategies.{name}.step"]
     for folder, protocol in SEAMS.items():
         package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
@@ -63,10 +64,10 @@ def test_what_is_found_by_the_name_of_a_workload_has_one() -> None:
     assert found["tasks/data/slicing"] - {"tokens"} <= set(WORKLOADS)
 
 
-def test_every_strategy_of_the_table_is_a_folder_and_no_folder_is_without_a_row() -> None:
+def test_every_folder_is_a_strategy_and_what_it_does_not_go_with_is_known() -> None:
     folders = {file.parent.name for file in (PROJECT / "training/strategies").glob("*/*.py")}
-    assert folders == set(STRATEGIES)
+    assert folders == set(list_strategies())
     assert set(WORKLOADS) == set(COMBINED_WORKLOADS)
-    for name in STRATEGIES:
+    for name, excluded in list_strategies().items():
         assert isinstance(find_profile(name), Profile), name
-        assert find_options(name).OPTIONS is not None, name
+        assert set(excluded) <= {*ALLOWED, *WORKLOADS}, name

@@ -24,7 +24,7 @@ from tasks.records.manifests import BaseModelManifest
 from tasks.train import plan_segments
 from tests.machines import make_machine
 from tests.tiny import make_slice, with_manifest
-from training.combinations import STRATEGIES
+from training.registry import list_strategies
 
 CELL = "2proc"
 ONLY_NAMED = {"model.name"}
@@ -66,7 +66,7 @@ def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]
 
 
 def _find_other_strategy(strategy: str) -> str:
-    return next(name for name in sorted(STRATEGIES) if name != strategy)
+    return next(name for name in list_strategies() if name != strategy)
 
 
 def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]]:

@@ -26,6 +26,7 @@ from tests.training.replays import check, list_verdicts, train_checked
 from training import combinations
 from training.model.weights import load_weights
 from training.process.failure import FAILURES, UnfitModelError, read_failures
+from training.registry import list_strategies
 from training.state.receipt import find_problem
 from training.step.snapshot import STATE, WEIGHTS
 from training.strategies import SEND, Work, find_options, find_profile, sum_expected
@@ -55,7 +56,7 @@ class Cell(NamedTuple):
         return Cell("single", 1, {key: value for key, value in self.changes.items() if key != "options"})
 
 
-STRATEGIES = {name: Cell(name, 1 if name == "single" else 2, {}) for name in sorted(combinations.STRATEGIES)}
+STRATEGIES = {name: Cell(name, 1 if name == "single" else 2, {}) for name in list_strategies()}
 OPTIONS = {
     "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
     "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
@@ -151,7 +152,7 @@ def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any],
 def test_any_update_of_a_training_is_what_one_process_computes(
     changes: dict[str, Any], cell: Cell, ranks: ForkedRanks, toy: Toy
 ) -> None:
-    if changes.get("precision") == "fp16" and combinations.FP16 in combinations.STRATEGIES[cell.name]:
+    if changes.get("precision") == "fp16" and combinations.FP16 in list_strategies()[cell.name]:
         pytest.skip("refused")
     told = {"strategy": cell.name, "world_size": cell.world_size, **cell.changes, **changes}
     updates = train_checked(ranks, check(toy.tell(**told, num_slices=2), 1, 3, 4))
@@ -355,10 +356,10 @@ ASKED = {
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, value) for name, excluded in combinations.STRATEGIES.items() for value in excluded if value in ASKED],
+    [(name, value) for name, excluded in list_strategies().items() for value in excluded if value in ASKED],
 )
 def test_what_it_does_not_go_with_is_refused_in_one_line(name: str, value: str, toy: Toy) -> None:
     (key, got), *_ = ((key, str(got).lower()) for key, got in ASKED[value].items())
-    takers = " or ".join(combinations.list_takers(combinations.STRATEGIES, value))
+    takers = " or ".join(combinations.list_takers(list_strategies(), value))
     with pytest.raises(UnfitModelError, match=rf"^{key}: got {got} with strategy {name}; .* strategy {takers}$"):
         toy.build(strategy=name, **ASKED[value])

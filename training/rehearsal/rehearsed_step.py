@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 
-from training.combinations import NOT_REHEARSED
 from training.config import TrainingConfig
 from training.model import linear_loss
 from training.probing.live_memory import LiveMemory, Work, find_head_width
@@ -30,7 +29,7 @@ from training.process import torch_private
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.step.strategy import find_strategy
-from training.strategies import count_shares
+from training.strategies import count_shares, find_profile
 from training.strategies.ddp import step as ddp
 from training.workloads import causal_lm, find_workload
 
@@ -77,10 +76,9 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             f"options.offload: {config.options['offload']} cannot be rehearsed; rehearse the cell without, which takes "
             "more of a card"
         )
-    if config.strategy in NOT_REHEARSED:
+    if why := find_profile(config.strategy).no_rehearsal:
         raise UnfitModelError(
-            f"strategy: {config.strategy} cannot be rehearsed, since its engine asks what is in its tensors; rehearse "
-            "the cell with zero1 or fsdp2"
+            f"strategy: {config.strategy} cannot be rehearsed, since {why}; rehearse the cell with zero1 or fsdp2"
         )
     workload = find_workload(config.workload)
     micro_batch = find_largest_step(workload, config).first

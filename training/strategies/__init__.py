@@ -3,7 +3,7 @@
 `step.py` computes the update, and alone needs torch: a `Strategy` (training/step/strategy.py) and `build`, which
 returns it. `expected.py` says what the ranks have to exchange, worked out apart from the code that exchanges it, and
 all else that a stage knows of the strategy without running it: a `Profile`. `options.py` has what params.yaml may say
-under `options`. What a strategy does not go with stands in training/combinations.py.
+under `options`, and what the strategy does not go with (training/combinations.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,7 +124,8 @@ class Profile:
     """Why a step cannot be made without its communication, `the strategy ...`; None: it can."""
     no_advice: str | None = None
     """Why there is no advice on its options; None: there is some, or no option."""
-
+    no_rehearsal: str | None = None
+    """Why no step can be rehearsed, which has no numbers; None: one can."""
     slowed_by: tuple[str, ...] = ()
     """Parts of the waterfall that its options can make smaller; none: computing itself."""
 
@@ -135,6 +136,10 @@ class Profile:
     def count_shares(self, world_size: int, options: Options) -> int:
         """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
         return world_size
+
+    def has_own_layers(self, options: Options) -> bool:
+        """Return whether its engine computes the model's layers in a way of its own."""
+        return False
 
     def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""

@@ -9,13 +9,14 @@ import pytest
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks
-from training.combinations import NOT_REHEARSED, STRATEGIES
 from training.probing.live_memory import KINDS
+from training.registry import list_strategies
 from training.rehearsal.rehearsed_step import rehearse_step
+from training.strategies import find_profile
 
 pytestmark = pytest.mark.slow
 
-SIZES = {name: 1 if name == "single" else 2 for name in STRATEGIES if name not in NOT_REHEARSED}
+SIZES = {name: 1 if name == "single" else 2 for name in list_strategies() if not find_profile(name).no_rehearsal}
 
 
 def _observe(ranks: ForkedRanks, folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -10,8 +10,8 @@ from tasks.params.choices import list_file_names
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.combinations import STRATEGIES
 from training.numerics import NUMERICS_VERSION
+from training.registry import list_strategies
 
 FILE = Path(__file__).with_name("golden.json")
 REMEDY = "raise NUMERICS_VERSION in training/numerics.py, then renew the file: python -m tests.training.golden"
@@ -35,8 +35,8 @@ def list_trainings() -> dict[str, dict[str, Any]]:
     pairs = {
         f"{workload} {strategy}": dict[str, Any]()
         for workload in list_file_names("training/workloads")
-        for strategy in sorted(STRATEGIES)
-        if workload not in STRATEGIES[strategy]
+        for strategy, excluded in list_strategies().items()
+        if workload not in excluded
     }
     return pairs | _MORE
 

@@ -11,3 +11,4 @@ OPTIONS = {
 bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of 1). static_graph: whether DDP may take
 every step for the same graph. bucket_view: whether exchanged gradients stay in the buckets or are copied back.
 gradient_hook: the dtype in which gradients are exchanged; none: fp32."""
+NOT_WITH = ()

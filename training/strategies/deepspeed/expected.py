@@ -30,6 +30,7 @@ class DeepSpeed(Profile):
 
     no_waterfall = "the strategy deepspeed, whose step cannot be made without its communication"
     no_advice = "the strategy deepspeed, whose options are for whoever knows it"
+    no_rehearsal = "its engine asks what is in its tensors"
 
     def explain_unfit(self, options: Options, *, world_size: int) -> str | None:
         """Return what a stage has not."""
@@ -39,6 +40,10 @@ class DeepSpeed(Profile):
             f"options.whole_below: got {options['whole_below']} with stage {stage}, whose weights are all whole; "
             "allowed: none, or stage 3"
         )
+
+    def has_own_layers(self, options: Options) -> bool:
+        """Return whether weights are in shares: linear layers of those are DeepSpeed's own."""
+        return _get_stage(options) == 3
 
     def count_copies(self, world_size: int, options: Options) -> Copies:
         """Return one copy of the weights per rank, in stage 3 one between them, and one of the moments between them."""

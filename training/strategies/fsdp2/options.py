@@ -7,3 +7,4 @@ offload: cpu: weights, gradients and moments wait in the host's memory, where th
 mixed: bf16: with precision bf16 the layers' matrices are gathered as autocast would round them, in half the bytes;
 gradients are reduced in fp32, and the root's weights stay fp32.
 replicas: how many copies there are, each sharded over world_size / replicas neighbouring ranks: HSDP."""
+NOT_WITH = ("exact: true", "compile: true", "precision: fp16", "adapter: lora", "norm: sync_batch")

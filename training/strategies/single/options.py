@@ -1,5 +1,6 @@
-"""There are none."""
+"""One rank, the plain module."""
 
 from typing import Any
 
 OPTIONS: dict[str, Any] = {}
+NOT_WITH = ()
