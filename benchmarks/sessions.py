@@ -29,7 +29,7 @@ from tasks.measuring.arms import make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.planning import Session, plan_session
 from tasks.measuring.speedups import measure_speedups
-from tasks.measuring.timed_comparison import select_seconds
+from tasks.measuring.turns import choose_seconds
 from tasks.measuring.workers import open_workers
 from tasks.params import load_params
 from tasks.ranks.cell_ranks import find_nodes
@@ -162,7 +162,7 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         bench = stack.enter_context(open_bench(session))
         if kind == _BESIDE:
             stack.enter_context(run_neighbour())
-        started, of = time.perf_counter(), select_seconds(comparison)
+        started, of = time.perf_counter(), choose_seconds(is_weak=comparison.is_weak)
         speedups = measure_speedups(
             comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
             burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, of=of,

@@ -1,6 +1,6 @@
 """Does the whole training bear out what the blocks measured? The published speedup and seconds against the training's.
 
-The late half of the training counts, of which those steps around which nobody else used the CPUs: a start is slow at
+The late half of the training counts, of which those steps around which nobody else used the CPUs: a launch is slow at
 first. Both speedups are means with an interval, the training's over equal parts of it, and may differ by both. They are
 hours apart at most, but a machine drifts, so that a stated part is allowed besides.
 """
@@ -31,7 +31,7 @@ _NUM_PARTS, _FEWEST_PARTS = 10, 4
 _FASTER = 10
 """Percentile of parts and blocks that tells more than their middle where the machine was busy now and then."""
 _BEYOND_CHANCE, _LEAST_CHANGE = 3.0, 0.035
-"""Standard errors of a change within a start, and its size, beyond which it is one: half of an interval's floor."""
+"""Standard errors of a change within a launch, and its size, beyond which it is one: half of an interval's floor."""
 _ROUNDING = 1e-6
 _CLOCKS_APART = 0.05
 """Share by which all blocks of an arm may have taken another time than their steps: each is timed by both."""
@@ -86,7 +86,7 @@ def _compare_speedup(outputs: Outputs, measurement: MeasurementFile, arm: CellSp
         return make_unchecked_finding(
             explain(
                 "still_changing",
-                "{cell}: the speedup changes by {change:percent} from the first to the last turns of a start, beyond "
+                "{cell}: the speedup changes by {change:percent} from the first to the last turns of a launch, beyond "
                 "chance; give measure.burn_in_seconds more",
                 cell=cell, change=change,
             )
@@ -239,7 +239,7 @@ def _compute_relative_half_width(parts: NDArray[np.float64]) -> float:
 
 
 def _compute_change(measurement: MeasurementFile, cell: str, first: str) -> float | None:
-    """Return by how much the speedup changes within a start, as a line through its turns has it; None if chance may."""
+    """Return by how much the speedup changes within a launch, by a line through its turns; None if chance may."""
     of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
     its = {item.turn: of(item) for item in select_counted(measurement, first, beside=cell)}
     launches: dict[int, list[tuple[int, float]]] = {}

@@ -27,7 +27,7 @@ def select_blocks(measurement: MeasurementFile, cell: str, *, phase: str | None 
 
 def select_counted(measurement: MeasurementFile, cell: str, *, beside: str | None = None) -> list[BlockWork]:
     """Return the blocks of a cell that its speedup is of: those of turns in which its block and the first cell's were
-    quiet, of starts with two of them or more.
+    quiet, of launches with two of them or more.
 
     The first cell's count where they do for any other; `beside` one alone they count where they do for that one. All
     blocks of a cell without a speedup, for want of such turns.
@@ -41,7 +41,7 @@ def select_counted(measurement: MeasurementFile, cell: str, *, beside: str | Non
 
 
 def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
-    """Return the turns in which a cell's block and the first cell's were quiet, of starts with two of them or more."""
+    """Return the turns in which a cell's block and the first cell's were quiet, of launches with two or more."""
     most, first = measurement.most_others_share, next(iter(measurement.speeds))
     pair = [select_blocks(measurement, item, phase="speedup") for item in (first, cell)]
     loud = {
@@ -58,7 +58,7 @@ def find_quiet_turns(measurement: MeasurementFile, cell: str) -> set[int]:
 def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None:
     """Return what is wrong if not every turn that was run for the speedups has a block of the cell.
 
-    Turns are numbered as they run: whoever leaves out slow ones leaves gaps. A start burns in before its turns that
+    Turns are numbered as they run: whoever leaves out slow ones leaves gaps. A launch burns in before its turns that
     count, and never after.
     """
     counted, burnt = (
@@ -71,15 +71,15 @@ def find_missing_turns(measurement: MeasurementFile, cell: str) -> Reason | None
             return explain("turn_missing", template, cell=cell, turn=before + 1, before=before, after=after)
     for turn, launch in burnt.items():
         if any(item < turn for item in counted if counted[item] == launch):
-            template = "{cell}: turn {turn} is said to burn in after turns of the same start that count"
+            template = "{cell}: turn {turn} is said to burn in after turns of the same launch that count"
             return explain("burnt_late", template, cell=cell, turn=turn)
-    numbers = {"turns": len(counted), "starts": len(set(counted.values()))}
+    numbers = {"turns": len(counted), "launches": len(set(counted.values()))}
     if (*numbers.values(),) != (measurement.num_turns, measurement.num_launches):
         return explain(
             "turns_missing",
-            "{cell}: {turns} turns of {starts} starts are among the blocks of the speedups, {turns_run} of "
-            "{starts_run} were run",
-            cell=cell, **numbers, turns_run=measurement.num_turns, starts_run=measurement.num_launches,
+            "{cell}: {turns} turns of {launches} launches are among the blocks of the speedups, {turns_run} of "
+            "{launches_run} were run",
+            cell=cell, **numbers, turns_run=measurement.num_turns, launches_run=measurement.num_launches,
         )  # fmt: skip
     return None
 
@@ -94,10 +94,10 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         if measurement.others_share is None
         else "others used {others_share:small_percent} of the CPUs in the mean"
     )
-    quiet = "{cell}: {quiet_turns} of {turns:plural turn} in {starts} starts were quiet"
+    quiet = "{cell}: {quiet_turns} of {turns:plural turn} in {launches} launches were quiet"
     numbers = {
         "cell": cell, "quiet_turns": len(find_quiet_turns(measurement, cell)), "turns": measurement.num_turns,
-        "starts": measurement.num_launches, "most": measurement.most_others_share,
+        "launches": measurement.num_launches, "most": measurement.most_others_share,
         "others_share": measurement.others_share,
     }  # fmt: skip
     if cell not in measurement.speedups:

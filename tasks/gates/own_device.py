@@ -32,7 +32,7 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
     launches = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
     if outputs.measurement is not None:
         for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
-            launches[f"{cell}, timed blocks of start {number}"] = devices
+            launches[f"{cell}, timed blocks of launch {number}"] = devices
     shared: dict[str, Reason] = {}
     for where, devices in launches.items():
         for first in range(0, len(devices), ranks):

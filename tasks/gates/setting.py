@@ -1,6 +1,6 @@
 """Did a cell train with what it should have, and with what the baseline did? By their own records, value by value.
 
-The same is asked of the ranks that were timed, and of every start of them.
+The same is asked of the ranks that were timed, and of every launch of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ _RECORDED = "run_at_start"
 """Key of the record: machine -> module that Python imports by itself -> sha256 of its file."""
 
 Setting = dict[str, Any]
-"""What the ranks of a start ran with, by its section of the record."""
+"""What the ranks of a launch ran with, by its section of the record."""
 KnownStarts = Mapping[str, tuple[str, Mapping[str, str | None]]]
 """Machine -> who ran there first, and the modules that Python ran then."""
 
@@ -29,7 +29,7 @@ What Python ran at their start is held machine by machine.
 The priority of their processes is held where seconds are told: of a training it changes the time alone.
 """
 _OF_EVERY_START = ("packages", "options")
-"""What cells may differ in, and the starts of one cell may not: those of its training and its timed ones."""
+"""What cells may differ in, and the launches of one cell may not: those of its training and its timed ones."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
@@ -52,8 +52,8 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
         problems += _compare_values(
             {name: used[name] for name in kept}, kept, "the cell's run.json", who=f"{where}: the ranks used"
         )
-        problems += _compare_starts(setting, where, (_flatten_setting(reference), first), (own, "its first start"))
-        problems += _find_other_starts(setting, where, *known)
+        problems += _compare_launches(setting, where, (_flatten_setting(reference), first), (own, "its first launch"))
+        problems += _find_other_launches(setting, where, *known)
         if measurement is None:  # then the training's seconds are told
             problems += _compare_priorities(setting, reference, where, first)
     problems = _advise(problems, wording.TRAIN_AGAIN)
@@ -76,11 +76,11 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[Reason]:
     # Weak scaling asks for another batch.
     expected = _flatten_setting(reference) | {"train.global_batch_size": measurement.speeds[cell].global_batch_size}
     for setting in settings if reference else ():
-        timed += _compare_starts(setting, where, (expected, "the training"), (own, "the training"))
+        timed += _compare_launches(setting, where, (expected, "the training"), (own, "the training"))
         for its in measurement.settings.get(first, []):
             timed += _compare_priorities(setting, its, where, first)
     timed += _find_other_rows(outputs, where, measurement.rows_digests.items())
-    timed += [start for setting in settings for start in _find_other_starts(setting, where, *known)]
+    timed += [launch for setting in settings for launch in _find_other_launches(setting, where, *known)]
     return problems + _advise(timed, _MEASURE_AGAIN)
 
 
@@ -91,12 +91,12 @@ def _advise(problems: Iterable[Reason], remedy: str) -> list[Reason]:
     ]
 
 
-def _compare_starts(
+def _compare_launches(
     setting: Setting, where: str, everywhere: tuple[dict[str, Any], str], own: tuple[Setting | None, str]
 ) -> list[Reason]:
-    """Return in what a start differs from what all ranks share, from another start of its cell, and within its ranks.
+    """Return in what a launch differs from what all ranks share, from another launch of its cell, and within its ranks.
 
-    `everywhere`: what is expected of all cells, flat, and whose it is; `own`: the other start, and what it is called.
+    `everywhere`: what is expected of all cells, flat, and whose it is; `own`: the other launch, and what it is called.
     """
     who, (other, whose) = f"{where}: the ranks used", own
     mine, its = (
@@ -141,9 +141,9 @@ def _compare_priorities(mine: Setting, its: Setting | None, where: str, whose: s
 
 
 def _collect_known_starts(outputs: Outputs, cell: str) -> tuple[KnownStarts, KnownStarts]:
-    """Return what is known of each machine from the other cells, the baseline first, and from the cell's own starts.
+    """Return what is known of each machine from the other cells, the baseline first, and from the cell's own launches.
 
-    Of each machine that is what the first of the starts ran there.
+    Of each machine that is what the first of the launches ran there.
     """
     known, own = dict[str, tuple[str, Mapping[str, str | None]]](), dict[str, tuple[str, Mapping[str, str | None]]]()
     first, measured = outputs.params.baseline, outputs.measurement.settings if outputs.measurement else {}
@@ -193,7 +193,7 @@ def _compare_values(results: dict[str, Any], expected: dict[str, Any], whose: st
     ]
 
 
-def _find_other_starts(record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts) -> list[Reason]:
+def _find_other_launches(record: Mapping[str, Any], where: str, known: KnownStarts, own: KnownStarts) -> list[Reason]:
     """Return what Python ran otherwise at the start of these ranks than is known of the same machine.
 
     `own`: what is known from the same cell, of machines that others do not know. Where others know none of their

@@ -1,4 +1,4 @@
-"""What was timed, in records: seconds, rates and utilisation of every cell, and its speedup."""
+"""What was timed, in records: seconds, rates and utilisation of every cell."""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ from tasks.measuring.bench import Bench
 from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Launches, estimate_ratio
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.planning import Session
-from tasks.measuring.speedups import estimate_speedups
-from tasks.measuring.timed_comparison import Measured, TimedComparison, select_seconds
+from tasks.measuring.timed_comparison import Measured, TimedComparison
 from tasks.measuring.waterfall import compute_data_wait_share, settle
-from tasks.records.estimate import Speedup, make_speedup
+from tasks.records.estimate import Speedup
 from tasks.records.measurement import CellSpeed, NoiseFloor, Waterfall
 
 
@@ -96,29 +95,6 @@ def _compute_utilisation(
     return per_label * tokens_per_second / available, palm / available
 
 
-def compute_speedups(
-    comparison: TimedComparison, measured: Measured, speeds: Mapping[str, CellSpeed]
-) -> dict[str, Speedup]:
-    """Return how many times as fast as the baseline each cell is that has an interval, and what follows from it."""
-    turns, of = measured.speedups, select_seconds(comparison)
-    first, results = turns.baseline, dict[str, Speedup]()
-    every = estimate_speedups(lambda _: turns.timed_turns, list(speeds), of)
-    for cell, interval in turns.intervals.items():
-        quiet, speed = turns.select_quiet(cell), speeds[cell]
-        figures, others = (np.median(quiet.list_by_turn(item, of)) for item in (first, cell))
-        # In weak scaling a speedup is no ratio of steps.
-        beside = speeds[first].step_seconds.value if comparison.is_weak else interval.value * speed.step_seconds.value
-        results[cell] = make_speedup(
-            interval,
-            of_all_turns=every[cell],
-            of_medians=float(figures / others),
-            baseline_step_seconds=beside,
-            world_size=speed.world_size,
-            baseline_world_size=speeds[first].world_size,
-        )
-    return results
-
-
 def settle_waterfalls(
     measured: Measured, speeds: Mapping[str, CellSpeed], speedups: Mapping[str, Speedup]
 ) -> list[Waterfall]:
@@ -136,7 +112,7 @@ def settle_waterfalls(
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
-    """Return every cell that counts against itself: of two neighbouring turns of a start the one against the other.
+    """Return every cell that counts against itself: of two neighbouring turns of a launch the one against the other.
 
     Their rows differ, so that positions are compared, not steps. Which of the two comes first alternates.
     """

@@ -1,13 +1,13 @@
-"""How sure a measured number is: Student's t over turns, and over the starts of the ranks that the turns belong to.
+"""How sure a measured number is: Student's t over turns, and over the launches of the ranks that the turns belong to.
 
 A figure of several launches has two levels of noise (Kalibera and Jones 2013, Rigorous Benchmarking in Reasonable
-Time): from turn to turn, and from start to start of the ranks. Turns of one launch are alike, so that many of them do
+Time): from turn to turn, and from launch to launch of the ranks. Turns of one launch are alike, so that many of them do
 not tell how another launch would have been. The interval is the wider of two: Student's t over the means of the
 launches, which holds whatever turns of one launch have in common, and over all turns, which guards against few launches
 that are alike by luck.
 
 The interval of a speedup has a floor besides: of sessions that stop at narrow intervals those are narrow that happened
-to see no stall, no slow start and no wander. On simulated machines (tests/tasks/measuring/noisy_machine.py) it then
+to see no stall, no slow launch and no wander. On simulated machines (tests/tasks/measuring/noisy_machine.py) it then
 covers as often as it says.
 
 A ratio is one of means, for that is what users pay: a stall counts with what it cost. Turns are paired, so that what
@@ -28,7 +28,7 @@ Launches = Sequence[Sequence[float]]
 FEWEST_TURNS = 4
 """Of a single launch: an interval of fewer would be too wide to say anything."""
 FEWEST_LAUNCHES = 3
-"""Starts of every arm behind anything that several launches are measured for."""
+"""Launches of every arm behind anything that several launches are measured for."""
 FLOOR = 0.07
 """Relative half-width that the interval of a speedup of `FEWEST_LAUNCHES` has at least; it falls with their root. Ten
 sessions of one comparison on a quiet machine of two cores scattered by 2.8 %; a session without one of the simulated

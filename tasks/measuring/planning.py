@@ -59,7 +59,7 @@ def format_training_time(params: Params, measurement: MeasurementFile, num_rows:
     names = wording.join_names([f"{cell} {span}" for cell, span in spans.items()])
     end = datetime.now() + sum(spans.values(), timedelta())
     return (
-        f"as timed, a whole training takes, beside the starts of its ranks (h:min:s): {names}; all of them end about "
+        f"as timed, a whole training takes, beside the launches of its ranks (h:min:s): {names}; all of them end about "
         f"{end:%a %H:%M} if none is finished"
     )
 

@@ -18,7 +18,7 @@ from tasks.machine.host_checks import BYTES_PER_PARAMETER
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_noise, compute_speeds, compute_speedups, settle_waterfalls
+from tasks.measuring.account import compute_noise, compute_speeds, settle_waterfalls
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
@@ -118,7 +118,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         advice = _advise(session, bench, fits, measured.waterfalls, left_out) if params.measure.advice else None
         # Last: nothing is timed after it, and what it may break is not needed any more.
         timelines = _record_timelines(comparison, bench, workers, left_out)
-    speedups, given = measured.speedups, compute_speedups(comparison, measured, speeds)
+    speedups, given = measured.speedups, measured.speedups.make_records(speeds, is_weak=comparison.is_weak)
     blocks = [block for blocks in speedups.timed_turns.blocks.values() for block in blocks]
     known = [block.others_share for block in blocks if block.others_share is not None]
     slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in blocks if block.gpus]

@@ -1,8 +1,9 @@
-"""The speedups, by blocks of all cells in turns, over several starts of their ranks; intervals.py does the arithmetic.
+"""The speedups, by blocks of all cells in turns, over several launches: `measure_speedups` runs the blocks, `estimate`
+makes intervals of the turns that count (intervals.py), `make_records` the speedups of those.
 
 It ends once every interval is narrow enough, or the time for it is spent. A launch begins with turns that do not count:
 its first seconds are slower than hours of training (clocks, allocators, caches). Then it has few turns, however long
-its start took: turns of one launch are alike, and what narrows an interval is more starts.
+it took to begin: turns of one launch are alike, and what narrows an interval is more launches.
 """
 
 import logging
@@ -11,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.intervals import (
@@ -21,7 +24,8 @@ from tasks.measuring.intervals import (
 )
 from tasks.measuring.turns import Timed, TimedTurns, generate_turns, is_quiet
 from tasks.process import wording
-from tasks.records.estimate import Estimate
+from tasks.records.estimate import Estimate, Speedup, make_speedup
+from tasks.records.measurement import CellSpeed
 
 _log = logging.getLogger(__name__)
 
@@ -52,19 +56,26 @@ class Speedups:
 
     timed_turns: TimedTurns = field(default_factory=TimedTurns)
     """All turns."""
-    baseline: str
-    """Name of the arm that the others are compared with."""
+    arms: Sequence[str]
+    """Names, the baseline's first."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
+    of: Callable[[Timed], float]
+    """Seconds of a unit of work in a block."""
     burnt: TimedTurns = field(default_factory=TimedTurns)
-    """The turns with which each start of the ranks begins and that do not count."""
+    """The turns with which each launch of the ranks begins and that do not count."""
     num_launches: int = 1
-    """Starts of every cell's ranks."""
+    """Launches of every cell's ranks."""
     intervals: Mapping[str, Estimate] = field(default_factory=dict)
     """Name of the arm -> how many times as fast as the baseline it is, over its quiet turns; none of an arm without
     enough."""
     stopped_because: str = ""
     """What was spent, and why it ended, in one sentence."""
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        return self.arms[0]
 
     def select_quiet(self, arm: str) -> TimedTurns:
         """Return the turns in which the arm's block and the baseline's were quiet, of launches with two or more.
@@ -89,6 +100,35 @@ class Speedups:
         """Return the turns that are quiet for one of these arms and the baseline."""
         return {turn for arm in arms for turn in self.select_quiet(arm).turns}
 
+    def estimate(self, select: Callable[[str], TimedTurns]) -> dict[str, Estimate]:
+        """Return how many times as fast as the baseline the other arms are, each in the turns that `select` has for it;
+        of fewer than `FEWEST_LAUNCHES` there is none."""
+        results = {}
+        for arm in self.arms[1:]:
+            timed_turns = select(arm)
+            first, other = (timed_turns.list_by_launch(name, self.of) for name in (self.baseline, arm))
+            if len(first) >= FEWEST_LAUNCHES:
+                results[arm] = estimate_speedup(first, other)
+        return results
+
+    def make_records(self, speeds: Mapping[str, CellSpeed], *, is_weak: bool) -> dict[str, Speedup]:
+        """Return the speedup of each cell that has an interval, and what follows from it."""
+        results, first, every = {}, speeds[self.baseline], self.estimate(lambda _: self.timed_turns)
+        for cell, interval in self.intervals.items():
+            quiet, speed = self.select_quiet(cell), speeds[cell]
+            figures, others = (np.median(quiet.list_by_turn(arm, self.of)) for arm in (self.baseline, cell))
+            # In weak scaling a speedup is no ratio of steps.
+            beside = first.step_seconds.value if is_weak else interval.value * speed.step_seconds.value
+            results[cell] = make_speedup(
+                interval,
+                of_all_turns=every[cell],
+                of_medians=float(figures / others),
+                baseline_step_seconds=beside,
+                world_size=speed.world_size,
+                baseline_world_size=first.world_size,
+            )
+        return results
+
 
 def measure_speedups(
     arms: Sequence[Arm],
@@ -109,8 +149,8 @@ def measure_speedups(
     seconds of those before; three run in any case. `burn_in_seconds`: of each launch, before turns
     count. `of`: seconds of a unit of work. `advance` is told of blocks that have run.
     """
-    speedups = Speedups(baseline=arms[0].name, most_share=most_share)
-    order = generate_turns([arm.name for arm in arms], seed=seed)
+    speedups = Speedups(arms=[arm.name for arm in arms], most_share=most_share, of=of)
+    order = generate_turns(speedups.arms, seed=seed)
     started = clock()
     while not speedups.stopped_because:
         if speedups.timed_turns.blocks:
@@ -124,27 +164,10 @@ def measure_speedups(
         if speedups.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
             seconds = clock() - started
             is_spent = seconds * (speedups.num_launches + 1) / speedups.num_launches > max_seconds
-            names = [arm.name for arm in arms]
-            speedups.intervals = estimate_speedups(speedups.select_quiet, names, of)
-            speedups.stopped_because = _explain_stop(speedups, names[1:], half_width, seconds, max_seconds, is_spent)
+            speedups.intervals = speedups.estimate(speedups.select_quiet)
+            speedups.stopped_because = _explain_stop(speedups, half_width, seconds, max_seconds, is_spent)
     _log.info("speedups: %s", speedups.stopped_because)
     return speedups
-
-
-def estimate_speedups(
-    select: Callable[[str], TimedTurns], arms: Sequence[str], of: Callable[[Timed], float]
-) -> dict[str, Estimate]:
-    """Return how many times as fast as the first the other arms are; of fewer than `FEWEST_LAUNCHES` there is none.
-
-    `select`: name of the arm -> the turns of it and of the first that count.
-    """
-    results = {}
-    for arm in arms[1:]:
-        timed_turns = select(arm)
-        first, other = (timed_turns.list_by_launch(name, of) for name in (arms[0], arm))
-        if len(first) >= FEWEST_LAUNCHES:
-            results[arm] = estimate_speedup(first, other)
-    return results
 
 
 def _run_launch(
@@ -172,12 +195,11 @@ def _run_launch(
             return
 
 
-def _explain_stop(
-    speedups: Speedups, others: Sequence[str], half_width: float, seconds: float, max_seconds: float, is_spent: bool
-) -> str:
-    """Return why to stop, after what; empty to go on. `others`: names of the arms without the first."""
+def _explain_stop(speedups: Speedups, half_width: float, seconds: float, max_seconds: float, is_spent: bool) -> str:
+    """Return why to stop, after what; empty to go on."""
+    others = speedups.arms[1:]
     turns = wording.format_plural(len(speedups.timed_turns.turns), "turn")
-    spent = f"{turns} in {speedups.num_launches} starts of every cell and {seconds:.0f} s"
+    spent = f"{turns} in {speedups.num_launches} launches of every cell and {seconds:.0f} s"
     if not others:
         return f"{spent}, of the only cell: there is nothing to compare it with"
     limit = f"the {max_seconds:g} s of max_seconds were spent"
@@ -185,7 +207,7 @@ def _explain_stop(
     loud = (
         f"; for {wording.join_names(missing)} there is no interval: others used more than "
         f"{wording.format_small_percent(speedups.most_share)} of the CPUs so often that fewer than {FEWEST_LAUNCHES} "
-        f"starts have {FEWEST_QUIET_TURNS} turns that are quiet for it and the first cell"
+        f"launches have {FEWEST_QUIET_TURNS} turns that are quiet for it and the first cell"
     ) * bool(missing)
     if not speedups.intervals:
         return f"{spent}: {limit}{loud}" * is_spent
@@ -196,4 +218,4 @@ def _explain_stop(
     if widest <= half_width:
         return f"{spent}: {reached}, {asked} was asked for" if not missing else f"{spent}: {limit}{loud}" * is_spent
     needed = count_needed_launches(len(speedups.select_quiet(arm).list_by_launch(arm)), widest, half_width)
-    return f"{spent}: {limit}, and {reached}; about {needed} starts are needed for {asked}{loud}" * is_spent
+    return f"{spent}: {limit}, and {reached}; about {needed} launches are needed for {asked}{loud}" * is_spent

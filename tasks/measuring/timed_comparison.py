@@ -54,7 +54,7 @@ class TimedComparison:
     max_seconds: float
     """Seconds for the speedups."""
     burn_in_seconds: float = 0.0
-    """Seconds of each start of the ranks before turns count."""
+    """Seconds of each launch of the ranks before turns count."""
     tuned: Sequence[Arm] = ()
     """The baseline as one process may be faster."""
     waterfall_seconds: float
@@ -140,8 +140,8 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
     speedups = measure_speedups(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-        burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share, of=select_seconds(comparison),
-        seed=comparison.seed, advance=advance,
+        burn_in_seconds=comparison.burn_in_seconds, most_share=comparison.most_share,
+        of=choose_seconds(is_weak=comparison.is_weak), seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = measure_counterfactuals(comparison, bench, advance)
     return Measured(
@@ -226,11 +226,6 @@ def _make_block_work(block: Timed, fact: Mapping[str, Any]) -> BlockWork:
     )
 
 
-def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
-    """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    return choose_seconds(is_per_token=comparison.is_weak)
-
-
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> TimedTurns:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent.
 
@@ -276,7 +271,7 @@ def select_turns_for(comparison: TimedComparison, timed_turns: TimedTurns, cell:
 
 def _compare_beside(comparison: TimedComparison, beside: TimedTurns, arms: Sequence[Arm]) -> dict[str, Estimate]:
     """Return how many times as fast as the baseline each of these arms is; nothing where they were not run."""
-    first, of, results = comparison.trained[0].name, select_seconds(comparison), {}
+    first, of, results = comparison.baseline.name, choose_seconds(is_weak=comparison.is_weak), {}
     for arm in arms:
         if arm.name not in beside.blocks:
             continue

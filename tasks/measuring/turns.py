@@ -20,7 +20,7 @@ class Timed:
     turn: int
     """Blocks of one turn ran the same steps."""
     launch: int
-    """Which start of the ranks ran it, from 1."""
+    """Which launch of the ranks ran it, from 1."""
     step_seconds: np.ndarray
     """(num_ranks, num_steps): seconds of every step on every rank that ran."""
     seconds: float
@@ -126,9 +126,9 @@ class TimedTurns:
         return list(results.values())
 
 
-def choose_seconds(*, is_per_token: bool) -> Callable[[Timed], float]:
-    """Return the seconds of a unit of work: a token where the cells' steps have other numbers of them, else a step."""
-    return (lambda block: block.whole_seconds / block.num_tokens) if is_per_token else (lambda block: block.seconds)
+def choose_seconds(*, is_weak: bool) -> Callable[[Timed], float]:
+    """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
+    return (lambda block: block.whole_seconds / block.num_tokens) if is_weak else (lambda block: block.seconds)
 
 
 def is_quiet(block: Timed, most_share: float) -> bool:

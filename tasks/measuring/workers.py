@@ -76,7 +76,7 @@ class Workers:
         """The ranges that its ranks know, in the order of their segments."""
         self._config, self._launcher, self._nodes, self._module, self._stop = config, launcher, nodes, module, stop
         self.devices: list[list[Answer]] = []
-        """Of every start: what each rank computes on, as it said itself (training/process/distributed.py)."""
+        """Of every launch: what each rank computes on, as it said itself (training/process/distributed.py)."""
         self._settings: dict[str, list[Answer]] = {}
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
         self.start()
@@ -145,7 +145,7 @@ class Workers:
         return answers
 
     def list_settings(self, variant: Mapping[str, Any]) -> list[Answer]:
-        """Return what the ranks ran a variant with (training/record/setting.py): one, unless starts differed."""
+        """Return what the ranks ran a variant with (training/record/setting.py): one, unless launches differed."""
         return self._settings.get(json.dumps(dict(variant), sort_keys=True), [])
 
     def close(self) -> None:

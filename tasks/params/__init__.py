@@ -57,13 +57,12 @@ class MeasureParams(Section):
     speed: bool = True
     """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
     half_width: Finite = Field(default=0.07, gt=0, le=0.5)
-    """Measuring ends once every speedup's 95 % interval is within +- this share. No three starts give less than 0.07;
+    """Measuring ends once every speedup's 95 % interval is within +- this share. No three launches give less than 0.07;
     with more of them that falls, 0.03 takes 17."""
     max_seconds: Finite = Field(default=90.0, gt=0, le=86_400)
-    """Seconds for the speedups, starts of the ranks included, narrow enough or not; three starts of every cell are made
-    anyway."""
+    """Seconds for the speedups, launches included, narrow enough or not; three of every cell are made anyway."""
     burn_in_seconds: Finite = Field(default=5.0, ge=0, le=86_400)
-    """Seconds of each start of the ranks before turns count: its first are slower than hours of training."""
+    """Seconds of each launch of the ranks before turns count: its first are slower than hours of training."""
     others_share: Finite = Field(default=0.05, ge=0, le=1)
     """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there. Where
     others used over 5 % in the mean of those that count, the speedup is unproven."""

@@ -21,7 +21,7 @@ class BlockWork(Record):
     turn: int
     """Blocks of one turn ran the same steps."""
     launch: int
-    """Which start of the ranks ran it, from 1."""
+    """Which launch of the ranks ran it, from 1."""
     others_share: float | None
     """Share of the CPUs of its ranks that others used meanwhile; null where the machine does not tell."""
     has_others_on_gpu: bool = False
@@ -89,7 +89,7 @@ class ArmBlocks(Record):
     """The blocks of one arm in one phase of measuring."""
 
     phase: Phase
-    """burn-in: turns of a start before those that count; speedup: what the speedups are of; waterfall: beside the
+    """burn-in: turns of a launch before those that count; speedup: what the speedups are of; waterfall: beside the
     counterfactuals."""
     arm: str
     """Its name."""

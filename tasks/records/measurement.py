@@ -107,7 +107,7 @@ class NoiseFloor(Record):
     ratio: Estimate
     """Seconds per position of every second turn / those of the turns between: what nothing but noise makes of 1."""
     num_pairs: int
-    """Pairs of neighbouring turns of one start, all cells together."""
+    """Pairs of neighbouring turns of one launch, all cells together."""
     coefficient_of_variation: float
     """Standard deviation of a block's seconds per position / their mean, the largest of the cells."""
 
@@ -124,7 +124,7 @@ class CellSpeed(Record):
     num_blocks: int
     """Blocks that were timed and count: those of its quiet turns, if there are enough."""
     num_quiet_turns: int
-    """Turns in which both its block and the first cell's were quiet, of starts with two such turns or more. Of the
+    """Turns in which both its block and the first cell's were quiet, of launches with two such turns or more. Of the
     first cell: quiet for it and any other cell."""
     steps_per_block: int
     """Optimizer steps of each."""
@@ -250,7 +250,7 @@ class Measurement(Record):
     preflight: Preflight
     """The machine before measuring."""
     noise: NoiseFloor | None
-    """The cells against themselves; null without two quiet turns of one start."""
+    """The cells against themselves; null without two quiet turns of one launch."""
     beside: dict[str, Estimate] = {}
     """The baseline's work as one process may do it faster or slower (in a wrapper, with another micro-batch or more
     threads), timed beside it -> how many times as fast as the baseline; empty where that is withheld."""
@@ -259,7 +259,7 @@ class Measurement(Record):
     half_width_asked: float
     """Relative half-width that every speedup's interval was to have."""
     num_launches: int
-    """Starts of every cell's ranks."""
+    """Launches of every cell's ranks."""
     num_turns: int
     """Turns in which each cell had a block of the same steps."""
     most_others_share: float
@@ -308,9 +308,9 @@ class MeasurementFile(Measurement, StageFile):
     ranges: list[str] = []
     """The ranges whose rows were timed."""
     devices_of_starts: dict[str, list[list[RankDevice]]] = {}
-    """Cell -> what each rank computed on, start by start."""
+    """Cell -> what each rank computed on, launch by launch."""
     settings: dict[str, list[dict[str, Any]]] = {}
-    """Cell -> what its ranks ran with (training/record/setting.py); one, unless starts differed."""
+    """Cell -> what its ranks ran with (training/record/setting.py); one, unless launches differed."""
     numerics_version: int = 0
     """NUMERICS_VERSION of what was timed."""
     code_digest: str = ""

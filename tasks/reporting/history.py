@@ -3,7 +3,7 @@
 Two sessions are compared, not two arms of one: a machine that drifts is not the same in both. So
 
 - ratios are compared by their logarithms, whose variances add up: the interval is wider than either session's;
-- a session's own drift is in its intervals, since starts of the ranks lie far apart in it; on a simulated machine that
+- a session's own drift is in its intervals, since launches lie far apart in it; on a simulated machine that
   strays by 3 % between sessions as within them, at most 5 % of equal sessions are called a regression;
 - where five earlier changes are known, no interval is narrower than these changes were.
 """

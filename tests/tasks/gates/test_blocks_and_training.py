@@ -198,7 +198,7 @@ def test_turns_that_are_missing_among_the_blocks_fail(tmp_path: Path, params: di
     """Whoever leaves out slow turns, or puts other blocks in their place, has not as many in a row as were run."""
     for left_out, code, numbers in (
         ({7}, "turn_missing", {"turn": 7, "before": 6, "after": 8}),
-        (set(range(1, 6)), "turns_missing", {"turns": 15, "starts": 3, "turns_run": 20, "starts_run": 4}),
+        (set(range(1, 6)), "turns_missing", {"turns": 15, "launches": 3, "turns_run": 20, "launches_run": 4}),
     ):
         mine = arm_blocks("2proc")
         kept = mine.model_copy(update={"blocks": [one for one in mine.blocks if one.turn not in left_out]})

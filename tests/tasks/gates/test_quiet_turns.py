@@ -21,7 +21,7 @@ def test_quiet_turns_pass_and_the_baseline_has_none_of_its_own(tmp_path: Path, p
     assert check_quiet_turns(outputs_of(tmp_path, params), "2proc") is None, "nothing was measured"
     write_blocks(tmp_path)
     found = judged(tmp_path, params)
-    known = {"quiet_turns": 20, "turns": 20, "starts": 4, "most": 0.05, "others_share": 0.012}
+    known = {"quiet_turns": 20, "turns": 20, "launches": 4, "most": 0.05, "others_share": 0.012}
     assert (found.code, found.numbers) == ("passed", known | {"cell": "2proc"})
     assert check_quiet_turns(outputs_of(tmp_path, params), "1proc") is None
 

@@ -85,11 +85,13 @@ def test_it_ends_once_intervals_are_narrow_or_the_time_is_spent_and_says_what_it
     found, machine = _measure(TROUBLES["none"], seed=1)
     assert 3 <= found.num_launches <= 4
     turns, seconds = len(found.timed_turns.turns), f"{machine.now:.0f} s"
-    assert found.stopped_because.startswith(f"{turns} turns in {found.num_launches} starts of every cell and {seconds}")
+    assert found.stopped_because.startswith(
+        f"{turns} turns in {found.num_launches} launches of every cell and {seconds}"
+    )
     assert "±7.0 % was asked for" in found.stopped_because
     found, machine = _measure(TROUBLES["starts that differ"], seed=3, half_width=0.03)
     assert "the 90 s of max_seconds were spent, and the widest interval is ±" in found.stopped_because
-    assert "starts are needed for ±3.0 %" in found.stopped_because
+    assert "launches are needed for ±3.0 %" in found.stopped_because
     assert machine.now < 90 + 20
 
 
