@@ -73,7 +73,7 @@ def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Ev
     document = make_document(result)
     payload = [
         {
-            "name": answer.name, "question": answer.question, "verdict": answer.verdict,
+            "name": answer.name, "question": answer.question, "outcome": answer.outcome,
             "findings": [{"cell": cell, **asdict(finding)} for cell, finding in answer.findings.items()],
         }
         for answer in answers

@@ -22,7 +22,7 @@ from ddp_audit.findings.parameters import (
     start_weights,
 )
 from ddp_audit.findings.rows import epochs, rows_of_its_own, same_ids, same_rows, shuffled
-from ddp_audit.process.findings import Finding, Verdict
+from ddp_audit.process.findings import Finding, Outcome
 from ddp_audit.process.wording import explain
 from ddp_audit.records import Audit
 from ddp_audit.speed import FEWEST_LAUNCHES, Speed
@@ -40,12 +40,12 @@ class Answers:
     """Cell -> what was found of it."""
 
     @property
-    def verdict(self) -> Verdict:
+    def outcome(self) -> Outcome:
         """`failed` if one cell failed, `passed` if there are findings and all passed."""
-        verdicts = {finding.verdict for finding in self.findings.values()}
-        if "failed" in verdicts:
+        outcomes = {finding.outcome for finding in self.findings.values()}
+        if "failed" in outcomes:
             return "failed"
-        return "passed" if verdicts == {"passed"} else "not checked"
+        return "passed" if outcomes == {"passed"} else "not checked"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def list_faults(answers: Sequence[Answers], kinds: Sequence[str] = CLASSES[:2]) 
         Fault(questions[gate.name], cell, finding)
         for gate in answers
         for cell, finding in gate.findings.items()
-        if finding.verdict == "failed"
+        if finding.outcome == "failed"
     ]
     return sorted((fault for fault in faults if fault.kind in kinds), key=lambda item: CLASSES.index(item.kind))
 
@@ -164,7 +164,7 @@ def judge_cells(answers: Sequence[Answers], speeds: Sequence[Speed], cells: Sequ
             for name in answer.findings
             if name in (cell, cells[0]) and answer.name in bearing
         ]
-        unseen = [finding.compared for finding in concerned if finding.verdict == "not checked"]
+        unseen = [finding.compared for finding in concerned if finding.outcome == "not checked"]
         if faults := [fault for fault in list_faults(answers) if fault.cell in (cell, cells[0])]:
             standings[cell] = Standing("withheld", faults[0].sentence)
         elif unseen or cell in doubts:
@@ -207,8 +207,8 @@ def _find(question: Question, audit: Audit, cell: str) -> Finding | None:
         later = Audit(audit.request, {name: [launches[turn]] for name, launches in audit.launches.items()})
         result = _find_in_first(question, later, cell)
         # What says nothing of the first one may have something to say of a later one.
-        verdict = "passed" if worst is None else worst.verdict
-        if result is not None and _WORST.index(result.verdict) < _WORST.index(verdict):
+        outcome = "passed" if worst is None else worst.outcome
+        if result is not None and _WORST.index(result.outcome) < _WORST.index(outcome):
             worst = replace(result, compared=f"{result.compared} (in launch {turn + 1}, and not in those before)")
     return worst
 

@@ -100,7 +100,7 @@ def _escape(text: str) -> str:
 
 
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not observable", None: "–"}
-"""Verdict of a question -> how a table shows it."""
+"""Outcome of a question -> how a table shows it."""
 _WORDS = {
     "data": "waiting for data", "forward": "forward", "backward": "backward",
     "exchange": "exchange asked for by the script", "optimizer": "optimizer", "logging": "log lines",
@@ -136,7 +136,7 @@ def format_verdict(result: Result) -> str:
         more = f" {wording.format_plural(len(faults) - 1, 'more finding')} below." * (len(faults) > 1)
         text = f"{faults[0].sentence}.{more}"
     else:
-        asked = [answer.verdict for answer in result.answers if answer.findings]
+        asked = [answer.outcome for answer in result.answers if answer.findings]
         unseen = asked.count("not checked")
         open_ones = f"{wording.format_plural(unseen, 'question')} of {len(asked)} not observable"
         text = f"Nothing wrong was seen; {open_ones if unseen else f'all {len(asked)} questions were answered'}."
@@ -173,9 +173,9 @@ def _make_findings(result: Result) -> Iterator[Block]:
     cells = list(result.audit.request.cells)
     rows, text = [["Question", *cells, "What it asks"]], []
     for answer in result.answers:
-        verdicts = {cell: item.verdict for cell, item in answer.findings.items()}
-        rows.append([answer.name, *(_MARKS[verdicts.get(cell)] for cell in cells), answer.question])
-        seen = {cell: item for cell, item in answer.findings.items() if item.verdict != "failed"}
+        outcomes = {cell: item.outcome for cell, item in answer.findings.items()}
+        rows.append([answer.name, *(_MARKS[outcomes.get(cell)] for cell in cells), answer.question])
+        seen = {cell: item for cell, item in answer.findings.items() if item.outcome != "failed"}
         text += [f"{answer.name}, {cell}: {item.compared}" for cell, item in seen.items()]
     yield Table("Each question, cell by cell", rows)
     yield Section("What was seen of each", [text])

@@ -142,8 +142,8 @@ def report_results(params: Params, *, speedup: float | None, is_proven: bool = T
         {
             "name": "Same rows, same work",
             "question": "same?",
-            "verdict": verdict,
-            "findings": [{"cell": "2proc", "verdict": verdict, "compared": "1,600 rows and 1,600 rows"}],
+            "outcome": verdict,
+            "findings": [{"cell": "2proc", "outcome": verdict, "compared": "1,600 rows and 1,600 rows"}],
         }
     ]
     told = {"state": state, "verdict": f"{state}, says the test"}

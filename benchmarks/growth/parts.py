@@ -233,7 +233,7 @@ def _reporting(work: Path) -> Callable[[], object]:
 
     def run() -> None:
         results = make_report(outputs_of(work / "finished"), work / "reports")
-        failed = [gate.name for gate in results.gates if gate.verdict == "failed"]
+        failed = [gate.name for gate in results.gates if gate.outcome == "failed"]
         if failed:
             raise RuntimeError(f"the made-up comparison fails {', '.join(failed)}: it is not as stages write it")
 

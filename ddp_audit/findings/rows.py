@@ -84,9 +84,9 @@ def rows_of_its_own(audit: Audit, cell: str) -> Finding | None:
             base = {content for _, content in _collect_rows(every, by_content=True)}
             if not _have_common({content for rows in rows_of_ranks for _, content in rows}, base):
                 return make_unobservable(cell, "other_contents", _OTHER_CONTENTS)
-        if results[-1].verdict == "failed" or results[0].verdict != "passed":
+        if results[-1].outcome == "failed" or results[0].outcome != "passed":
             return results[-1]
-    num_right = sum(result.verdict == "passed" for result in results[1:])
+    num_right = sum(result.outcome == "passed" for result in results[1:])
     text = f"{results[0].compared}; the same holds of {num_right} of the {len(later)} passes after it" * bool(later)
     return replace(results[0], compared=text or results[0].compared)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ddp_audit.process.wording import Numbers, Reason, explain
 
-Verdict = Literal["passed", "failed", "not checked"]
+Outcome = Literal["passed", "failed", "not checked"]
 _MOST_PROBLEMS = 3
 
 
@@ -14,7 +14,7 @@ _MOST_PROBLEMS = 3
 class Finding:
     """What a check found of a cell; `compared` names the cell."""
 
-    verdict: Verdict
+    outcome: Outcome
     code: str
     """Which problem it is, or why it was not checked; `passed`."""
     compared: str
@@ -50,7 +50,7 @@ def make_unchecked_finding(*gaps: Reason) -> Finding:
     return _make("not checked", gaps, beside={})
 
 
-def _make(verdict: Verdict, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
+def _make(outcome: Outcome, problems: Sequence[Reason], *, beside: Numbers) -> Finding:
     first, shown, more = problems[0], list(problems[:_MOST_PROBLEMS]), len(problems) - _MOST_PROBLEMS
     text = "; ".join([item.sentence for item in shown] + [f"and {more} more of this kind"] * (more > 0))
-    return Finding(verdict, first.code, text, {**beside, **first.numbers}, shown)
+    return Finding(outcome, first.code, text, {**beside, **first.numbers}, shown)

@@ -187,7 +187,7 @@ def check_gates(outputs: Outputs) -> list[Gate]:
     for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         results = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(result)) for cell, result in results.items() if result is not None]
-        failed += [(finding.cell, check.name) for finding in findings if finding.verdict == "failed"]
+        failed += [(finding.cell, check.name) for finding in findings if finding.outcome == "failed"]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))
 
     def drop_untrue_figure(finding: CellFinding) -> CellFinding:
@@ -210,8 +210,8 @@ def compute_standings(gates: Sequence[Gate], cells: Sequence[str], *, is_measure
         ]
         standings[cell] = Standing(state="proven" if is_measured else "not measured")
         states: list[tuple[State, str]] = [("withheld", "failed"), ("unproven", "not checked")]
-        for state, verdict in states if is_measured else states[:1]:
-            if deciding := [pair for pair in results if pair[1].verdict == verdict]:
+        for state, outcome in states if is_measured else states[:1]:
+            if deciding := [pair for pair in results if pair[1].outcome == outcome]:
                 # With the words of the one that needs the fewest.
                 deciding.sort(key=lambda pair: len(pair[1].compared))
                 names = dict.fromkeys(name for name, _ in deciding)

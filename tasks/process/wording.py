@@ -21,9 +21,9 @@ Value = TypeVar("Value")
 NOT_AVAILABLE = "n/a"
 BASELINE = "baseline"
 NOTHING = "–"
-"""In place of a verdict where a gate says nothing about a cell."""
+"""In place of an outcome where a gate says nothing about a cell."""
 MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
-"""Verdict of a gate -> how a table shows it."""
+"""Outcome of a gate -> how a table shows it."""
 FOLLOWS = "Withheld with the speedup, from which it follows."
 UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
 TRAIN_AGAIN = (

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from ddp_audit.process.findings import Verdict
+from ddp_audit.process.findings import Outcome
 from ddp_audit.process.wording import Number, Reason
 
 State = Literal["proven", "unproven", "withheld", "not measured"]
@@ -24,7 +24,7 @@ class CellFinding(BaseModel):
 
     cell: str
     """Name of the cell."""
-    verdict: Verdict
+    outcome: Outcome
     """`not checked` is no pass: `compared` then says why nothing could be compared."""
     code: str = ""
     """Which problem it is, or why it was not checked; `passed`. Empty in results of an earlier version."""
@@ -54,22 +54,22 @@ class Gate(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_verdict(cls, content: Any) -> Any:
-        return {key: value for key, value in content.items() if key != "verdict"} if "verdict" in content else content
+    def _drop_outcome(cls, content: Any) -> Any:
+        return {key: value for key, value in content.items() if key != "outcome"} if "outcome" in content else content
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Verdict:
+    def outcome(self) -> Outcome:
         """`failed` if one cell failed, `passed` if there are findings and all passed; it follows from `findings`."""
-        verdicts = {finding.verdict for finding in self.findings}
-        if "failed" in verdicts:
+        outcomes = {finding.outcome for finding in self.findings}
+        if "failed" in outcomes:
             return "failed"
-        return "passed" if verdicts == {"passed"} else "not checked"
+        return "passed" if outcomes == {"passed"} else "not checked"
 
     @property
     def compared(self) -> str:
-        """What was compared of the cells that decided the verdict."""
-        deciding = [finding.compared for finding in self.findings if finding.verdict == self.verdict]
+        """What was compared of the cells that decided the outcome."""
+        deciding = [finding.compared for finding in self.findings if finding.outcome == self.outcome]
         return "; ".join(dict.fromkeys(deciding)) or "no cell that it could say anything about"
 
     @property

@@ -26,7 +26,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 _LONG_NAME = 20
 _TONES = {
     **dict.fromkeys((wording.WITHHELD, wording.NOT_AVAILABLE, wording.BASELINE, wording.NOTHING), "quiet"),
-    **{mark: verdict.replace(" ", "-") for verdict, mark in wording.MARKS.items()},
+    **{mark: outcome.replace(" ", "-") for outcome, mark in wording.MARKS.items()},
 }
 """A word that looks alike wherever it stands alone -> its class in style.css."""
 _SHOW_NONE = ("ratio", "percent", "ratio_with_interval")

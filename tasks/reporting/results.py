@@ -141,7 +141,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -219,7 +219,7 @@ class Results(Record):
     @property
     def failed_gates(self) -> list[str]:
         """The names of the gates that failed for at least one cell."""
-        return [gate.name for gate in self.gates if gate.verdict == "failed"]
+        return [gate.name for gate in self.gates if gate.outcome == "failed"]
 
 
 class DescribedSchema(GenerateJsonSchema):

@@ -100,11 +100,11 @@ def describe_quiet_turns(results: Results) -> str:
 
 def count_passed_gates(results: Results) -> str:
     """Return `21 of 22 gates passed, 1 failed`."""
-    verdicts = Counter(gate.verdict for gate in results.gates)
-    if verdicts["passed"] == verdicts.total():
-        return f"all {verdicts.total()} gates passed"
-    others = [f"{verdicts[verdict]} {verdict}" for verdict in ("failed", "not checked") if verdicts[verdict]]
-    return f"{verdicts['passed']} of {verdicts.total()} gates passed, {', '.join(others)}"
+    outcomes = Counter(gate.outcome for gate in results.gates)
+    if outcomes["passed"] == outcomes.total():
+        return f"all {outcomes.total()} gates passed"
+    others = [f"{outcomes[outcome]} {outcome}" for outcome in ("failed", "not checked") if outcomes[outcome]]
+    return f"{outcomes['passed']} of {outcomes.total()} gates passed, {', '.join(others)}"
 
 
 def make_label(outputs: Outputs) -> str | None:

@@ -229,7 +229,7 @@ def _collect_measured_figures(cell: Mapping[str, Any]) -> dict[str, float | None
 
 
 def make_gate_tags(results: Mapping[str, Any]) -> Tags:
-    """Return cell -> one tag per gate, its verdict and what it compared, and what they leave of the speedup.
+    """Return cell -> one tag per gate, its outcome and what it compared, and what they leave of the speedup.
 
     Under None: the tags of the comparison, one per gate with the cells that decided it, and one per cell.
     """
@@ -238,9 +238,9 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
     for gate in results["gates"]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
         for result in gate["findings"]:
-            tags.setdefault(result["cell"], {})[key] = f"{result['verdict']}: {result['compared']}"
-        deciding = [finding["compared"] for finding in gate["findings"] if finding["verdict"] == gate["verdict"]]
-        tags[None][key] = ": ".join([gate["verdict"], *filter(None, ["; ".join(dict.fromkeys(deciding))])])
+            tags.setdefault(result["cell"], {})[key] = f"{result['outcome']}: {result['compared']}"
+        deciding = [finding["compared"] for finding in gate["findings"] if finding["outcome"] == gate["outcome"]]
+        tags[None][key] = ": ".join([gate["outcome"], *filter(None, ["; ".join(dict.fromkeys(deciding))])])
     for cell in results["cells"]:
         standing = cell["standing"]
         payload = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))

@@ -121,7 +121,7 @@ def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tm
     assert "What it does to the claim" not in page  # nothing of it can be counted
     assert "PYTHONHASHSEED" in page
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
-    verdicts = {gate["name"]: gate["verdict"] for gate in found}
+    verdicts = {gate["name"]: gate["outcome"] for gate in found}
     assert verdicts["Same parameters on all ranks"] == verdicts["Exchanged once per update"] == "passed"
 
 
@@ -141,7 +141,7 @@ def test_the_baseline_of_an_accelerated_script_is_no_wrapped_model(
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
     gate = next(gate for gate in found if gate["name"] == "Baseline is the plain module")
-    assert gate["verdict"] == verdict
+    assert gate["outcome"] == verdict
     assert says in gate["findings"][0]["compared"]
 
 

@@ -65,7 +65,7 @@ def _list_failed(gates: list[Answers]) -> dict[str, Finding]:
         gate.name: one
         for gate in gates
         for one in gate.findings.values()
-        if one.verdict == "failed" and gate.name not in TOLD_BY_SECONDS
+        if one.outcome == "failed" and gate.name not in TOLD_BY_SECONDS
     }
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_found_in_a_correct_script_and_nothing_about_its_steps_stays_
 @pytest.mark.slow
 def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Correct) -> None:
     gates = {gate.name: gate for gate in ask_all(correct("plain_ddp"))}
-    unseen = {name for name, gate in gates.items() if gate.verdict == "not checked"} - TOLD_BY_SECONDS
+    unseen = {name for name, gate in gates.items() if gate.outcome == "not checked"} - TOLD_BY_SECONDS
     # It is not told to go on from anything, and has no BatchNorm.
     assert unseen == {start_weights.name, one_model.name}
     exchanges, rows = (gates[one.name].findings["2proc"] for one in (exchange, rows_of_its_own))
@@ -111,7 +111,7 @@ def test_of_lightning_is_seen_what_its_callback_says_and_how_often_it_exchanges(
     assert audit.ranks("2proc")[0].steps[0]["gradient"]["digests"]
     # Under DDP the whole step is a call of the wrapper; on one rank it is none, and the forward pass in it is.
     draws = {"        logits = self(": "        torch.rand(1)\n        logits = self("}
-    assert ask(audit_script("lightning_module", draws), same_step).verdict == "passed"
+    assert ask(audit_script("lightning_module", draws), same_step).outcome == "passed"
 
 
 _EMBEDDED = "self.embedding(input_ids) *"
@@ -193,7 +193,7 @@ def test_what_is_no_defect_is_none(
 ) -> None:
     audit = audit_script(script, edits)
     found = ask(audit, question)
-    assert found.verdict == "passed", found.compared
+    assert found.outcome == "passed", found.compared
     assert _list_failed(ask_all(audit)) == {}
     assert find_other_gradient(audit, "2proc") is None
 

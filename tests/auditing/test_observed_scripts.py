@@ -95,7 +95,7 @@ def test_a_script_that_fails_keeps_its_exit_code_and_its_steps_and_one_step_is_n
         require_steps(launched, started_in=tmp_path)
     audit = audit_script(_STEP, cells="1")
     assert compute_speeds(audit) == []
-    assert all(gate.verdict != "failed" for gate in ask_all(audit))
+    assert all(gate.outcome != "failed" for gate in ask_all(audit))
 
 
 def test_what_the_script_makes_holds_nothing_of_the_observer(audit_script: AuditScript) -> None:
@@ -193,7 +193,7 @@ def test_what_a_model_answers_itself_in_every_step_is_a_part_of_it_and_now_and_t
     assert "evaluation" not in sum_other_work(launched)
     # A step is no shorter than what it is made of.
     assert compute_speeds(audit)[0].step_seconds >= sum(split_steps(launched).values()) * (1 - 1e-6)
-    assert ask(audit, clock, "1proc").verdict == "passed"
+    assert ask(audit, clock, "1proc").outcome == "passed"
     launched = audit_script(_TRAIN, {_END: _AT_THE_END}, cells="1").first("1proc")
     assert launched.num_steps == 40
     assert "evaluation" not in split_steps(launched)
@@ -212,10 +212,10 @@ def test_what_only_a_later_launch_does_is_found(
 ) -> None:
     audit = audit_script(_TRAIN, edits, num_launches=2)
     found = ask(audit, question)
-    assert (found.verdict, found.code) == ("failed", code)
+    assert (found.outcome, found.code) == ("failed", code)
     assert "launch 2" in found.compared
     first = Audit(audit.request, {cell: launches[:1] for cell, launches in audit.launches.items()})
-    assert ask(first, question).verdict == "passed"
+    assert ask(first, question).outcome == "passed"
 
 
 _OTHERWISE = {

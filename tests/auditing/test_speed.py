@@ -96,7 +96,7 @@ def test_a_speedup_that_may_as_well_be_none_is_unproven(low: float, high: float,
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.046, "passed"), (0.045, "not checked")])
 def test_more_times_as_fast_than_ten_percent_above_the_ranks_is_not_believed(seconds: float, verdict: str) -> None:
     audit = _make_audit([_make_steps(20, 8, forward=0.1)], [_make_steps(20, 4, forward=seconds)] * 2)
-    assert _ask(plausible_speed, audit).verdict == verdict
+    assert _ask(plausible_speed, audit).outcome == verdict
     assert plausible_speed.find(audit, "1proc") is None
 
 
@@ -138,7 +138,7 @@ def test_same_indices_are_the_same_rows_unless_what_was_looked_at_differs(
 
     audit = _make_audit([read(contents[0])], list(map(read, contents)))
     found = _ask(rows_of_its_own, audit)
-    assert (found.verdict, found.code) == (verdict, code)
+    assert (found.outcome, found.code) == (verdict, code)
     assert verdict != "failed" or (found.numbers["share"], found.numbers["rows"]) == (1.0, 160)
 
 
@@ -164,7 +164,7 @@ def test_parameters_that_become_no_numbers_fail_though_every_loss_is_one(
     begun: float, left: float, verdict: str
 ) -> None:
     step = {"step": 1, "micros": [{"loss": 2.0}], "start": {"l2": begun}, "weights": {"l2": left}}
-    assert _ask(finite, _make_audit([[step]], [[step]] * 2), "1proc").verdict == verdict
+    assert _ask(finite, _make_audit([[step]], [[step]] * 2), "1proc").outcome == verdict
 
 
 def _make_pass(num_steps: int, *ends: int, last: int = 4) -> RankRecord:

@@ -38,7 +38,7 @@ def test_a_rebench_measures_speed_alone_and_fails_on_a_regression_and_a_run_afte
 
         ran = rebenched.run("python", "-m", "flows", "--rebench", ok=False)
         results = _read(rebenched, "reports/results.json")
-        assert {gate["name"] for gate in results["gates"] if gate["verdict"] == "failed"} == set()
+        assert {gate["name"] for gate in results["gates"] if gate["outcome"] == "failed"} == set()
         assert ran.returncode == 7, ran.stdout[-3000:]
         assert "rebench: slower than in the last comparable record: step time of 1proc" in ran.stdout
         assert rebenched.launches("2proc") == launches, "nothing was trained"

@@ -40,7 +40,7 @@ class Outcome:
     @property
     def verdicts(self) -> dict[str, str]:
         """What each gate says; {} after a refusal."""
-        return {gate["name"]: gate["verdict"] for gate in self.results.get("gates", [])}
+        return {gate["name"]: gate["outcome"] for gate in self.results.get("gates", [])}
 
     @property
     def failed_gates(self) -> list[str]:

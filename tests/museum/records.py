@@ -200,5 +200,5 @@ def judge(folder: Path, gate: str, key: str, first: int = 1) -> list[Gate]:
 
 def list_codes(gates: Iterable[Gate], name: str) -> set[str]:
     """Return the codes of the problems that the gate of this name fails for."""
-    failed = [found for gate in gates if gate.name == name for found in gate.findings if found.verdict == "failed"]
+    failed = [found for gate in gates if gate.name == name for found in gate.findings if found.outcome == "failed"]
     return {problem.code for found in failed for problem in found.problems}

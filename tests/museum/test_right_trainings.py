@@ -56,7 +56,7 @@ def test_a_right_comparison_passes_and_each_update_is_one_processs(
     assert outcome.refusal is None, outcome.says
     assert set(outcome.failed_gates) <= {ABOUT_DEVICES, *ABOUT_SECONDS}, outcome.says
     findings = {
-        gate["name"]: {one["cell"]: one["verdict"] for one in gate["findings"]} for gate in outcome.results["gates"]
+        gate["name"]: {one["cell"]: one["outcome"] for one in gate["findings"]} for gate in outcome.results["gates"]
     }
     for name in (*_OWED, *["Timed blocks did the work"] * bool(size.measure)):
         assert {findings[name][cell] for cell in cells} == {"passed"}, name

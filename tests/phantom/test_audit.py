@@ -75,4 +75,4 @@ def test_between_sampled_steps_the_observer_never_waits_for_a_card(
     micros = [micro for rank in audit.ranks("2proc") for _, micro in rank.micros()]
     assert {micro["has_drawn"] for micro in micros if micro.get("has_drawn") is not None} == {True}
     gates = {gate.name: gate for gate in ask_all(audit)}
-    assert gates[rows_of_its_own.name].verdict == gates[exchange.name].verdict == "passed"
+    assert gates[rows_of_its_own.name].outcome == gates[exchange.name].outcome == "passed"

@@ -55,7 +55,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_report(
     reports = workspace.folder / "reports"
     results = json.loads((reports / "results.json").read_bytes())
     assert results["state"] == "withheld"
-    verdicts = {gate["name"]: gate["verdict"] for gate in results["gates"]}
+    verdicts = {gate["name"]: gate["outcome"] for gate in results["gates"]}
     # It holds numbers against each other.
     assert verdicts["Update equivalence"] == "failed"
     known = ("Every rank has a device of its own", "Gradients were synchronised", "Every sample exactly once")

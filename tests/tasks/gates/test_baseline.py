@@ -31,7 +31,7 @@ def make_tuned(times: float) -> ArmBlocks:
 
 def test_nothing_that_was_timed_beside_the_baseline_is_faster(tmp_path: Path, params: dict[str, Any]) -> None:
     found = judged(tmp_path, params, beside=(make_tuned(1.05),))
-    assert (found.verdict, found.numbers["arms"]) == ("passed", 3), found.compared
+    assert (found.outcome, found.numbers["arms"]) == ("passed", 3), found.compared
 
 
 @pytest.mark.parametrize(("name", "times"), [(WRAPPED, 1.1), (ALONE, 1.2)])
@@ -40,7 +40,7 @@ def test_a_baseline_slower_than_its_wrapped_copy_or_another_cells_rank_is_slowed
 ) -> None:
     share = 0.5 if name == ALONE else 1.0
     found = judged(tmp_path, params, arm_blocks(name, turn=None, seconds=share * 2 * 1.02 * SECONDS["1proc"] / times))
-    assert (found.verdict, found.code, found.numbers["arm"]) == ("failed", "slowed", name)
+    assert (found.outcome, found.code, found.numbers["arm"]) == ("failed", "slowed", name)
     assert found.numbers["gain"] == pytest.approx(times, rel=0.03)
 
 
@@ -48,7 +48,7 @@ def test_a_baseline_that_another_micro_batch_makes_faster_is_not_at_its_best(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     found = judged(tmp_path, params, beside=(make_tuned(1.3),))
-    assert (found.verdict, found.code) == ("not checked", "not_at_its_best")
+    assert (found.outcome, found.code) == ("not checked", "not_at_its_best")
 
 
 def test_nothing_beside_it_is_not_checked_and_no_measurement_says_nothing(
@@ -62,4 +62,4 @@ def test_nothing_beside_it_is_not_checked_and_no_measurement_says_nothing(
     outputs.measurement.blocks[:] = blocks
     found = check_baseline(outputs, "1proc")
     assert found is not None
-    assert (found.verdict, found.code) == ("not checked", "nothing_beside")
+    assert (found.outcome, found.code) == ("not checked", "nothing_beside")

@@ -36,12 +36,12 @@ def judged(
 def test_a_speedup_that_the_training_has_too_passes(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path)
     found = judged(tmp_path, params)
-    assert found.verdict == "passed", found.compared
+    assert found.outcome == "passed", found.compared
     assert found.numbers["measured_over_trained"] == pytest.approx(1.0)
     # Another gate may withhold it.
     assert "1.62" not in found.compared
     assert SPEEDUP not in found.numbers.values()
-    assert judged(tmp_path, params, "1proc").verdict == "passed"
+    assert judged(tmp_path, params, "1proc").outcome == "passed"
 
 
 def test_published_figures_that_the_turns_do_not_give_fail(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -72,9 +72,9 @@ def test_blocks_that_disagree_with_a_training_by_other_files_name_the_remedy(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     write_blocks(tmp_path, code_digest="0ther" * 12)
-    assert judged(tmp_path, params).verdict == "passed", "the files are a fact, no key: the seconds agree"
+    assert judged(tmp_path, params).outcome == "passed", "the files are a fact, no key: the seconds agree"
     for disagrees in (judged(tmp_path, params, of_2proc=0.55), judged(tmp_path, params, "1proc", of_1proc=0.4)):
-        assert disagrees.verdict == "failed"
+        assert disagrees.outcome == "failed"
         assert disagrees.problems[1].code == "other_files"
         assert disagrees.compared.endswith("make retrain")
     write_blocks(tmp_path)
@@ -86,20 +86,20 @@ def test_a_machine_that_drifts_alike_for_both_or_by_a_tenth_withholds_nothing(
 ) -> None:
     write_blocks(tmp_path)
     for drift in ({"of_1proc": 1.4, "of_2proc": 1.4}, {"of_1proc": 1.1}, {"of_2proc": 1.1}, {"of_2proc": 0.91}):
-        assert judged(tmp_path, params, **drift).verdict == "passed"
+        assert judged(tmp_path, params, **drift).outcome == "passed"
 
 
 def test_a_training_that_varied_widely_or_was_short_decides_nothing(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path)
     busy = judged(tmp_path, params, scatter=0.6)
-    assert (busy.verdict, busy.code) == ("not checked", "training_too_blunt")
+    assert (busy.outcome, busy.code) == ("not checked", "training_too_blunt")
     # What steps scatter by chance averages out.
-    assert judged(tmp_path, params, scatter=0.6, wave_steps=0.3).verdict == "passed"
+    assert judged(tmp_path, params, scatter=0.6, wave_steps=0.3).outcome == "passed"
     assert judged(tmp_path, params, scatter=0.6, wave_steps=0.3, of_2proc=0.7).code == "speedup_not_borne_out"
     assert judged(tmp_path, params, num_steps=3).code == "too_few_steps"
     # Of few steps all count, not the middle of them.
-    assert judged(tmp_path, params, num_steps=4).verdict == "passed"
-    assert judged(tmp_path, params, num_steps=7).verdict == "passed"
+    assert judged(tmp_path, params, num_steps=4).outcome == "passed"
+    assert judged(tmp_path, params, num_steps=7).outcome == "passed"
 
 
 def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked(
@@ -111,7 +111,7 @@ def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked
     give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * slow_start})
     found = check_blocks_against_training(outputs, "2proc")
     assert found is not None
-    assert found.verdict == "passed", found.compared
+    assert found.outcome == "passed", found.compared
     # Others slowed every second late step down, and were seen; then all.
     loud = np.where(np.arange(80) % 2, 0.5, 0.0)
     give_steps(outputs, **{"1proc": SECONDS["1proc"] * np.ones(80), "2proc": SECONDS["2proc"] * (1 + 2 * loud)})
@@ -120,7 +120,7 @@ def test_only_late_and_quiet_steps_of_the_training_count_and_none_is_not_checked
         outputs.runs["2proc"].__dict__["steps"] = replace(steps, others_share=share)
         found = check_blocks_against_training(outputs, "2proc")
         assert found is not None
-        assert found.verdict == verdict, found.compared
+        assert found.outcome == verdict, found.compared
     assert found.code == "training_beside_others"
 
 
@@ -136,7 +136,7 @@ def test_a_speedup_that_still_changes_within_a_start_is_not_proven(tmp_path: Pat
     mine = {"step_seconds": estimate(seconds / steps, 0.01)}
     write_blocks(tmp_path, warming, speedup=first / (seconds / steps), of_2proc=mine)
     found = judged(tmp_path, params)
-    assert (found.verdict, found.code) == ("not checked", "still_changing"), found.compared
+    assert (found.outcome, found.code) == ("not checked", "still_changing"), found.compared
     assert found.numbers["change"] == pytest.approx(0.08, abs=0.01)
 
 
@@ -152,7 +152,7 @@ def test_seconds_of_another_size_than_the_trainings_fail_the_baseline_too(
 ) -> None:
     write_blocks(tmp_path)
     found = judged(tmp_path, params, "1proc", of_1proc=0.4)
-    assert (found.verdict, found.code) == ("failed", "other_seconds")
+    assert (found.outcome, found.code) == ("failed", "other_seconds")
     assert found.numbers["apart"] == pytest.approx(2.55, abs=5e-3)
 
 
@@ -184,14 +184,14 @@ def test_a_larger_step_scales_no_worse_than_the_trained_one_and_at_best_as_its_r
 ) -> None:
     write_weak(tmp_path, speedup=speedup)
     found = judged(tmp_path, params)
-    assert found.verdict == verdict, found.compared
+    assert found.outcome == verdict, found.compared
     assert (found.numbers["trained_batch"], found.numbers["timed_batch"]) == (4, 8)
 
 
 def test_a_training_that_hardly_scales_says_too_little_of_larger_steps(tmp_path: Path, params: dict[str, Any]) -> None:
     write_weak(tmp_path, speedup=1.5)
     found = judged(tmp_path, params, of_2proc=1.5)
-    assert (found.verdict, found.code) == ("not checked", "training_too_blunt")
+    assert (found.outcome, found.code) == ("not checked", "training_too_blunt")
 
 
 def test_turns_that_are_missing_among_the_blocks_fail(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def test_blocks_of_the_waterfall_alone_bear_out_no_speedup(tmp_path: Path, param
     others = [arm_blocks(name).model_copy(update={"phase": "waterfall"}) for name in ("1proc", "2proc")]
     write_blocks(tmp_path, *others)
     found = judged(tmp_path, params)
-    assert (found.verdict, found.code) == ("not checked", "no_blocks")
+    assert (found.outcome, found.code) == ("not checked", "no_blocks")
 
 
 def test_a_block_that_took_another_time_than_its_steps_fails(tmp_path: Path, params: dict[str, Any]) -> None:

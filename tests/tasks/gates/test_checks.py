@@ -41,12 +41,12 @@ def gates_of(folder: Path, params: dict[str, Any]) -> dict[str, Gate]:
 
 
 def failed(gates: dict[str, Gate]) -> list[str]:
-    return [name for name, gate in gates.items() if gate.verdict == "failed"]
+    return [name for name, gate in gates.items() if gate.outcome == "failed"]
 
 
 def test_every_gate_passes_on_a_clean_comparison(tmp_path: Path, params: dict[str, Any]) -> None:
     gates = gates_of(tmp_path, params)
-    assert {name: gate.verdict for name, gate in gates.items()} == dict.fromkeys(
+    assert {name: gate.outcome for name, gate in gates.items()} == dict.fromkeys(
         [
             *(EQUIVALENCE, SYNCHRONISED, SAME_PARAMETERS, NO_BREAK, FROM_BASE, CURVES, EVALUATED, ASKED_FOR),
             *(SAME_WORK, SAME_ROWS, ONCE, HELD_OUT, TOKENS, DATA_BOUND, ONLY_STEPS, OWN_DEVICE, PLAUSIBLE),
@@ -138,7 +138,7 @@ def test_the_first_update_has_to_begin_with_the_base_model_and_its_loss(
 ) -> None:
     edit_segment(tmp_path, "2proc", checked_updates=[make_checked_update(1) | changes, make_checked_update(2)])
     found = gates_of(tmp_path, params)[FROM_BASE].findings[1]
-    assert (found.code, found.verdict) == (code, "failed" if "other" in code else "not checked")
+    assert (found.code, found.outcome) == (code, "failed" if "other" in code else "not checked")
 
 
 def test_what_was_compared_is_there_for_machines_and_json_has_no_infinity(
@@ -156,7 +156,7 @@ def test_what_was_compared_is_there_for_machines_and_json_has_no_infinity(
 def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_path: Path) -> None:
     params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
     gates = gates_of(tmp_path, write_comparison(tmp_path, params=params))
-    unchecked = [name for name, gate in gates.items() if gate.verdict == "not checked"]
+    unchecked = [name for name, gate in gates.items() if gate.outcome == "not checked"]
     assert unchecked == [SYNCHRONISED, SAME_PARAMETERS, CURVES, SAME_WORK, SAME_ROWS, PLAUSIBLE]
 
 
@@ -196,4 +196,4 @@ def test_a_speedup_of_more_than_linear_is_not_believed(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [3.0, 1.6]})
     (found,) = gates_of(tmp_path, params)[PLAUSIBLE].findings
     # Another gate may withhold it.
-    assert (found.verdict, {"efficiency", "speedup"} & found.numbers.keys()) == ("passed", set())
+    assert (found.outcome, {"efficiency", "speedup"} & found.numbers.keys()) == ("passed", set())

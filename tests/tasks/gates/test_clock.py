@@ -103,4 +103,4 @@ def test_a_step_of_over_10_times_the_median_fails_with_its_number_and_seconds(
             edit_segment(tmp_path, cell, part, num_steps=num_steps, **spans)
     found = gate_of(tmp_path, params).findings[1]
     wanted = {"step": 3, "seconds": slow_seconds, "median": 0.05, "slow_steps": 1} if verdict == "failed" else {}
-    assert (found.verdict, found.numbers | wanted) == (verdict, found.numbers)
+    assert (found.outcome, found.numbers | wanted) == (verdict, found.numbers)

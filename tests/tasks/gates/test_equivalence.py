@@ -50,9 +50,9 @@ def test_updates_that_are_checked_always_tell_nothing_of_the_others(tmp_path: Pa
     for part in ("0-8", "8-16"):
         edit_segment(tmp_path, "2proc", part, num_steps=50)
     finding = check_update_equivalence(outputs_of(tmp_path, params), "2proc")
-    assert (finding.verdict, finding.numbers["probability"]) == ("passed", 1 - 0.75**3)
+    assert (finding.outcome, finding.numbers["probability"]) == ("passed", 1 - 0.75**3)
     edit_segment(tmp_path, "2proc", "0-8", checked_updates=[make_checked_update(1)])
-    assert check_update_equivalence(outputs_of(tmp_path, params), "2proc").verdict == "not checked"
+    assert check_update_equivalence(outputs_of(tmp_path, params), "2proc").outcome == "not checked"
 
 
 def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_a_wrong_update_withholds_the_speedup(tmp_path: Path, params: dict[str, 
     ]
     edit_segment(tmp_path, "1proc", "8-16", checked_updates=checked)
     results, gate = results_of(tmp_path, params)
-    (failed,) = [one for one in gate.findings if one.verdict == "failed"]
+    (failed,) = [one for one in gate.findings if one.outcome == "failed"]
     assert (failed.cell, failed.code) == ("1proc", "update_differs")
     known = {"step": 4, "problem": "half the gradient", "checked": 2, "drawn": 4}
     assert failed.numbers | known == failed.numbers
@@ -73,16 +73,16 @@ def test_figures_outrank_their_own_verdict(tmp_path: Path, params: dict[str, Any
     off = {"gradient": {"difference": 5e-8, "noise_floor": 1e-9, "tolerance": 1e-9, "largest_in": None}}
     write_updates(tmp_path, "2proc", compared=off)
     found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.verdict, found.code, found.numbers["wrong"]) == ("failed", "update_differs", 4)
+    assert (found.outcome, found.code, found.numbers["wrong"]) == ("failed", "update_differs", 4)
 
 
 def test_a_segment_of_which_nothing_was_checked_is_no_pass(tmp_path: Path, params: dict[str, Any]) -> None:
     edit_segment(tmp_path, "2proc", "8-16", checked_updates=[])
     found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.verdict, found.code) == ("not checked", "no_update_checked")
+    assert (found.outcome, found.code) == ("not checked", "no_update_checked")
     write_updates(tmp_path, "2proc", verdict="not checked", problem="too much noise")
     found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.verdict, found.numbers["why"]) == ("not checked", "too much noise")
+    assert (found.outcome, found.numbers["why"]) == ("not checked", "too much noise")
     for cell, part in itertools.product(("1proc", "2proc"), ("0-8", "8-16")):
         edit_segment(tmp_path, cell, part, checked_updates=[])
     results, _ = results_of(tmp_path, params)
@@ -95,8 +95,8 @@ def test_what_is_timed_on_other_steps_than_trained_is_checked_on_those_as_well(
     timed = measurement(arm("1proc", 1), arm("2proc", 2, global_batch_size=8), scaling="weak")
     write_measurement(tmp_path, timed)
     found = results_of(tmp_path, params)[1].findings[1]
-    assert (found.verdict, found.code, found.numbers["batch"]) == ("not checked", "batch_not_checked", 8)
+    assert (found.outcome, found.code, found.numbers["batch"]) == ("not checked", "batch_not_checked", 8)
     for verdict, wanted in (("passed", "passed"), ("failed", "failed")):
         checked = [make_checked_update(1, verdict=verdict, problem=verdict)]
         edit_json(tmp_path / "measurements" / "speed.json", checked_updates={"2proc": checked})
-        assert results_of(tmp_path, params)[1].findings[1].verdict == wanted
+        assert results_of(tmp_path, params)[1].findings[1].outcome == wanted

@@ -17,7 +17,7 @@ def test_held_out_rows_of_other_numbers_that_repeat_what_is_trained_on_are_not_h
     params = write_comparison(tmp_path)
     edit_json(tmp_path / "raw" / "manifest.json", num_heldout_rows_seen=num_seen)
     found = check_heldout_rows(outputs_of(tmp_path, params), "2proc")
-    assert (found.verdict, found.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
+    assert (found.outcome, found.code) == (verdict, "passed" if verdict == "passed" else "heldout_rows_repeated")
 
 
 def _edit_model(folder: Path, name: str, **changes: Any) -> None:
@@ -37,10 +37,10 @@ def test_models_that_were_evaluated_on_other_rows_than_are_held_out_fail(
     digest = outputs_of(tmp_path, params).slices["16-20"].manifest.digest
     for model in ("base", *params["cells"]):
         _edit_model(tmp_path, model, rows_digest=digest)
-    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    assert check_evaluated_weights(outputs_of(tmp_path, params), "2proc").outcome == "passed"
     _edit_model(tmp_path, name, **changes)
     found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
-    assert (found.verdict, found.code) == ("failed", code)
+    assert (found.outcome, found.code) == ("failed", code)
     assert found.numbers.get("model", name) == name
 
 

@@ -39,7 +39,7 @@ def test_how_far_curves_are_apart_is_said_and_another_loss_on_held_out_rows_fail
     passed = check_loss_curves(outputs, "2proc")
     assert passed is not None
     wanted = ("passed", pytest.approx(0.01 / 3.9, rel=1e-2))
-    assert (passed.verdict, passed.numbers["largest_relative_difference"]) == wanted
+    assert (passed.outcome, passed.numbers["largest_relative_difference"]) == wanted
     models = outputs.evaluation.model_dump(mode="json")["models"]
     models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
     edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)

@@ -33,7 +33,7 @@ def test_cores_that_two_ranks_share_fail(
     code, numbers = problem or ("passed", {"needed": 2, "there": 2})
     assert found.code == code, found.compared
     assert found.numbers.items() >= numbers.items()
-    assert check_own_device(outputs_of(tmp_path, params), "1proc").verdict == "passed"
+    assert check_own_device(outputs_of(tmp_path, params), "1proc").outcome == "passed"
 
 
 def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
     edit_json(tmp_path / "machine.json", gpus=[{"name": "T4", "memory_gib": 15.0}] * 2)
     edit_segment(tmp_path, "2proc", rank_devices=[{"gpu_uuid": "aa"}, {"gpu_uuid": "bb"}])
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
-    assert found.verdict == "passed"
+    assert found.outcome == "passed"
     edit_segment(tmp_path, "2proc", rank_devices=[{"gpu_uuid": "aa"}, {"gpu_uuid": "aa"}])
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
     assert (found.code, found.numbers["gpu"]) == ("one_gpu", "aa")

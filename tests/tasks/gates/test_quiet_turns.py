@@ -29,7 +29,7 @@ def test_quiet_turns_pass_and_the_baseline_has_none_of_its_own(tmp_path: Path, p
 def test_without_a_speedup_there_were_too_few(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path, speedups={})
     found = judged(tmp_path, params)
-    assert (found.verdict, found.code) == ("failed", "too_few_quiet_turns")
+    assert (found.outcome, found.code) == ("failed", "too_few_quiet_turns")
     assert found.remedy is not None
     assert "measure.others_share: 1" in found.remedy
 
@@ -41,7 +41,7 @@ def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(
 ) -> None:
     write_blocks(tmp_path, arm_blocks(cell, turn=None, others_share=share), most_others_share=1.0)
     found = judged(tmp_path, params)
-    assert found.verdict == verdict
+    assert found.outcome == verdict
     # The mean of both cells, the other's is 1 %.
     if verdict != "passed":
         assert (found.code, found.numbers["share"]) == ("others_on_the_cpus", pytest.approx(0.155))
@@ -51,6 +51,6 @@ def test_loud_turns_that_do_not_count_are_none_of_its_business_and_others_on_a_g
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     write_blocks(tmp_path, arm_blocks("2proc", turn=3, others_share=0.9))
-    assert judged(tmp_path, params).verdict == "passed"
+    assert judged(tmp_path, params).outcome == "passed"
     write_blocks(tmp_path, arm_blocks("2proc", turn=3, has_others_on_gpu=True), most_others_share=1.0)
     assert judged(tmp_path, params).code == "others_on_the_gpus"

@@ -14,7 +14,7 @@ def test_rows_of_the_whole_training_pass_and_longer_ones_fail(tmp_path: Path, pa
     write_blocks(tmp_path)
     found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
     assert found is not None
-    assert found.verdict == "passed", found.compared
+    assert found.outcome == "passed", found.compared
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, num_tokens=36))
     found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
     assert found is not None
@@ -31,7 +31,7 @@ def test_how_far_they_may_be_apart_follows_from_the_tokens_of_steps_and_not_from
         edit_steps(tmp_path, "2proc", **changes)
         found = check_timed_rows(outputs_of(tmp_path, params), "2proc")
         assert found is not None
-        return found.numbers["most_apart"] if found.verdict == "failed" else None
+        return found.numbers["most_apart"] if found.outcome == "failed" else None
 
     # A step of few rows, padded to the length of all packs.
     assert judge(num_tokens=16, num_padding_tokens=1600) == pytest.approx(0.1, abs=5e-3)

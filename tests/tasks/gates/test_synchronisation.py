@@ -40,7 +40,7 @@ def test_any_other_number_of_all_reduces_or_bytes_fails(
     edit_traffic(tmp_path, cell, **changes)
     found = gate_of(tmp_path, params).find_cell_finding(cell)
     assert found is not None
-    assert (found.verdict, found.code, found.numbers["where"]) == ("failed", code, f"{cell} 0-8 epoch 1")
+    assert (found.outcome, found.code, found.numbers["where"]) == ("failed", code, f"{cell} 0-8 epoch 1")
     assert found.numbers.items() >= numbers.items()
 
 

@@ -27,7 +27,7 @@ def test_blocks_that_did_the_work_pass_in_every_cell(tmp_path: Path, params: dic
     write_blocks(tmp_path)
     for cell, num_blocks in (("1proc", 40), ("2proc", 80)):
         found = judged(tmp_path, params, cell)
-        assert (found.verdict, found.numbers["blocks"]) == ("passed", num_blocks), found.compared
+        assert (found.outcome, found.numbers["blocks"]) == ("passed", num_blocks), found.compared
 
 
 def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothing(
@@ -35,7 +35,7 @@ def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothin
 ) -> None:
     assert check_block_work(outputs_of(tmp_path, params), "2proc") is None
     measurement().write(tmp_path / "measurements")
-    assert judged(tmp_path, params, "2proc").verdict == "not checked"
+    assert judged(tmp_path, params, "2proc").outcome == "not checked"
 
 
 ROWS_OF_ANOTHER = block("2proc", 2).rows
@@ -70,22 +70,22 @@ def test_a_block_that_did_something_else_fails_its_cell_and_one_of_several_ranks
         one.blocks[0] = one.blocks[0].model_copy(update={"turn": changes["turn_of"]})
     write_blocks(tmp_path, one)
     found = judged(tmp_path, params, name[:5])
-    assert found.verdict == "failed"
+    assert found.outcome == "failed"
     told = {problem.code: problem.numbers for problem in found.problems if problem.numbers["arm"] == name}
     assert (code in told, told[code] | numbers) == (True, told[code])
     if name.startswith("2proc"):
-        assert judged(tmp_path, params, "1proc").verdict == "passed"
+        assert judged(tmp_path, params, "1proc").outcome == "passed"
 
 
 def test_gradients_in_16_bit_have_half_the_bytes_where_torch_recorded_them(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=None))
-    assert judged(tmp_path, params, "2proc").verdict == "passed"
+    assert judged(tmp_path, params, "2proc").outcome == "passed"
     params = copy.deepcopy(params)
     params["cells"]["2proc"]["options"] = {"gradient_hook": "bf16"}
     write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=[4 * NUM_PARAMETERS] * 2))
-    assert judged(tmp_path, params, "2proc").verdict == "passed"
+    assert judged(tmp_path, params, "2proc").outcome == "passed"
     write_blocks(tmp_path)
     assert judged(tmp_path, params, "2proc").code == "other_bytes"
 
@@ -141,7 +141,7 @@ def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_
 ) -> None:
     _write_weak(tmp_path)
     told = judged(tmp_path, params, "2proc")
-    assert told.verdict == "passed", told.compared
+    assert told.outcome == "passed", told.compared
     assert told.numbers["batch"] == 8
     for changes, code in (
         ({"rows": ROWS_OF_ANOTHER}, "other_rows"),

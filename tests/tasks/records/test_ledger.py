@@ -90,7 +90,7 @@ found = [comparability.check_rows_per_step(outputs, "2proc")]
 found += [comparability.check_every_sample_once(outputs, cell) for cell in outputs.runs]
 tokens = [comparability.check_equal_tokens(outputs, cell).numbers for cell in outputs.runs]
 totals = [one["tokens"] for one in tokens]
-print(*(one.verdict for one in found), *totals, tokens[0]["expected"], resident_mib("VmHWM") - before)
+print(*(one.outcome for one in found), *totals, tokens[0]["expected"], resident_mib("VmHWM") - before)
 """
 
 

@@ -152,9 +152,9 @@ def test_a_curve_has_every_look_at_todays_held_out_rows_and_the_report_says_who_
 def test_seconds_on_held_out_rows_are_accounted_for_by_the_clocks_gate(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     edit_segment(tmp_path, "2proc", "0-8", span_seconds=4 + 0.625 + 2.5, heldout_seconds=2.5)
-    assert check_clock(outputs_of(tmp_path, params), "2proc").verdict == "passed"
+    assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "passed"
     edit_segment(tmp_path, "2proc", "0-8", heldout_seconds=0.0)
-    assert check_clock(outputs_of(tmp_path, params), "2proc").verdict == "failed"
+    assert check_clock(outputs_of(tmp_path, params), "2proc").outcome == "failed"
 
 
 def test_each_node_has_a_row_and_devices_of_its_own(tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_each_node_has_a_row_and_devices_of_its_own(tmp_path: Path) -> None:
         edit_json(run, num_nodes=2, nodes=[NODE, NODE | other])
         results = collect_results(outputs_of(tmp_path, params))
         (gate,) = [one for one in results.gates if "needed" in one.findings[0].numbers]
-        assert gate.verdict == verdict
+        assert gate.outcome == verdict
         row = f"| 2proc | 1 | beta | 1 | EPYC | {num_cpus} | none | 10.0.0.1 (eth0) | 12.3 kJ |"
         assert not lacks(markdown_of(results), row, "| 2proc | ddp | 2 on 2 nodes |")

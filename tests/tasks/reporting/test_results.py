@@ -33,7 +33,7 @@ def test_results_json_is_valid_by_the_published_schema_and_read_back_as_written(
         (None, "No such file"),
         ("{", "Invalid JSON|not JSON"),
         ("[]", "top level"),
-        ('{"schema_version": 3}', "schema_version 3, allowed: 4; read it with the version that wrote it, or run"),
+        ('{"schema_version": 4}', "schema_version 4, allowed: 5; read it with the version that wrote it, or run"),
     ],
 )
 def test_a_file_that_is_no_results_json_is_refused_in_one_line(tmp_path: Path, content: str | None, says: str) -> None:

@@ -85,7 +85,7 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
         edit_segment(tmp_path, "2proc", "8-16", checked_updates=[unchecked])
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
-    (found,) = [one for gate in results.gates for one in gate.findings if one.verdict == "not checked"]
+    (found,) = [one for gate in results.gates for one in gate.findings if one.outcome == "not checked"]
     assert found.code == "no_update_checked"
     assert results.verdict.startswith("Unproven (“Update equivalence” was not checked): 2proc trains 1.")
     assert "<span>speedup, unproven</span>" in html_of(results)
@@ -113,7 +113,7 @@ def passed_gates(tmp_path_factory: pytest.TempPathFactory) -> list[Gate]:
     write_measurement(folder, measured_three())
     gates = check_gates(outputs_of(folder, params))
     assert [gate.name for gate in gates] == [check.name for check in CHECKS + CHECKS_OF_BLOCKS]
-    assert {gate.verdict for gate in gates} == {"passed"}, [gate for gate in gates if gate.verdict != "passed"]
+    assert {gate.outcome for gate in gates} == {"passed"}, [gate for gate in gates if gate.outcome != "passed"]
     assert {one.state for one in compute_standings(gates, list(THREE_CELLS["cells"])).values()} == {"proven"}
     return gates
 
@@ -135,7 +135,7 @@ def test_no_gate_is_passed_over_that_failed_or_was_not_checked_of_a_cell_or_of_i
 
 
 def _with_verdict(gate: Gate, cell: str, verdict: str) -> Gate:
-    findings = [one.model_copy(update={"verdict": verdict}) if one.cell == cell else one for one in gate.findings]
+    findings = [one.model_copy(update={"outcome": verdict}) if one.cell == cell else one for one in gate.findings]
     return gate.model_copy(update={"findings": findings})
 
 
@@ -149,7 +149,7 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
     found = silent.judge(outputs, "2proc")
     assert found is not None
-    assert found.verdict == "not checked"
+    assert found.outcome == "not checked"
     # One rank has nothing to show.
     assert silent.judge(outputs, "1proc") is None
     assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
@@ -173,5 +173,5 @@ def test_three_proofs_are_owed_by_several_ranks_and_without_blocks_no_speedup_is
     ],
 )
 def test_a_gates_own_verdict_follows_from_its_findings(verdicts: tuple[Any, ...], verdict: str) -> None:
-    found = [CellFinding(cell=f"c{number}", verdict=one, compared=one) for number, one in enumerate(verdicts)]
-    assert Gate(name="A gate", question="Does it hold?", findings=found).verdict == verdict
+    found = [CellFinding(cell=f"c{number}", outcome=one, compared=one) for number, one in enumerate(verdicts)]
+    assert Gate(name="A gate", question="Does it hold?", findings=found).outcome == verdict

@@ -122,7 +122,7 @@ def test_who_was_disturbed_is_told_to_measure_again_and_who_did_other_work_to_me
         gates = []
         for gate in withheld_measured_results.gates:
             verdict = "failed" if gate.name in failed else "passed"
-            findings = [one.model_copy(update={"verdict": verdict}) for one in gate.findings]
+            findings = [one.model_copy(update={"outcome": verdict}) for one in gate.findings]
             gates.append(gate.model_copy(update={"findings": findings}))
         return line_of(withheld_measured_results.model_copy(update={"gates": gates}), "What next?")
 
