@@ -84,11 +84,11 @@ class Stopping:
         while self._next_look <= num_rounds:
             self._next_look = math.ceil(self._next_look * GROWTH)
         widest = max((interval.relative_half_width for interval in self.intervals.values()), default=0.0)
-        _log.info("after %d rounds in %.0f s: +-%.1f %%", num_rounds, seconds, 100 * widest)
+        _log.info("after %d rounds in %.0f s: ±%.1f %%", num_rounds, seconds, 100 * widest)
         if not self.intervals:
             self.reason = f"nothing to compare with: {num_rounds} rounds of the only cell"
         elif widest <= self.target_half_width:
-            self.reason = f"interval narrow enough: +-{widest:.1%} after {num_rounds} rounds".replace("%", " %")
+            self.reason = f"interval narrow enough: ±{widest:.1%} after {num_rounds} rounds".replace("%", " %")
         elif is_spent:
             self.reason = self._explain_spent_budget(num_rounds, seconds, widest)
         return not self.reason
@@ -101,5 +101,5 @@ class Stopping:
         if not math.isfinite(widest):
             return f"{spent} after {num_rounds} rounds; a value of 0 has no relative width"
         needed = math.ceil(num_rounds * (widest / self.target_half_width) ** 2)
-        text = f"{spent} at +-{widest:.1%} after {num_rounds} rounds; about {needed} would be needed"
-        return f"{text} for +-{self.target_half_width:.1%}".replace("%", " %")
+        text = f"{spent} at ±{widest:.1%} after {num_rounds} rounds; about {needed} would be needed"
+        return f"{text} for ±{self.target_half_width:.1%}".replace("%", " %")

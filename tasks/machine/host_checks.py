@@ -25,7 +25,7 @@ from tasks.records.measurement import PreflightCheck
 LOAD_SECONDS = 1.0
 """How long the load is watched: Linux counts CPU time in steps of 10 ms, so that a second resolves 1 %."""
 LARGEST_LOAD = 0.05
-"""Share of our CPUs that others may use: a step gets slower by about as much, and speedups are wanted to +-3 %."""
+"""Share of our CPUs that others may use: a step gets slower by about as much, and speedups are wanted to ±3 %."""
 LOADER_THREADS_PER_RANK = 1
 """Threads that make micro-batches ready beside each rank's computation (training/data/batches.py)."""
 SMALLEST_CAP = 0.95

@@ -57,7 +57,7 @@ class MeasureParams(Section):
     speed: bool = True
     """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
     half_width: Finite = Field(default=0.07, gt=0, le=0.5)
-    """Measuring ends once every speedup's 95 % interval is within +- this share. No three launches give less than 0.07;
+    """Measuring ends once every speedup's 95 % interval is within ± this share. No three launches give less than 0.07;
     with more of them that falls, 0.03 takes 17."""
     max_seconds: Finite = Field(default=90.0, gt=0, le=86_400)
     """Seconds for the speedups, launches included, narrow enough or not; three of every cell are made anyway."""

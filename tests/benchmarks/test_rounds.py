@@ -37,5 +37,5 @@ def test_a_round_that_would_end_after_the_budget_is_not_begun() -> None:
     assert stopping.goes_on(10, seconds=40.0, look=looks)
     assert not stopping.goes_on(11, seconds=44.0, look=looks)
     # 11 * (4.2 / 2)^2 = 48.5
-    expected = "time budget of 45 s spent at +-4.2 % after 11 rounds; about 49 would be needed for +-2.0 %"
+    expected = "time budget of 45 s spent at ±4.2 % after 11 rounds; about 49 would be needed for ±2.0 %"
     assert stopping.reason == expected

@@ -67,29 +67,21 @@ def clean_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return collect_results(outputs_of(folder, write_comparison(folder)))
 
 
-@pytest.fixture(scope="session")
-def withheld_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of the same comparison with ranks whose parameters differ."""
-    folder = tmp_path_factory.mktemp("withheld")
+def _collect_measured(folder: Path, **changes: Any) -> Results:
     params = write_comparison(folder)
-    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
+    write_measurement(folder)
+    if changes:
+        edit_segment(folder, "2proc", "8-16", **changes)
     return collect_results(outputs_of(folder, params))
 
 
 @pytest.fixture(scope="session")
 def measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of the comparison as written, with a measurement."""
-    folder = tmp_path_factory.mktemp("measured")
-    params = write_comparison(folder)
-    write_measurement(folder)
-    return collect_results(outputs_of(folder, params))
+    return _collect_measured(tmp_path_factory.mktemp("measured"))
 
 
 @pytest.fixture(scope="session")
 def withheld_measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of the same comparison with ranks whose parameters differ."""
-    folder = tmp_path_factory.mktemp("withheld-measured")
-    params = write_comparison(folder)
-    write_measurement(folder)
-    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
-    return collect_results(outputs_of(folder, params))
+    return _collect_measured(tmp_path_factory.mktemp("withheld-measured"), parameter_checksums=["05" * 8, "bb"])

@@ -42,7 +42,7 @@ def measure_three() -> MeasurementFile:
         (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No difference for many")),
         (with_speedup(2.1), "proven", ("suspect: 2proc is above linear (105 %)",), ("Yes for many", "5 % fewer")),
         # An interval of more than 10 % is said by its ends; surely faster, though nobody knows by how much.
-        (with_speedup(1.6, 0.2), "proven", ("between 1.3 and 1.9 times", "1.60x", "wider than the +- 3.0 %"), ("Yes",)),
+        (with_speedup(1.6, 0.2), "proven", ("between 1.3 and 1.9 times", "1.60x", "wider than the ±3.0 %"), ("Yes",)),
         (with_speedup(1.01, 0.2), "unproven", ("cannot be told", "the interval holds 1"), ("may be slower",)),
         # One look before measuring does not outvote the turns.
         (with_speedup(1.6, preflight=preflight("others use 1.4 of 2 cores")), "proven", ("1.60x",), ("Yes",)),
