@@ -57,9 +57,6 @@ class HeldBytes:
         return -(-(self.shared + self.of_variant) // BYTES_PER_PARAMETER)
 
 
-_NUM_REPEATS, _SECONDS = 8, 1.5
-
-
 _log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY = 0.6
@@ -251,10 +248,7 @@ def _measure_links(comparison: TimedComparison, bench: Bench, workers: Mapping[s
         return []
     arm = make_trained_arm(largest)
     bench.make_ready(arm)
-    sweep, *_ = workers[largest.name].ask(
-        "sweep", variant=dict(arm.variant), doing="measuring the link", num_repeats=_NUM_REPEATS,
-        seconds_budget=_SECONDS,
-    )  # fmt: skip
+    sweep, *_ = workers[largest.name].ask("sweep", variant=dict(arm.variant), doing="measuring the link")
     if not sweep["points"]:
         return []
     sizes, seconds = ([point[name] for point in sweep["points"]] for name in ("num_bytes", "median_seconds"))

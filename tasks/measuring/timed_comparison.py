@@ -123,8 +123,6 @@ class Measured:
 
     speedups: Speedups
     """The speedups, and the blocks that they are of."""
-    beside: TimedTurns
-    """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     of_baseline: dict[str, Estimate]
     """Name of the baseline in a wrapper, or as one process may be faster -> how many times as fast it is."""
     waterfalls: list[Waterfall]
@@ -146,7 +144,6 @@ def measure_comparison(comparison: TimedComparison, bench: Bench, *, advance: Ca
     beside = measure_counterfactuals(comparison, bench, advance)
     return Measured(
         speedups=speedups,
-        beside=beside,
         of_baseline=_compare_beside(comparison, beside, [*comparison.wrapped, *comparison.tuned]),
         waterfalls=[
             compute_waterfall(

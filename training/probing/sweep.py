@@ -25,8 +25,8 @@ def sweep_exchange(
     ranks: Ranks,
     *,
     sizes: Iterable[int] = SWEEP_BYTES,
-    num_repeats: int,
-    seconds_budget: float,
+    num_repeats: int = 8,
+    seconds_budget: float = 1.5,
     seconds_of_link: Callable[[int], float] | None = None,
 ) -> dict[str, Any]:
     """Return the seconds of an all-reduce of fp32 on the group of the gradients, for each size (bytes) that fits.

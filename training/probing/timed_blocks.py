@@ -219,10 +219,10 @@ class BlockRunner:
             dist.barrier()
         return record_timeline(lambda: next(run, None), self._ranks)
 
-    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> Answer:
+    def sweep(self, variant: Variant) -> Answer:
         """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
         # No variant needs to be built for it.
-        return sweep_exchange(self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget)
+        return sweep_exchange(self._ranks)
 
     def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> Answer:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
@@ -349,7 +349,7 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> Answer:
     if command == "timeline":
         return runner.record_timeline(variant)
     if command == "sweep":
-        return runner.sweep(variant, **{name: asked[name] for name in ("num_repeats", "seconds_budget")})
+        return runner.sweep(variant)
     if command == "forget":
         runner.forget()
         return {}

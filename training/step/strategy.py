@@ -135,12 +135,19 @@ class Strategy(ABC):
         """About how much a checkpoint takes: weights and moments."""
         return self._whole.num_checkpoint_bytes
 
-    @abstractmethod
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches. Collective.
 
         A gradient that is not finite on one rank leaves the parameters and moments of all ranks as they are.
         """
+        self._sent.take()
+        self._run(micro_batches, weight=1 / max(num_targets, 1))
+        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
+        self._send_weights()
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
+
+    def _send_weights(self) -> None:  # noqa: B027
+        """Send what only this rank updated to the others that have it."""
 
     @abstractmethod
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
@@ -153,6 +160,7 @@ class Strategy(ABC):
         """
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=self.begins_alone):
             self._run(micro_batches, weight=0.0)
+            self._send_weights()
             self.replica.reset()
 
     def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:

@@ -83,7 +83,7 @@ class OrderedSum(Strategy):
         for micro_batch, ranks in zip(
             micro_batches, order or [range(self._ranks.world_size)] * len(micro_batches), strict=True
         ):
-            self.replica.forward_backward(self.replica.module, micro_batch, weight=weight)
+            self.replica.forward_backward(self.module, micro_batch, weight=weight)
             total = self._add_gradients(total, self.replica.take_gradient(), ranks)
         self.replica.put_gradient(total)
 
@@ -164,6 +164,7 @@ class Ddp(Strategy):
         # Counted by torch, not by us.
         number = torch_private.count_begun(self._group) - before
         loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
+        self._send_weights()
         if self._is_in_16_bit:
             num_bytes = self._sent.counts[ALL_REDUCE].num_bytes
         else:

@@ -20,7 +20,7 @@ from training.data.batches import MicroBatch
 from training.model.layers import list_layers
 from training.process.torch_private import forget_forward_order
 from training.step.optimizer import clip_part, get_local_rows
-from training.step.strategy import StepResult, Strategy
+from training.step.strategy import Strategy
 from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Sent
 
 
@@ -96,13 +96,6 @@ class Fsdp2(Strategy):
         return DeviceMesh.from_group(
             [alike, self._group], kind, mesh=[list(copy) for copy in copies], mesh_dim_names=("replicas", "shards")
         )
-
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
-        """Apply one update; see Strategy."""
-        self._sent.take()
-        self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the sum of all ranks' gradients."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from training.data.batches import MicroBatch
 from training.process.failure import UnfitModelError
 from training.step.optimizer import clip_part
-from training.step.strategy import StepResult, Strategy
+from training.step.strategy import Strategy
 from training.step.traffic import ALL_REDUCE, BROADCAST, SEND
 from training.strategies.pipeline.schedule import ROW_DTYPE, StagedSteps, takes_micro_batches
 from training.strategies.pipeline.split import Cut
@@ -87,14 +87,6 @@ class Pipeline(Strategy):
         self._counts = torch.tensor(counts, dtype=torch.float64, device=self._ranks.device)
         """Of each parameter of this rank: whether its square counts here, or on another rank that has it."""
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
-        """Apply one update; see Strategy."""
-        self._sent.take()
-        self._run(micro_batches, weight=1 / max(num_targets, 1))
-        loss_sum, grad_norm = self.replica.optimizer_step(learning_rate)
-        self._send_shares()
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.take())
-
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
         """Leave the gradient, added up with those of the same stages of other replicas, all at once."""
         self._steps.run(micro_batches, weight=weight)
@@ -107,7 +99,7 @@ class Pipeline(Strategy):
                 part.copy_(whole.view_as(part))
         self._add_shared()
 
-    def _send_shares(self) -> None:
+    def _send_weights(self) -> None:
         """Have what this rank updated on the same ranks of all replicas, where it updates a share only."""
         if self._shares is not None:
             self._sent.add(BROADCAST, self._shares.send())
@@ -153,7 +145,7 @@ class Pipeline(Strategy):
         number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
         for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
             self._run(micro_batches[:1] * max(self._steps.count_filling(number), 1), weight=0.0)
-            self._send_shares()
+            self._send_weights()
             self.replica.reset()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:

@@ -6,16 +6,13 @@ is what ddp makes of it, to the bit.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.step.strategy import StepResult
 from training.step.traffic import BROADCAST, Traffic
 from training.strategies.ddp.step import Ddp
 
@@ -54,8 +51,6 @@ class Shares:
 
     def send(self) -> Traffic:
         """Have every rank's parameters on all of them; return what was put into it."""
-        if self._ranks.world_size == 1:
-            return Traffic(0, 0)
         group: Any = self._ranks.gradient_group
         sent = [(owner, flat) for owner, flat in enumerate(self.flats) if len(flat)]
         works: list[Any] = [dist.broadcast(flat, group=group, group_src=owner, async_op=True) for owner, flat in sent]
@@ -75,17 +70,9 @@ class Zero1(Ddp):
         self._shares, self.ranks_per_copy = Shares(self._ranks), (1, self._ranks.world_size)
         return self._shares.deal([part for part in model.parameters() if part.requires_grad])
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
-        """Apply one update; see Strategy."""
-        result = super().train_step(micro_batches, num_targets=num_targets, learning_rate=learning_rate)
-        sent = self._shares.send() if self._communicates else Traffic(0, 0)
-        return replace(result, traffic={**result.traffic, BROADCAST: sent}) if sent.number else result
-
-    def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and communication, change nothing."""
-        super().warm_up(micro_batch)
-        if self._communicates:
-            self._shares.send()
+    def _send_weights(self) -> None:
+        if self._communicates and self._ranks.world_size > 1:
+            self._sent.add(BROADCAST, self._shares.send())
 
     def describe(self) -> dict[str, Any]:
         """Return what ddp says, `share_bytes` of the weights that each rank updates and sends, `largest_bytes` of one
