@@ -1,7 +1,6 @@
 """What was timed, in records: seconds, rates and utilisation of every cell."""
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,9 +11,8 @@ from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Launches, e
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.planning import Session
 from tasks.measuring.timed_comparison import Measured, TimedComparison
-from tasks.measuring.waterfall import compute_data_wait_share, settle
-from tasks.records.estimate import Speedup
-from tasks.records.measurement import CellSpeed, NoiseFloor, Waterfall
+from tasks.measuring.waterfall import compute_data_wait_share
+from tasks.records.measurement import CellSpeed, NoiseFloor
 
 
 def compute_speeds(session: Session, bench: Bench, measured: Measured) -> dict[str, CellSpeed]:
@@ -93,22 +91,6 @@ def _compute_utilisation(
     per_label = shape.count_document_flops(lengths) / max(sum(lengths) - len(lengths), 1)
     palm = shape.count_flops_per_token(round(positions_per_row)) * positions_per_second
     return per_label * tokens_per_second / available, palm / available
-
-
-def settle_waterfalls(
-    measured: Measured, speeds: Mapping[str, CellSpeed], speedups: Mapping[str, Speedup]
-) -> list[Waterfall]:
-    """Return the waterfalls as part of the account that the speedups are of, where there is one."""
-    return [
-        settle(
-            waterfall,
-            measured=speeds[waterfall.cell].step_seconds.value,
-            efficiency=speedups[waterfall.cell].parallel_efficiency.value,
-        )
-        if waterfall.cell in speedups
-        else waterfall
-        for waterfall in measured.waterfalls
-    ]
 
 
 def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:

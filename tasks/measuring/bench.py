@@ -101,7 +101,7 @@ class Bench:
 
     def restart(self, cell: str, arms: Iterable[Arm]) -> None:
         """Start the ranks of a cell anew, which have ended, and build these of its arms."""
-        self._workers[cell].restart()
+        restart_together([self._workers[cell]])
         if self._held is not None and self._held.cell == cell:
             self._held = None
         self.build(arms)

@@ -18,13 +18,14 @@ from tasks.machine.host_checks import BYTES_PER_PARAMETER
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_noise, compute_speeds, settle_waterfalls
+from tasks.measuring.account import compute_noise, compute_speeds
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.bench import Bench
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.timed_comparison import TimedComparison, measure_comparison
+from tasks.measuring.waterfall import settle
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.params.train import LoraParams
@@ -143,7 +144,17 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=sum(slowed) / len(slowed) if slowed else None,
         seconds=time.perf_counter() - started,
-        waterfalls=settle_waterfalls(measured, speeds, given),
+        # As part of the account that the speedups are of, where there is one.
+        waterfalls=[
+            settle(
+                waterfall,
+                measured=speeds[waterfall.cell].step_seconds.value,
+                efficiency=given[waterfall.cell].parallel_efficiency.value,
+            )
+            if waterfall.cell in given
+            else waterfall
+            for waterfall in measured.waterfalls
+        ],
         advice=advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
@@ -177,29 +188,19 @@ def _record_timelines(
 
 
 def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> list[str]:
-    """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
+    """Return what a report cannot say of cells with several ranks, for their strategies; of two alike it is said once.
+
+    `with_waterfall`: those that have one all the same, by what their ranks timed themselves.
+    """
     results = {}
     for name, spread in reversed(params.cells.items()):
-        for sentence in list_unavailable(
-            name, spread.strategy, is_exact=params.train.exact, has_waterfall=name in with_waterfall
-        ):
-            if spread.world_size > 1:
-                results[sentence.partition(": ")[2]] = sentence
+        profile = find_profile(spread.strategy)
+        exact = f"the strategy {spread.strategy} in exact mode" if params.train.exact else None
+        reasons = {"no waterfall": exact or profile.no_waterfall, "no advice on options": exact or profile.no_advice}
+        for what, why in reasons.items():
+            if why and spread.world_size > 1 and not (what == "no waterfall" and name in with_waterfall):
+                results[what, why] = f"{name}: {what} for {why}."
     return list(reversed(results.values()))
-
-
-def list_unavailable(cell: str, strategy: str, *, is_exact: bool, has_waterfall: bool = False) -> list[str]:
-    """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy.
-
-    `has_waterfall`: whether it has one all the same, by what its ranks timed themselves.
-    """
-    profile, exact = find_profile(strategy), f"the strategy {strategy} in exact mode" if is_exact else None
-    reasons = {"no waterfall": exact or profile.no_waterfall, "no advice on options": exact or profile.no_advice}
-    return [
-        f"{cell}: {what} for {why}."
-        for what, why in reasons.items()
-        if why is not None and not (has_waterfall and what == "no waterfall")
-    ]
 
 
 def has_room(arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, held: HeldBytes) -> bool:

@@ -113,7 +113,8 @@ class Speedups:
 
     def make_records(self, speeds: Mapping[str, CellSpeed], *, is_weak: bool) -> dict[str, Speedup]:
         """Return the speedup of each cell that has an interval, and what follows from it."""
-        results, first, every = {}, speeds[self.baseline], self.estimate(lambda _: self.timed_turns)
+        results = dict[str, Speedup]()
+        first, every = speeds[self.baseline], self.estimate(lambda _: self.timed_turns)
         for cell, interval in self.intervals.items():
             quiet, speed = self.select_quiet(cell), speeds[cell]
             figures, others = (np.median(quiet.list_by_turn(arm, self.of)) for arm in (self.baseline, cell))

@@ -92,7 +92,11 @@ class TimedComparison:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
         if self.baseline.world_size > 1 or not self.waterfall_seconds:
             return []
-        return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
+        return [
+            cell
+            for cell in self.cells
+            if cell.world_size > 1 and not self.is_exact and find_profile(cell.strategy).no_waterfall is None
+        ]
 
     @property
     def staged(self) -> list[Cell]:
@@ -102,9 +106,6 @@ class TimedComparison:
         return [
             cell for cell in self.cells if count_shares(cell.strategy, cell.world_size, cell.options) < cell.world_size
         ]
-
-    def _has_waterfall(self, cell: Cell) -> bool:
-        return not self.is_exact and find_profile(cell.strategy).no_waterfall is None
 
     @property
     def counterfactuals(self) -> list[Arm]:

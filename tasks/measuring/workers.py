@@ -156,13 +156,6 @@ class Workers:
         self._launch.stop(grace_seconds=0.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def restart(self) -> None:
-        """End what is left of the ranks and start them anew; they have built nothing then.
-
-        Raises what `wait_until_ready` does.
-        """
-        restart_together([self])
-
     def _receive(self, line: Connection, deadline: float, *, doing: str) -> Answer:
         while True:
             self._check(deadline, doing=doing)

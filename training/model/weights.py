@@ -207,13 +207,8 @@ def compute_parameter_checksum(model: nn.Module) -> str:
 
     Running statistics of batch normalisation count as well: a model computes otherwise with others.
     """
-    return compute_tensor_checksum({**dict(model.named_parameters()), **list_statistics(model)})
-
-
-def compute_tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 (hex) of the names and bytes of the tensors, sorted by name."""
     digest = TensorDigest()
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted({**dict(model.named_parameters()), **list_statistics(model)}.items()):
         digest.add(name, tensor)
     return digest.hex()
 
