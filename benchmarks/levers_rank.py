@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.rounds import generate_rounds
 from training.config import read_config
-from training.probing.variants import Made, Variant, build_variant, load_micro_batches
+from training.probing.variants import BuiltVariant, Variant, build_variant, load_micro_batches
 from training.process.distributed import Ranks, join_ranks
 
 
-def run_block(made: Made, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
+def run_block(made: BuiltVariant, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
     """Return the seconds per step of the slowest rank, and positions per token; the first step leads in."""
     batches = load_micro_batches(made, ranks, [steps[0], *steps], "loader")
     positions = tokens = 0

@@ -89,10 +89,10 @@ class Workers:
         write_json(work / "config.json", config.as_json())
         self._folder = make_socket_folder()
         address = f"{self._folder}/line"
-        self._door = socket(AF_UNIX, SOCK_STREAM)
-        self._door.bind(address)
-        self._door.listen(self.world_size)
-        self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
+        self._listener = socket(AF_UNIX, SOCK_STREAM)
+        self._listener.bind(address)
+        self._listener.listen(self.world_size)
+        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
         self._launch = load_launcher(self._launcher).start(
             work / "config.json",
@@ -111,14 +111,14 @@ class Workers:
         while len(self._lines) < self.world_size:
             self._check(deadline, doing="starting")
             with contextlib.suppress(TimeoutError):
-                line, _ = self._door.accept()
+                line, _ = self._listener.accept()
                 line.setblocking(True)
                 connection = Connection(line.detach())
                 said = self._receive(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
                 devices[said["rank"]] = said.get("device", {})
         self.devices.append([devices[rank] for rank in sorted(devices)])
-        self._door.close()
+        self._listener.close()
         # Nobody needs the path any more; a stage that is killed leaves none behind.
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -152,7 +152,7 @@ class Workers:
         """End the ranks."""
         for line in self._lines.values():
             line.close()
-        self._door.close()
+        self._listener.close()
         self._launch.stop(grace_seconds=0.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

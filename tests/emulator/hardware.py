@@ -90,8 +90,8 @@ def _time_block(of: Callable[..., Any], blocks: Any, made: Any, block: Any, run:
 
     class StartingNow(CpuUse):
         def __init__(self) -> None:
-            if isinstance(made.model, EmulatedModel):
-                made.model.rank.at = time.monotonic()
+            if isinstance(made.strategy.module, EmulatedModel):
+                made.strategy.module.rank.at = time.monotonic()
             super().__init__()
 
     timed_blocks.CpuUse = StartingNow  # type: ignore[misc]

@@ -30,12 +30,11 @@ from training.data.batches import MicroBatch
 from training.probing.observed_memory import observe_memory
 from training.probing.sweep import sweep_exchange
 from training.probing.variants import (
-    Made,
+    BuiltVariant,
     SharedState,
     Variant,
     build_variant,
     load_micro_batches,
-    require_replica,
 )
 from training.process.distributed import Ranks, collect_device_facts
 from training.record.cpu_use import CpuUse
@@ -149,7 +148,7 @@ class BlockRunner:
     def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
         self.config = config
         self._ranks = ranks
-        self._made: dict[tuple[str, int], Made] = {}
+        self._made: dict[tuple[str, int], BuiltVariant] = {}
         """(Variant, segment) -> it on the rows of this segment; the model is the same."""
         self._shared = SharedState()
         self._computing: dict[str, float] = {}
@@ -224,7 +223,7 @@ class BlockRunner:
         # No variant needs to be built for it.
         return sweep_exchange(self._ranks)
 
-    def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> Answer:
+    def _time_block(self, made: BuiltVariant, block: Block, run: Iterator[_Ran]) -> Answer:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
@@ -256,7 +255,7 @@ class BlockRunner:
             "cpu_use": used,
         }
 
-    def _run_steps(self, made: Made, block: Block) -> Iterator[_Ran]:
+    def _run_steps(self, made: BuiltVariant, block: Block) -> Iterator[_Ran]:
         """Yield every step after it has run; first the lead-in, one micro-batch of a step."""
         ahead: list[Future[list[MicroBatch]]] = []
         steps = load_micro_batches(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
@@ -277,16 +276,18 @@ class BlockRunner:
             ]
             yield _Ran(parts, waited, result)
 
-    def _run_updates(self, made: Made, block: Block) -> Iterator[_Ran]:
+    def _run_updates(self, made: BuiltVariant, block: Block) -> Iterator[_Ran]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
-        replica = require_replica(made)
+        if not made.strategy.has_replica:
+            raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
+        replica = made.strategy.replica
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
         for _ in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
             replica.optimizer_step(0.0)
             yield _Ran()
 
-    def _get(self, variant: Variant, segment: int = 0) -> Made:
+    def _get(self, variant: Variant, segment: int = 0) -> BuiltVariant:
         key = _make_key(variant)
         if (key, 0) not in self._made:
             self._made[key, 0] = build_variant(variant, self.config, self._ranks, self._shared)
@@ -322,9 +323,9 @@ def _make_key(variant: Variant) -> str:
 
 def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
     """Run what the stage asks for, until it hangs up."""
-    plug = socket(AF_UNIX, SOCK_STREAM)
-    plug.connect(address)
-    line = Connection(plug.detach())
+    stream = socket(AF_UNIX, SOCK_STREAM)
+    stream.connect(address)
+    line = Connection(stream.detach())
     _send(line, {"rank": ranks.rank, "backend": ranks.backend, "device": collect_device_facts(ranks.device)})
     runner = BlockRunner(config, ranks)
     while True:

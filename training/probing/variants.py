@@ -84,7 +84,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class BuiltVariant:
     """A variant that is ready to run."""
 
     workload: Workload
@@ -92,19 +92,15 @@ class Made:
     shares: tuple[int, int]
     """Which share of a step's micro-batches this rank runs, from 0, and into how many they are dealt."""
     config: TrainingConfig
-    ranks: Ranks
     source: Rows
     plan: SegmentPlan
     warm_up_seconds: float
     """What came before the first step, compilation included."""
 
-    @property
-    def model(self) -> nn.Module:
-        """The plain module."""
-        return self.strategy.module
 
-
-def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState | None = None) -> Made:
+def build_variant(
+    variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState | None = None
+) -> BuiltVariant:
     """Build a variant, with weights and moments that are `shared`; run a few steps, which cost more than later ones."""
     shared = shared or SharedState()
     overrides: dict[str, Any] = {
@@ -124,8 +120,8 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     if strategy.has_replica:
         shared.take_in(strategy.replica, config)
     source, plan = open_segment(workload, config, config.segments[0])
-    made = Made(
-        workload=workload, strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
+    made = BuiltVariant(
+        workload=workload, strategy=strategy, shares=shares, config=config, source=source, plan=plan,
         warm_up_seconds=0.0,
     )  # fmt: skip
     micro_batches = [part.to(ranks.device) for part in list_micro_batches(made, 1)]
@@ -140,14 +136,7 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     return made
 
 
-def require_replica(made: Made) -> Replica:
-    """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
-    if not made.strategy.has_replica:
-        raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
-    return made.strategy.replica
-
-
-def list_micro_batches(made: Made, step: int) -> list[MicroBatch]:
+def list_micro_batches(made: BuiltVariant, step: int) -> list[MicroBatch]:
     rank, world_size = made.shares
     return list(
         make_micro_batches(
@@ -158,7 +147,7 @@ def list_micro_batches(made: Made, step: int) -> list[MicroBatch]:
 
 
 def load_micro_batches(
-    made: Made,
+    made: BuiltVariant,
     ranks: Ranks,
     steps: list[int],
     data: str,

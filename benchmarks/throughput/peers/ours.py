@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.throughput.job import Job
 from benchmarks.throughput.turns import Turns
-from training.probing.variants import Made, Variant, build_variant, load_micro_batches
+from training.probing.variants import BuiltVariant, Variant, build_variant, load_micro_batches
 from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream
 from training.record.segment import SegmentRecord, format_utc_time
@@ -28,7 +28,7 @@ def run(job: Job, turns: Turns) -> None:
                 _run_block(job, made, ranks, events, job.steps_of(block), turns)
 
 
-def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
+def _run_block(job: Job, made: BuiltVariant, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
     """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
     counters = Counters(started_at=format_utc_time(), start_checksum="")
     segment, folder = job.training.segments[0], job.training.work_dir
