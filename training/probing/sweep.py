@@ -1,7 +1,7 @@
 """The seconds of an exchange by its size: what the link between the ranks can do. All ranks run it together."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,75 +12,49 @@ import torch.distributed as dist
 from training.process.distributed import Ranks
 from training.step.traffic import ALL_REDUCE
 
-SWEEP_BYTES = tuple(2**power for power in range(16, 30))
-"""Sizes of a sweep: 64 KiB to 512 MiB."""
-
-_LEAST_REPEATS = 3
-"""Repeats without which a size is not begun: fewer say nothing of their spread."""
+_SIZES = tuple(2**power for power in range(16, 30))
+"""Bytes: 64 KiB to 512 MiB."""
+_SECONDS = 1.5
+"""For all sizes."""
+_LEAST_REPEATS, _MOST_REPEATS = 3, 8
+"""A size for which there is no time for the least is not begun: fewer say nothing of their spread."""
 _SHARE_OF_FREE_MEMORY = 0.25
 """What the buffers may take of it: gloo copies what it sends."""
 
 
-def sweep_exchange(
-    ranks: Ranks,
-    *,
-    sizes: Iterable[int] = SWEEP_BYTES,
-    num_repeats: int = 8,
-    seconds_budget: float = 1.5,
-    seconds_of_link: Callable[[int], float] | None = None,
-) -> dict[str, Any]:
-    """Return the seconds of an all-reduce of fp32 on the group of the gradients, for each size (bytes) that fits.
+def sweep_exchange(ranks: Ranks, *, seconds_of_link: Callable[[int], float] | None = None) -> dict[str, Any]:
+    """Return the median seconds of an all-reduce of fp32 on the group of the gradients, for each size that fits.
 
-    `points`: `num_bytes`, `seconds` of every repeat, those of the slowest rank, and `median_seconds`. Every size may
-    use an equal share of what is left of the budget, so that small ones get all `num_repeats` and large ones at least
-    three; the sweep ends where these would not fit and says so in `stopped_because`, else null. With
-    `seconds_of_link` these are slept for, and nothing is exchanged. Raises ValueError on one rank.
+    Every size may use an equal share of the time that is left, so that small ones are repeated more often than large
+    ones. With `seconds_of_link` these are slept for, and nothing is exchanged. For several ranks.
     """
-    if ranks.world_size == 1:
-        raise ValueError("world_size=1: nothing to exchange; allowed: at least 2 ranks")
-    ascending = sorted(set(sizes))
     points: list[dict[str, Any]] = []
     # The first exchange of a group connects it, which NCCL may take seconds for.
-    _make_exchange(ranks, ascending[0], seconds_of_link)()
+    _make_exchange(ranks, _SIZES[0], seconds_of_link)()
     ranks.synchronize()
     started = time.perf_counter()
-    stopped_because = None
-    for index, num_bytes in enumerate(ascending):
-        left = seconds_budget - _gather_slowest(ranks, [time.perf_counter() - started])[0]
-        stopped_because = _explain_stop(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
-        if stopped_because is not None:
+    for index, num_bytes in enumerate(_SIZES):
+        left = _SECONDS - _gather_slowest(ranks, [time.perf_counter() - started])[0]
+        # Two more that lead in.
+        times = (_LEAST_REPEATS + 2) * num_bytes
+        needed = times * points[-1]["median_seconds"] / points[-1]["num_bytes"] if points else 0.0
+        free = float(ranks.gather([_count_free_bytes(ranks)]).min())
+        is_too_large = seconds_of_link is None and num_bytes > free * _SHARE_OF_FREE_MEMORY
+        if left <= 0 or needed > left or is_too_large:
             break
         exchange = _make_exchange(ranks, num_bytes, seconds_of_link)
         _time_together(ranks, exchange, 1)
         once = _time_together(ranks, exchange, 1)[0]
-        affordable = int(left / (len(ascending) - index) / max(once, 1e-9))
-        seconds = _time_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), max(num_repeats, 1)))
-        points.append({"num_bytes": num_bytes, "seconds": seconds, "median_seconds": float(np.median(seconds))})
+        affordable = int(left / (len(_SIZES) - index) / max(once, 1e-9))
+        seconds = _time_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), _MOST_REPEATS))
+        points.append({"num_bytes": num_bytes, "median_seconds": float(np.median(seconds))})
     return {
         "kind": ALL_REDUCE,
         "world_size": ranks.world_size,
         "backend": ranks.backend,
         "is_slept_for": seconds_of_link is not None,
         "points": points,
-        "stopped_because": stopped_because,
     }
-
-
-def _explain_stop(
-    ranks: Ranks, num_bytes: int, seconds_left: float, points: list[dict[str, Any]], *, needs_memory: bool
-) -> str | None:
-    """Return why this size and larger ones are left out, the same on all ranks; None if they are not."""
-    size = f"{num_bytes / 2**20:g} MiB"
-    needed = 0.0
-    if points:
-        # Two more that lead in.
-        needed = (_LEAST_REPEATS + 2) * points[-1]["median_seconds"] * num_bytes / points[-1]["num_bytes"]
-    if needed > seconds_left or seconds_left <= 0:
-        return f"from {size} on left out: they would take about {needed:.2g} s, {max(seconds_left, 0):.2g} s are left"
-    free = float(ranks.gather([_count_free_bytes(ranks)]).min())
-    if needs_memory and num_bytes > free * _SHARE_OF_FREE_MEMORY:
-        return f"from {size} on left out: only {free / 2**20:.0f} MiB of memory are free for each rank"
-    return None
 
 
 def _make_exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int], float] | None) -> Callable[[], Any]:
