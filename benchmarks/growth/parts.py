@@ -88,7 +88,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     config = read_config(work / "training.json")
     source, plan, _ = _plan(work, num_rows)()  # type: ignore[misc]
     with join_ranks(config) as ranks:
-        strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+        strategy = single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
 
     def item(number: int) -> None:
@@ -194,7 +194,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
 
     config = read_config(work / "training.json")
     with join_ranks(config) as ranks:
-        strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+        strategy = single.STRATEGY.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)

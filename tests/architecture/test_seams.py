@@ -39,9 +39,12 @@ def _held_by_mypy(lines: list[str], folder: Path) -> "subprocess.CompletedProces
 
 @pytest.mark.slow
 def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> None:
-    lines = ["from training.step.strategy import StrategyFile"]
+    lines = ["from training.step.strategy import Strategy"]
     for name in list_strategies():
-        lines += [f"import training.strategies.{name}.step", f"{name}: StrategyFile = training.strategies.{name}.step"]
+        lines += [
+            f"from training.strategies.{name} import step as {name}",
+            f"a_{name}: type[Strategy] = {name}.STRATEGY",
+        ]
     for folder, protocol in SEAMS.items():
         package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
         for file in sorted(set(list_file_names(folder)) - OTHERS_THERE.get(folder, set())):

@@ -57,7 +57,7 @@ class Saved:
         codes = ranks.launch(described, fault=f"rank=0,step={_NEXT},kind=sigkill")
         assert codes == [-9], codes
         self.config: TrainingConfig = read_config(root / "left" / "config.json")
-        self.strategy = single.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)
+        self.strategy = single.STRATEGY.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)
         self.checksums = {OLDER: "", NEWEST: ""}
         """Of the parameters after these steps."""
         self._learn_checksums()

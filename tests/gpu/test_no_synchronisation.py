@@ -57,7 +57,7 @@ def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu: Ranks, tmp_pa
             micro_batch_size=12, global_batch_size=12,
         )  # fmt: skip
         config = read_told(told, tmp_path)
-        replica = single.build(workload.load_model(model_dir), workload, config, on_gpu).replica
+        replica = single.STRATEGY.build(workload.load_model(model_dir), workload, config, on_gpu).replica
         source = open_slice(slice_dir)
         plan = plan_segment(
             source.lengths(32), seed=1, epoch=1, rows="0-12", global_batch_size=12, micro_batch_size=12,

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,12 @@ class Strategy(ABC):
     def build(
         cls, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
     ) -> "Strategy":
-        """Return the strategy around the base model; see StrategyFile."""
+        """Return the strategy around the base model, which is on the CPU.
+
+        `communicates` is False for a step that leaves out its communication and nothing else, which a waterfall is
+        measured with: only where `no_waterfall` of expected.py is None. Raises ValueError for ranks or a config that it
+        is not for, of which UnfitModelError is one.
+        """
         options = fill_options(cls.name, config.options)
         profile = import_file(f"training.strategies.{cls.name}", "expected").PROFILE
         if problem := profile.explain_unfit(config.options, world_size=ranks.world_size):
@@ -286,24 +291,10 @@ class Strategy(ABC):
         return {}
 
 
-class StrategyFile(Protocol):
-    """What the step.py of a folder of training/strategies/ offers."""
-
-    def build(
-        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-    ) -> Strategy:
-        """Return the strategy around the base model, which is on the CPU.
-
-        `communicates` is False for a step that leaves out its communication and nothing else, which a waterfall is
-        measured with: only where `no_waterfall` of expected.py is None. Raises ValueError for ranks or a config that it
-        is not for, of which UnfitModelError is one.
-        """
-
-
-def find_strategy(strategy: str) -> StrategyFile:
-    """Return the module that computes the strategy's updates."""
-    file: StrategyFile = import_file(f"training.strategies.{strategy}", "step")
-    return file
+def find_strategy(name: str) -> type[Strategy]:
+    """Return the class that computes the strategy's updates."""
+    strategy: type[Strategy] = import_file(f"training.strategies.{name}", "step").STRATEGY
+    return strategy
 
 
 def _require_combination(strategy: str, model: nn.Module, config: TrainingConfig, ranks: Ranks) -> None:

@@ -1,7 +1,7 @@
 """How an update is computed on several ranks: one folder per strategy, named as params.yaml names it.
 
-`step.py` computes the update, and alone needs torch: a `Strategy` (training/step/strategy.py) and `build`, which
-returns it. `expected.py` says what the ranks have to exchange, worked out apart from the code that exchanges it, and
+`step.py` computes the update, and alone needs torch: a `Strategy` (training/step/strategy.py), named
+`STRATEGY`. `expected.py` says what the ranks have to exchange, worked out apart from the code that exchanges it, and
 all else that a stage knows of the strategy without running it: a `Profile`. `options.py` has what params.yaml may say
 under `options`, and what the strategy does not go with (training/combinations.py).
 """

@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     config, folder = _edited(left, tmp_path / "work", name, change)
     (tmp_path / "work" / "config.json").unlink()
     read = read_config(Path(left["work_dir"]) / "config.json")
-    strategy = single.build(causal_lm.load_model(read.model_dir), causal_lm, read, ALONE)
+    strategy = single.STRATEGY.build(causal_lm.load_model(read.model_dir), causal_lm, read, ALONE)
     before = strategy.digest().parameters
     store = _open_store(Path(config["work_dir"]))
     assert store.find_newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"

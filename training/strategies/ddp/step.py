@@ -284,4 +284,4 @@ def share_statistics(model: nn.Module, ranks: Ranks, sent: Sent, *, communicates
     return StatisticsExchange(model, ranks, sent) if is_needed else None
 
 
-build = Ddp.build
+STRATEGY = Ddp

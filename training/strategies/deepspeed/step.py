@@ -140,4 +140,4 @@ class DeepSpeed(Strategy):
         return self._engine.describe()
 
 
-build = DeepSpeed.build
+STRATEGY = DeepSpeed

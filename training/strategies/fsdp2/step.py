@@ -260,4 +260,4 @@ def _is_like(value: Any, part: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == part.shape and value.ndim > 0
 
 
-build = Fsdp2.build
+STRATEGY = Fsdp2

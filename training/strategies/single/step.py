@@ -17,4 +17,4 @@ class Single(Strategy):
                 self.replica.forward_backward(self.module, micro_batch, weight=weight)
 
 
-build = Single.build
+STRATEGY = Single

@@ -87,4 +87,4 @@ class Zero1(Ddp):
         }
 
 
-build = Zero1.build
+STRATEGY = Zero1
