@@ -46,8 +46,6 @@ class Session:
     """Tokens of each row that is trained on, after cutting; None where rows are no sequences."""
     device: Literal["cpu", "cuda"]
     """Where the baseline computes."""
-    num_devices: int
-    """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
 def format_training_time(params: Params, measurement: MeasurementFile, num_rows: Mapping[str, int]) -> str:
@@ -104,7 +102,6 @@ def plan_session(
         )
         for cell in params.cells
     }
-    num_devices = machine.num_gpus if device == "cuda" else num_cores // params.train.threads_per_rank
     own, batch = params.train.micro_batch_size, params.train.global_batch_size
     sizes = range(own + 1, min(own * _MOST_TIMES[device], batch) + 1)
     return Session(
@@ -120,7 +117,7 @@ def plan_session(
                 cells[0],
                 # The largest that is worth trying, where a step has as many samples.
                 micro_batch_size=max((size for size in sizes if batch % size == 0), default=None),
-                num_threads=num_cores if device == "cpu" and num_devices > 1 else None,
+                num_threads=num_cores if device == "cpu" and num_cores >= 2 * params.train.threads_per_rank else None,
             )
             if cells[0].world_size == 1
             else (),
@@ -138,7 +135,6 @@ def plan_session(
         base_model=base_model,
         lengths=lengths,
         device=device,
-        num_devices=num_devices,
     )
 
 
