@@ -20,6 +20,9 @@ from tests.tiny import with_manifest
 NUM_ROWS = 300
 """Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""
 
+_OTHERS: dict[str, Any] = {"parameter_checksums": ["05" * 8, "bb"]}
+"""Of a segment whose ranks differ."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,28 +63,34 @@ def params(tmp_path: Path) -> dict[str, Any]:
     return write_comparison(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def clean_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of the comparison as written, where every gate passes."""
-    folder = tmp_path_factory.mktemp("clean")
-    return collect_results(outputs_of(folder, write_comparison(folder)))
-
-
-def _collect_measured(folder: Path, **changes: Any) -> Results:
+def _collect(folder: Path, *, is_measured: bool, **changes: Any) -> Results:
     params = write_comparison(folder)
-    write_measurement(folder)
+    if is_measured:
+        write_measurement(folder)
     if changes:
         edit_segment(folder, "2proc", "8-16", **changes)
     return collect_results(outputs_of(folder, params))
 
 
 @pytest.fixture(scope="session")
+def clean_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of the comparison as written, where every gate passes."""
+    return _collect(tmp_path_factory.mktemp("clean"), is_measured=False)
+
+
+@pytest.fixture(scope="session")
+def withheld_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of the same comparison with ranks whose parameters differ."""
+    return _collect(tmp_path_factory.mktemp("withheld"), is_measured=False, **_OTHERS)
+
+
+@pytest.fixture(scope="session")
 def measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of the comparison as written, with a measurement."""
-    return _collect_measured(tmp_path_factory.mktemp("measured"))
+    return _collect(tmp_path_factory.mktemp("measured"), is_measured=True)
 
 
 @pytest.fixture(scope="session")
 def withheld_measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of the same comparison with ranks whose parameters differ."""
-    return _collect_measured(tmp_path_factory.mktemp("withheld-measured"), parameter_checksums=["05" * 8, "bb"])
+    """Both."""
+    return _collect(tmp_path_factory.mktemp("withheld-measured"), is_measured=True, **_OTHERS)

@@ -50,4 +50,4 @@ def test_two_ranks_on_one_gpu_fail_though_there_are_two(tmp_path: Path) -> None:
 def test_ranks_that_shared_a_core_while_they_were_timed_fail_as_well(tmp_path: Path, params: dict[str, Any]) -> None:
     write_blocks(tmp_path, devices_of_starts={"2proc": [[cores(0), cores(1)], [cores(1), cores(1)]]})
     found = check_own_device(outputs_of(tmp_path, params), "2proc")
-    assert (found.code, found.numbers["where"]) == ("too_few_cores", "2proc, timed blocks of start 2")
+    assert (found.code, found.numbers["where"]) == ("too_few_cores", "2proc, timed blocks of launch 2")
