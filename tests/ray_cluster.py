@@ -37,7 +37,11 @@ class Cluster:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_worker_niceness": "0"}
+        self.environment = {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_worker_niceness": "0",
+            # A cluster of this machine alone that was in this process before has set it to 0.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        }  # fmt: skip
         """What a driver needs."""
         with socket.socket() as plug:
             plug.bind(("127.0.0.1", 0))

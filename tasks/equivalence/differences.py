@@ -43,7 +43,7 @@ class Differences:
     def add(
         self, name: str, tensor: "Tensor", expected: "Tensor", *, since: "Tensor", others: Sequence["Tensor"] = ()
     ) -> None:
-        """Take a tensor that was `since`, should be `expected`, or as right one of `others`, and is `found`."""
+        """Take a `tensor` that was `since` and should be `expected`, or one of `others`, which are as right."""
         exact, start = expected.double(), since.double()
         change, own = exact - start, tensor.double() - start
         self._squares[name] = float((own - change).square().sum())

@@ -36,8 +36,8 @@ def draw_updates(names: Sequence[str], num_steps: Sequence[int], *, updates: int
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
         order = (np.random.default_rng([seed, number]).permutation(size) + 1).tolist()
         fixed = [1] * (place == 0) + [size] * (place == last)
-        chosen = list(dict.fromkeys([*fixed, *order]))[:share]
         # Where checks take long these are all that is made: not those alone that anybody knows beforehand.
-        most = max(_FEWEST_OF_SEGMENT, len(set(fixed)) + 1)
-        results.append(Drawn(sorted(chosen[:most]), sorted(chosen[most:])))
+        fewest = max(_FEWEST_OF_SEGMENT, len(set(fixed)) + 1)
+        chosen = list(dict.fromkeys([*fixed, *order]))[: max(share, fewest)]
+        results.append(Drawn(sorted(chosen[:fewest]), sorted(chosen[fewest:])))
     return results

@@ -288,7 +288,9 @@ class _Check:
             for (kind, item), times in zip(kinds.items(), (1, 2), strict=True)
             if has_squares or kind == "gradient"
         }
-        self._causes = {"gradient": _describe_ratio(kinds["gradient"], "it is {:.3g} times what it should be")}
+        # Of plain SGD nothing but the change of the weights is known.
+        ending = "" if has_moments else ", or the learning rate is"
+        self._causes = {"gradient": _describe_ratio(kinds["gradient"], "it is {:.3g} times what it should be" + ending)}
         if has_moments:
             results["weights"] = weights.compare_rounded()
             self._causes["weights"] = _describe_ratio(

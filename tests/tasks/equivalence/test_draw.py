@@ -30,6 +30,7 @@ def test_one_more_segment_leaves_the_draws_before_it_as_far_as_they_go() -> None
 
 @pytest.mark.parametrize(("sizes", "updates", "numbers"), [
     ([1], 12, [1]), ([2, 1], 12, [2, 1]), ([100] * 10, 12, [2] * 10), ([1000, 10], 12, [11, 2]), ([5, 5], 0, [0, 0]),
+    ([9], 1, [3]),
 ])  # fmt: skip
 def test_no_segment_is_left_out_and_none_has_more_than_its_steps(
     sizes: list[int], updates: int, numbers: list[int]
