@@ -162,9 +162,9 @@ def print_verdict(results: Mapping[str, Any]) -> None:
         table.add_row(cell["cell"], seconds, speedup, interval, efficiency, state)
     if table.rows:
         console.print(table)
-    for sentence in filter(None, (results.get("label"), results["verdict"])):
+    for sentence in filter(None, (results["verdict"], results.get("label"))):
         # Whole where something reads it that is no terminal.
-        console.print(sentence, soft_wrap=not console.is_terminal)
+        console.print(f"\n{sentence}", soft_wrap=not console.is_terminal)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ _FUNCTIONS: dict[str, Any] = {
     for function in (
         count_left_out, row_policy.describe_faults, row_policy.describe_tokenised, format_time, group_comparisons,
         frontier.find_best, frontier.is_of_cpu, frontier.list_places, verdict.count_passed_gates,
-        verdict.describe_quiet_turns, verdict.is_about_one, verdict.list_clauses, verdict.name_state,
+        verdict.describe_quiet_turns, verdict.divide, verdict.find_fastest_process,
+        verdict.is_about_one, verdict.list_clauses, verdict.name_state,
         verdict.sort_by_merit,
     )
 }  # fmt: skip

@@ -28,7 +28,7 @@ def make_verdict(results: Results) -> str:
 
 def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
-    functions = (count_passed_gates, group_undecided, is_about_one, list_ties)
+    functions = (count_passed_gates, divide, find_fastest_process, group_undecided, is_about_one, list_ties)
     return render_lines(
         "verdict_lines", results=results, state=name_state(results), ranked=sort_by_merit(results), VAGUE=VAGUE,
         **{function.__name__: function for function in functions},
@@ -69,15 +69,25 @@ def sort_by_merit(results: Results) -> list[CellResults]:
     return sorted(results.answers, key=rank)
 
 
+def divide(speedup: Estimate, other: Estimate) -> Estimate:
+    """Return a speedup / another, with the interval of two that are independent."""
+    ratio, doubt = (
+        speedup.value / other.value,
+        math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other))),
+    )
+    return Estimate(ratio, ratio / math.exp(doubt), ratio * math.exp(doubt))
+
+
 def list_ties(best: CellResults, others: Sequence[CellResults]) -> list[str]:
     """Return the cells whose speedup is that of the best one, as far as the interval of their ratio tells."""
-    ties = []
-    for cell in others:
-        if (speedup := best.speedup) is not None and (other := cell.speedup) is not None:
-            doubt = math.hypot(*(math.log(each.high / each.low) / 2 for each in (speedup, other)))
-            if abs(math.log(speedup.value / other.value)) <= doubt:
-                ties.append(cell.cell)
-    return ties
+    speedups = [(cell.cell, best.speedup, cell.speedup) for cell in others]
+    return [name for name, first, second in speedups if first and second and divide(first, second).holds_one]
+
+
+def find_fastest_process(measurement: Measurement) -> str | None:
+    """Return how one process does the baseline's work fastest, if that is clearly faster than the baseline itself."""
+    faster = {name: speedup.value for name, speedup in measurement.beside.items() if speedup.low > 1}
+    return max(faster, key=faster.__getitem__, default=None)
 
 
 def group_undecided(results: Results) -> list[list[CellResults]]:

@@ -32,7 +32,8 @@ def test_each_cell_has_its_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     print_verdict(RESULTS)
-    *lines, sentence = capsys.readouterr().out.splitlines()
+    *lines, nothing, sentence = capsys.readouterr().out.splitlines()
+    assert not nothing
     assert sentence == RESULTS["verdict"]
     assert max(map(len, lines)) <= width
     if width == 100:

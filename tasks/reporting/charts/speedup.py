@@ -39,5 +39,4 @@ def draw(results: Results, axes: Axes) -> None:
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel(f"times as fast as {shorten(results.baseline.cell)}")
-    axes.set_ylabel("cell")
     axes.grid(axis="x")

@@ -12,7 +12,7 @@ from tests.tasks.reporting.rendered import draw_once
 
 NAMES_OF_CHARTS = ["speedup", "parallel_efficiency", "time_per_epoch", "loss_curves"]
 SHOWN = {
-    "speedup": ["2proc  1.62x", "cell", "times as fast as 1proc"],
+    "speedup": ["2proc  1.62x", "times as fast as 1proc"],
     "parallel_efficiency": ["81 %", "100 %", "percent of linear speedup"],
     "time_per_epoch": ["training seconds", "range (rows of the data set)"],
     "loss_curves": ["optimizer step", "loss (nats per token)", "1proc", "2proc"],

@@ -14,6 +14,7 @@ from tests.tasks.reporting.comparison import PARAMS, drop_updates, edit_json, ed
 from tests.tasks.reporting.measured import arm, estimate, measurement, preflight, with_speedup, write_measurement
 from tests.tasks.reporting.rendered import html_of, lacks, line_of, markdown_of
 
+THREADS = "1proc with 2 threads"
 THREE = {"1proc": 0.12, "2proc": 0.08, "4proc": 0.05}
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 
@@ -36,13 +37,17 @@ def measure_three() -> MeasurementFile:
 @pytest.mark.parametrize(
     ("found", "state", "figures", "worth"),
     [
-        (with_speedup(1.6), "proven", ("1.60x as fast", "80 %"), ("Yes for one", "38 % less time", "25 % more device")),
-        (with_speedup(0.8), "proven", ("slower", "0.78x to 0.82x", "40 %"), ("No for one", "25 % more time")),
+        (with_speedup(1.6), "proven", ("1.60x as fast", "80 %"), ("Yes:", "38 % less time", "25 % more device")),
+        (with_speedup(0.8), "proven", ("slower", "0.78x to 0.82x", "40 %"), ("No:", "25 % more time")),
         (with_speedup(1.01), "proven", ("no measurable difference", "0.98x to 1.04x", "67.3 ms"), ("98 % more",)),
-        (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No difference for many")),
-        (with_speedup(2.1), "proven", ("suspect: 2proc is above linear (105 %)",), ("Yes for many", "5 % fewer")),
+        (with_speedup(2.03), "proven", ("101 %",), ("1 % less device time", "No difference: 2 jobs")),
+        (with_speedup(2.1), "proven", ("suspect: 2proc is above linear (105 %)",), ("Yes: 2 jobs", "5 % fewer")),
         # An interval of more than 10 % is said by its ends; surely faster, though nobody knows by how much.
-        (with_speedup(1.6, 0.2), "proven", ("between 1.3 and 1.9 times", "1.60x", "wider than the ±3.0 %"), ("Yes",)),
+        (with_speedup(1.6, 0.2), "proven", ("trains 1.28x to 1.92x", "1.60x in the mean", "the ±3.0 %"), ("Yes",)),
+        # One process on all cores does it, too: 1.6 / 1.57 may be 1, 1.6 / 1.3 is not, 1.6 / 1.8 is below it.
+        (with_speedup(1.6, beside={THREADS: estimate(1.57)}), "proven", ("1.02x (",), ("Not clearly:", "1.02x (0.98")),
+        (with_speedup(1.6, beside={THREADS: estimate(1.3)}), "proven", ("1.23x (",), ("Yes:", f"as fast as {THREADS}")),
+        (with_speedup(1.6, beside={THREADS: estimate(1.8)}), "proven", ("0.89x (",), ("No: 38 % less",)),
         (with_speedup(1.01, 0.2), "unproven", ("cannot be told", "the interval holds 1"), ("may be slower",)),
         # One look before measuring does not outvote the turns.
         (with_speedup(1.6, preflight=preflight("others use 1.4 of 2 cores")), "proven", ("1.60x",), ("Yes",)),
@@ -56,7 +61,8 @@ def test_an_interval_decides_what_is_claimed(
     assert results.state == state
     assert not lacks(results.verdict, *figures, "all 22")
     assert ("suspect" in results.verdict) == (figures[0].startswith("suspect"))
-    assert not lacks(line_of(results, "Is it worth it?"), *worth)
+    questions = [f"Worth it for {jobs}?" for jobs in ("one job", "many jobs")]
+    assert not lacks(" ".join(line_of(results, question) for question in questions), *worth)
     assert ("make rebench" in line_of(results, "What next?")) == (state == "unproven")
     assert f'<span class="state">{state.capitalize()}' in html_of(results)
 
