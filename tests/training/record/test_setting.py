@@ -44,7 +44,7 @@ def test_rows_written_to_while_they_are_trained_on_make_no_segment(
             file.write(bytes(4))
         return step(self, *arguments)
 
-    monkeypatch.setattr(Replica, "step", step_and_write)
+    monkeypatch.setattr(Replica, "optimizer_step", step_and_write)
     with pytest.raises(ChangedInputError, match=r"tokens\.npy changed while it was trained on"):
         train_here(toy.tell(slices=[rows]))
     assert not list((toy.folder / "work" / "segments").glob("*/segment.json"))
