@@ -55,7 +55,7 @@ class MeasureParams(Section):
     """How the speedup is measured: short blocks of real steps, the cells taking turns."""
 
     speed: bool = True
-    """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
+    """Whether to measure it; false: seconds of one training of each cell, which are no speedup."""
     half_width: Finite = Field(default=0.07, gt=0, le=0.5)
     """Measuring ends once every speedup's 95 % interval is within ± this share. No three launches give less than 0.07;
     with more of them that falls, 0.03 takes 17."""

@@ -14,7 +14,8 @@ from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
 from tasks.params import Params
 from tasks.params.section import describe_first_complaint
 from tasks.params.strict_yaml import read_strict_yaml
-from tasks.process.failure import ExitCode
+from tasks.process.failure import ConfigurationError, ExitCode
+from tasks.rehearsal.cards import parse_gpu
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
 LONGER = {"decisions.md": 6000, "faults.md": 2500, "museum.md": 1900, "performance.md": 2400}
@@ -28,6 +29,8 @@ _FOLDERS_NAMED = re.compile(rf"(?<![\w/.-])((?:{_TOPS})/(?:[\w-]+/)*)(?![\w<*{{-
 _MODULES_NAMED = re.compile(r"python -m ((?:flows|tasks|training|tests|benchmarks)(?:\.\w+)*)")
 _TARGETS_NAMED = re.compile(r"(?:`|^ {4})make ([a-z][a-z-]*)", flags=re.MULTILINE)
 _COMMANDS_NAMED = re.compile(r"^ {4}ddp-compare ([a-z-]+)", flags=re.MULTILINE)
+_PRESETS_NAMED = re.compile(r"PRESET=(?!name\b)([\w.-]*\w)", flags=re.IGNORECASE)
+_CARDS_NAMED = re.compile(r'GPU="([^"]+)"')
 _COMMANDS = {one.callback.__name__ for one in app.registered_commands if one.callback}
 _KEYS_NAMED = re.compile(
     r"`((?:model|dataset|train|measure|verify|quality|cost|ray|search|tracking|upload)"
@@ -82,8 +85,16 @@ def _is_key(key: str) -> bool:
     return True
 
 
+def _is_card(text: str) -> bool:
+    """Return whether `make rehearse` takes it."""
+    try:
+        return parse_gpu(text)[0] > 0
+    except ConfigurationError:
+        return False
+
+
 def _find_gone(page: Path, project: Path) -> set[str]:
-    """Return the links, files, folders, modules, targets of make and keys of params.yaml that the page has in vain."""
+    """Return what the page names in vain: links, files, modules, targets, presets, cards, keys of params.yaml."""
     text, targets = page.read_text(), re.findall(r"^([a-z][a-z-]*):", (project / "Makefile").read_text(), flags=re.M)
     modules = [name.replace(".", "/") for name in _MODULES_NAMED.findall(text)]
     if page.name in WHAT_WENT:
@@ -96,12 +107,15 @@ def _find_gone(page: Path, project: Path) -> set[str]:
         *(at for at in modules if not any((project / f"{at}{end}").is_file() for end in (".py", "/__main__.py"))),
         *(f"make {name}" for name in _TARGETS_NAMED.findall(text) if name not in targets),
         *(f"ddp-compare {name}" for name in _COMMANDS_NAMED.findall(text) if name not in _COMMANDS),
+        *(name for name in _PRESETS_NAMED.findall(text) if not (project / "presets" / f"{name}.yaml").is_file()),
+        *(card for card in _CARDS_NAMED.findall(text) if not _is_card(card)),
         *(key for key in _KEYS_NAMED.findall(text) if not _is_key(key)),
     }
 
 
 def test_whatever_a_page_points_at_is_there(project: Path) -> None:
-    assert {page.name: gone for page in _pages(project) if (gone := _find_gone(page, project))} == {}
+    pages = [*_pages(project), *sorted((project / "presets").glob("*.yaml"))]
+    assert {page.name: gone for page in pages if (gone := _find_gone(page, project))} == {}
     assert sum(page.read_text().count("](") for page in _pages(project)) > 60
 
 
