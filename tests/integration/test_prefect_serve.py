@@ -6,6 +6,7 @@ And the flow when something around it goes away: the shell, DVC, the Prefect ser
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -121,6 +122,10 @@ def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(serve
     for deployment in deployments.values():
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", (PROJECT / "docs/schedule.md").read_text(), flags=re.M | re.S)
+    typed = served.type('python -c "$SNIPPET"', SNIPPET=snippet, NOTIFY_URL="http://127.0.0.1:9/hook")
+    assert typed.returncode == 0, typed.stderr
+    assert [one["name"] for one in served.api.ask("automations/filter")] == ["ddp-compare failed"]
     # With SQLAlchemy 2.1 none were ever planned, without a word. The server plans them in turns of its own.
     wait_for(lambda: _weekdays_at_three(served), seconds=240, what="runs are planned at 03:00")
     assert _weekdays_at_three(served) == {6}
