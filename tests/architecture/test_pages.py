@@ -119,13 +119,6 @@ def test_whatever_a_page_points_at_is_there(project: Path) -> None:
     assert sum(page.read_text().count("](") for page in _pages(project)) > 60
 
 
-def test_the_notebook_types_what_is_there(project: Path) -> None:
-    text = (project / "presets" / "qwen2-arxiv-t4.ipynb").read_text()
-    typed = re.findall(r"!make ([a-z-]+)", text)
-    assert typed
-    assert all(f"\n{name}:" in (project / "Makefile").read_text() for name in typed)
-
-
 def _lay_over(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     both = [
         key for key, value in changes.items() if isinstance(value, dict) and key not in ("cells", "model", "dataset")
